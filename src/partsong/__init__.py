@@ -1,0 +1,48 @@
+"""partsong: non-negative matrix factorization over data that cannot be pooled, or does not fit one machine.
+
+X ≈ W H; rows are samples; parties own rows; W is private, H is shared.
+
+    private rows ─► local ─► privacy ─► [ engine: Message ] ─► reduction ─► finish ─► model H
+                      ▲───────────────────── broadcast ◄──────────────────────┘
+
+    >>> import partsong
+    >>> model = partsong.NMF(n_components=20).fit(X)                       # rows you hold
+    >>> model = partsong.FederatedNMF(20, method="exact").fit([X_1, X_2])  # rows nobody pools
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partsong.estimator import NMF as NMF
+    from partsong.federated import FederatedNMF as FederatedNMF
+    from partsong.io.model_file import Model as Model
+    from partsong.io.model_file import load_model as load_model
+    from partsong.io.model_file import save_model as save_model
+    from partsong.io.read import read as read
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "NMF": "partsong.estimator",
+    "FederatedNMF": "partsong.federated",
+    "Model": "partsong.io.model_file",
+    "load_model": "partsong.io.model_file",
+    "save_model": "partsong.io.model_file",
+    "read": "partsong.io.read",
+}
+
+__all__ = ["NMF", "FederatedNMF", "Model", "__version__", "load_model", "read", "save_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that `import partsong` stays light."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'partsong' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

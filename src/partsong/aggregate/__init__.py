@@ -1,0 +1,1 @@
+"""Many messages to one model: sums and means, reductions, server updates."""

@@ -1,0 +1,70 @@
+"""Reductions: how uploads become one aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core import Aggregation, Message, Occasion
+from partsong.errors import PartyError
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """What the server has received, in name order."""
+
+    uploads: tuple[Message, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class InTheOpen:
+    """Every upload is seen by the server as it is: one phase, any aggregation.
+
+    Uploads that differ in names or shapes, or hold NaN or infinite values, are refused and their party is named.
+    """
+
+    phases: int = field(default=1, init=False)
+
+    def check(self, aggregation: Aggregation) -> None:
+        """Every aggregation can read open uploads."""
+
+    def begin(self, upload: Message, party: str, aggregation: Aggregation, occasion: Occasion) -> Message:
+        """The upload itself."""
+        return upload
+
+    def send(self, phase: int, state: Message, heard: Message) -> tuple[Message, Message]:
+        """The upload itself."""
+        return state, state
+
+    def hear(self, phase: int, inbox: Mapping[str, Message], state: Inbox | None) -> tuple[Inbox, Message]:
+        """Keep the uploads in name order; nothing needs to be answered."""
+        names = sorted(inbox)
+        expected = _shapes(inbox[names[0]])
+        for name in names:
+            if _shapes(inbox[name]) != expected:
+                raise PartyError(
+                    f"Party {name!r} sent {_shapes(inbox[name])}, but {names[0]!r} sent {expected}. "
+                    "All parties must run the same program on the same columns."
+                )
+            _require_finite(name, inbox[name])
+        return Inbox(tuple(inbox[name] for name in names)), Message({})
+
+    def total(self, state: Inbox, aggregation: Aggregation) -> Message:
+        """Aggregate in name order."""
+        return aggregation(state.uploads)
+
+
+def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, shape) for name, shape, _ in message.signature)
+
+
+def _require_finite(party: str, message: Message) -> None:
+    for name, array in message.arrays.items():
+        if not np.isfinite(kernels.of(array).to_numpy(array).sum(dtype=np.float64)):
+            raise PartyError(
+                f"Party {party!r} sent NaN or infinite values in {name!r}. Check its data and settings; "
+                "nothing of this round was used."
+            )

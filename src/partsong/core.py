@@ -1,0 +1,283 @@
+"""The whole architecture: the nouns and the protocols, and no algorithm.
+
+X ≈ W H; rows are samples; parties own rows; W (n × k) is private, H (k × m) is shared.
+
+    private rows ─► local ─► privacy ─► [ engine: Message ] ─► reduction ─► finish ─► model H
+                      ▲───────────────────── broadcast ◄──────────────────────┘
+
+What crosses a party's boundary is a Message that `Program.local` returned; there is no other way out.
+A Program is a value (a frozen dataclass) with pure methods; an Engine interprets it and knows nothing of NMF.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+from partsong.errors import CompositionError, ParameterError
+
+Array = Any  # a NumPy array or a torch tensor
+State = Any  # a frozen dataclass of arrays, numbers and strings: checkpointable, movable between processes
+
+
+class Outcome(enum.StrEnum):
+    """Why a run ended; numerical trouble is a value, not an exception."""
+
+    CONVERGED = "converged"
+    MAX_ROUNDS = "max-rounds"
+    TIME_SPENT = "time-spent"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Named arrays and a weight: the only thing that crosses a party's boundary."""
+
+    arrays: Mapping[str, Array]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arrays", MappingProxyType(dict(self.arrays)))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, and eight for the weight."""
+        return sum(int(array.nbytes) for array in self.arrays.values()) + 8
+
+    @property
+    def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        """Name, shape and type of each array: what an auditor compares with what was declared."""
+        return tuple((name, tuple(a.shape), str(a.dtype)) for name, a in sorted(self.arrays.items()))
+
+
+class Matrix(Protocol):
+    """Rows in whatever form they come (dense, sparse, on disk, on a device), seen only through products."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def squared_norm(self) -> float: ...
+    @property
+    def mean(self) -> float: ...
+    def visit(self, Ht: Array, update: Callable[[int, int, Array], None], F: Array) -> tuple[Array, Array]:
+        """For blocks of rows call update(start, stop, X Hᵀ of the block), which fills F; return FᵀF and XᵀF."""
+
+    def walk(self, Ht: Array, update: Callable[[int, int, Array], None]) -> None:
+        """The same pass without the sums."""
+
+    def times(self, B: Array) -> Array:
+        """X B, for B (m × c)."""
+
+    def transposed_times(self, A: Array) -> Array:
+        """Xᵀ A, for A (n × c)."""
+
+    def rows(self, indices: Array) -> Matrix:
+        """Some of the rows, as a matrix in memory."""
+
+    def columns(self, indices: Array) -> Array:
+        """Some of the columns, as a dense array."""
+
+    def native(self, values: Array) -> Array:
+        """An array of any kind in the number type and place of this matrix."""
+
+    def squared_distance(self, W: Array, Ht: Array) -> float:
+        """‖X − W H‖² by the trace formula in float64; W H is never formed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One party's private data, and the secret behind its private random streams."""
+
+    name: str
+    matrix: Matrix
+    secret: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What everybody may know: who takes part, the number of columns, the number type, the shared seed."""
+
+    parties: tuple[str, ...]
+    n_features: int
+    seed: int
+    dtype: str = "float64"
+
+    @staticmethod
+    def of(shards: Sequence[Shard], seed: int) -> Layout:
+        """The layout of these shards; parties are named once and agree on their columns."""
+        names = tuple(sorted(shard.name for shard in shards))
+        if not names:
+            raise ParameterError("A federation needs at least one party; none was given.")
+        twins = sorted({name for name in names if names.count(name) > 1})
+        if twins:
+            raise ParameterError(f"Party names must differ; used more than once: {', '.join(twins)}.")
+        widths = {shard.name: shard.matrix.shape[1] for shard in shards}
+        if len(set(widths.values())) > 1:
+            shown = ", ".join(f"{name}: {width}" for name, width in sorted(widths.items()))
+            raise CompositionError(
+                f"Parties must hold the same columns, but their numbers differ ({shown}). "
+                "Bring them to one list of features first."
+            )
+        types = {_type_name(shard.matrix.dtype) for shard in shards}
+        dtype = "float64" if "float64" in types else types.pop()
+        return Layout(names, next(iter(widths.values())), int(seed), dtype)
+
+
+def _type_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a program is run: how many rounds, who misses which, and how many threads a party's kernels get.
+
+    `absent` maps a round to the names that miss it; their state stands still and they are left out of that sum.
+    """
+
+    rounds: int
+    seed: int = 0
+    absent: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    kernel_threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ParameterError(f"A schedule needs at least one round; rounds={self.rounds}.")
+        if self.kernel_threads < 1:
+            raise ParameterError(f"kernel_threads must be at least 1; got {self.kernel_threads}.")
+
+    def participants(self, names: Sequence[str], index: int) -> tuple[str, ...]:
+        """The names that take part in a round, in name order."""
+        missing = self.absent.get(index, frozenset())
+        present = tuple(name for name in sorted(names) if name not in missing)
+        if not present:
+            raise ParameterError(f"Nobody takes part in round {index}: every party is marked absent.")
+        return present
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a run needs to go on as if it had not stopped: the next round and every state."""
+
+    index: int
+    parties: Mapping[str, State]
+    server: State
+    model: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did. `checkpoint` holds private states and exists only where the engine is in-process."""
+
+    index: int
+    model: Message
+    metrics: Mapping[str, float]
+    participants: tuple[str, ...]
+    bytes_up: Mapping[str, int]
+    bytes_down: int
+    seconds: float
+    checkpoint: Checkpoint
+    traffic: tuple[tuple[str, int, Message], ...] = ()
+
+
+class UpdateRule(Protocol):
+    """min_F ½‖A − F B‖² over F ≥ 0, one step, from the normal equations alone. Never sees X, a seed or a network."""
+
+    @property
+    def claims(self) -> frozenset[Claim]: ...
+    def init(self, factor: Array) -> State: ...
+    def step(self, factor: Array, equations: Any, state: State) -> tuple[Array, State]: ...
+
+
+class Claim(enum.Enum):
+    """What a rule promises; each promise is a law that the tests hold it to."""
+
+    MONOTONE = "a step never raises the objective"
+    SCALE_EQUIVARIANT = "rescaling data or the other factor rescales the step"
+    ROW_SEPARABLE = "a row of the factor depends on its own row of the cross product alone"
+
+
+class Aggregation(Protocol):
+    """Many uploads, in name order, to one aggregate."""
+
+    def __call__(self, uploads: Sequence[Message]) -> Message: ...
+
+
+@runtime_checkable
+class Reducible(Protocol):
+    """An aggregation that is a sum in disguise: lower(Σ lift(upload))."""
+
+    def lift(self, upload: Message) -> Message: ...
+    def lower(self, total: Message) -> Message: ...
+
+
+class ServerUpdate(Protocol):
+    """How the aggregate moves the model: replacement, relaxation, adaptive steps."""
+
+    def init(self, model: Message) -> State: ...
+    def step(self, model: Message, aggregate: Message, state: State) -> tuple[Message, State]: ...
+
+
+class Reduction(Protocol):
+    """How uploads become one aggregate: in one exchange or several, in the open or masked.
+
+    A round asks each party to `begin` with its upload; then, for each phase, every party `send`s one message and
+    the server `hear`s them all (by name, in name order) and broadcasts one reply; `total` closes at the server.
+    Programs do not know which reduction is in use.
+    """
+
+    @property
+    def phases(self) -> int: ...
+    def check(self, aggregation: Aggregation) -> None: ...
+    def begin(self, upload: Message, party: str, aggregation: Aggregation, occasion: Occasion) -> State: ...
+    def send(self, phase: int, state: State, heard: Message) -> tuple[State, Message]: ...
+    def hear(self, phase: int, inbox: Mapping[str, Message], state: State) -> tuple[State, Message]: ...
+    def total(self, state: State, aggregation: Aggregation) -> Message: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """Which sum this is: the round, and who takes part in it."""
+
+    index: int
+    participants: tuple[str, ...]
+    layout: Layout
+
+
+class Program(Protocol):
+    """A distributed algorithm, as pure functions.
+
+    `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
+    factor H (k × m) as it stands, and `metrics` what the server knows anyway.
+    """
+
+    @property
+    def aggregation(self) -> Aggregation: ...
+    def start_party(self, shard: Shard, layout: Layout) -> State: ...
+    def start_server(self, layout: Layout) -> tuple[State, Message]: ...
+    def local(self, shard: Shard, party: State, model: Message) -> tuple[State, Message]: ...
+    def finish(self, server: State, aggregate: Message) -> tuple[State, Message]: ...
+    def components(self, server: State) -> Array: ...
+    def metrics(self, server: State) -> Mapping[str, float]: ...
+
+
+class Engine(Protocol):
+    """An interpreter of programs; stopping early, progress and checkpoints are the caller's `for` body."""
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Iterator[Round]: ...

@@ -1,0 +1,1 @@
+"""Private data: matrices seen through products, tables with names, checks, partitions, synthetic data."""

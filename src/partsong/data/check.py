@@ -1,0 +1,170 @@
+"""What is wrong with a matrix, where, and what to do about it; asked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.finding import Finding, few, labelled
+from partsong.data.names import name_errors
+from partsong.data.scan import Indices, Places, blanks, extremes, is_sparse, places
+from partsong.errors import DataError, DataTypeError, FeatureError, PartsongError, ShapeError, first_few
+
+_NUMERIC_KINDS = "biuf"
+_ERRORS: dict[str, type[PartsongError]] = {
+    "container": DataTypeError,
+    "not-2d": ShapeError,
+    "no-rows": DataError,
+    "no-columns": DataError,
+    "non-numeric": DataTypeError,
+    "complex": DataTypeError,
+    "nan": DataError,
+    "infinite": DataError,
+    "negative": DataError,
+    "name-count": FeatureError,
+    "duplicate-names": FeatureError,
+    "missing-names": FeatureError,
+}
+
+
+def inspect(
+    X: Any, feature_names: Sequence[str] | None = None, sample_names: Sequence[str] | None = None
+) -> tuple[Finding, ...]:
+    """Everything that can be said about X before a fit, errors first.
+
+    Memory maps are read in blocks of about 64 MB; sparse matrices are looked at through their stored values.
+    """
+    errors = tuple(_errors(X, feature_names, sample_names))
+    unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}
+    if unreadable.intersection(finding.kind for finding in errors):
+        return errors
+    return errors + tuple(_notes(_scannable(X), feature_names, sample_names))
+
+
+def require_factorizable(X: Any, feature_names: Sequence[str] | None = None) -> None:
+    """Raise the typed error for the first thing that keeps X from being factorized; two reductions if all is well."""
+    for finding in _errors(X, feature_names, None):
+        raise _ERRORS[finding.kind](f"{finding.message} {finding.remedy}")
+
+
+def _errors(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
+    try:
+        matrix = _scannable(X)
+    except (TypeError, ValueError) as error:
+        yield Finding("container", "error", f"{type(X).__name__} cannot be read as a matrix: {error}", _AS_ARRAY)
+        return
+    form = next(_form_errors(matrix), None)
+    if form is not None:
+        yield form
+        return
+    yield from _value_errors(matrix, feature_names, sample_names)
+    if feature_names is not None:
+        yield from name_errors(feature_names, matrix.shape[1])
+
+
+_AS_ARRAY = "Pass a 2-D NumPy array or a SciPy sparse matrix; rows are samples, all of one length."
+
+
+def _scannable(X: Any) -> Any:
+    """X as an ndarray (nothing is read or copied where that can be helped), or as CSR or CSC."""
+    if is_sparse(X):
+        return X if X.format in ("csr", "csc") else X.tocsr()
+    if type(X).__module__.partition(".")[0] == "torch":
+        return X.detach().cpu().numpy()
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise TypeError("it hides masked values, which would be used as if they were data; fill or drop them first.")
+    return np.asarray(X)
+
+
+def _form_errors(X: Any) -> Iterator[Finding]:
+    shape = tuple(X.shape)
+    if X.dtype.kind == "c":
+        yield Finding(
+            "complex",
+            "error",
+            f"Complex data not supported: the values are {X.dtype}.",
+            "Pass real parts or magnitudes.",
+        )
+    elif X.dtype.kind not in _NUMERIC_KINDS:
+        yield Finding(
+            "non-numeric",
+            "error",
+            f"The values are not numbers: the type of the matrix is {X.dtype}.",
+            "Take text columns out, encode categories as numbers, and convert with X.astype(float).",
+        )
+    elif len(shape) != 2:
+        yield Finding(
+            "not-2d",
+            "error",
+            f"Expected a 2-D matrix (samples x features), got {len(shape)} dimension(s), shape {shape}.",
+            "Reshape your data: X.reshape(-1, 1) for one feature, X.reshape(1, -1) for one sample, "
+            "X.reshape(len(X), -1) for images.",
+        )
+    elif shape[0] == 0:
+        text = f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required."
+        yield Finding("no-rows", "error", text, "Check the filter or the file that the rows came from.")
+    elif shape[1] == 0:
+        text = f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required."
+        yield Finding("no-columns", "error", text, "Check which columns were selected.")
+
+
+def _value_errors(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
+    low, high = extremes(X)
+    if low >= 0 and high < np.inf:
+        return
+    for kind, what, remedy, is_marked in _FAULTS:
+        found = places(X, is_marked)
+        if found.count:
+            message = f"{what}: {found.count} cell(s), in {_where(found, feature_names, sample_names)}."
+            yield Finding(kind, "error", message, remedy, few(found.rows), few(found.columns), found.count)
+
+
+def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.asarray((values < 0) & (values > -np.inf))
+
+
+_FAULTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    ("nan", "NaN in data", "Fill the gaps (with 0 or a column's median, say) or drop these rows.", np.isnan),
+    ("infinite", "Infinite values (inf) in data", "Look for a division by zero or an overflow before.", np.isinf),
+    ("negative", "Negative values in data", "Shift, clip or drop them: parts only add up.", _is_negative),
+)
+
+
+def _where(found: Places, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> str:
+    rows = first_few(labelled(found.rows, sample_names), found.rows.size, "row")
+    columns = first_few(labelled(found.columns, feature_names), found.columns.size, "column")
+    return f"{rows}; {columns}; counted from 0"
+
+
+def _notes(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
+    found = blanks(X)
+    if found.zero_rows.size == X.shape[0]:
+        yield Finding("all-zero", "note", "Every value is zero.", "Check the file: a fit of nothing is nothing.")
+        return
+    if found.zero_rows.size:
+        text = first_few(labelled(found.zero_rows, sample_names), found.zero_rows.size, "row")
+        message, remedy = (
+            f"All zero: {text}, counted from 0.",
+            "Harmless: their weights are 0. Drop them if unexpected.",
+        )
+        yield Finding("zero-rows", "note", message, remedy, rows=few(found.zero_rows), count=found.zero_rows.size)
+    yield from _column_note("zero-columns", "All zero", _EMPTY_COLUMN, found.zero_columns, feature_names)
+    yield from _column_note(
+        "constant-columns", "One value in all rows", _CONSTANT, found.constant_columns, feature_names
+    )
+
+
+_EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
+_CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."
+
+
+def _column_note(
+    kind: str, what: str, remedy: str, columns: Indices, feature_names: Sequence[str] | None
+) -> Iterator[Finding]:
+    if columns.size:
+        text = first_few(labelled(columns, feature_names), columns.size, "column")
+        message = f"{what}: {text}, counted from 0."
+        yield Finding(kind, "note", message, remedy, columns=few(columns), count=columns.size)

@@ -1,0 +1,82 @@
+"""One door for every form of data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from partsong.core import Matrix
+from partsong.data.dense import DenseMatrix
+from partsong.errors import DataTypeError, ShapeError
+
+EXACT_IN_FLOAT32 = ("float16", "bool", "int8", "uint8", "int16", "uint16")
+
+
+def as_matrix(X: Any, dtype: Any = None) -> Matrix:
+    """The rows of X behind products, without copying where that can be helped.
+
+    NumPy arrays (any order; memory maps stay on disk), SciPy sparse matrices, and torch tensors are taken. float32
+    and float64 are kept; types that float32 holds exactly become float32, all others float64, unless `dtype` says
+    otherwise. Values are not checked here: `data.check.require_factorizable` does that.
+    """
+    if type(X).__module__.partition(".")[0] == "torch":
+        return _from_torch(X, dtype)
+    if hasattr(X, "tocsr"):
+        return _from_sparse(X, dtype)
+    array = X if isinstance(X, np.ndarray) else np.asarray(X)
+    _require_two_dimensions(array)
+    kind = float_type(array.dtype, dtype)
+    on_disk = isinstance(array, np.memmap) or isinstance(getattr(array, "base", None), np.memmap)
+    if not on_disk:
+        array = array.astype(kind, copy=False)
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            array = np.ascontiguousarray(array)
+    return DenseMatrix(array, kind)
+
+
+def float_type(dtype: Any, wanted: Any = None) -> np.dtype:
+    """The floating-point type that data of `dtype` is computed in."""
+    if wanted is not None:
+        chosen = np.dtype(wanted)
+        if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
+            raise DataTypeError(f"dtype must be float32 or float64; got {chosen}.")
+        return chosen
+    given = np.dtype(dtype)
+    if given.kind not in "biuf":
+        raise DataTypeError(f"Data of type {given} cannot be factorized. Convert it to numbers first.")
+    if given == np.float32 or given.name in EXACT_IN_FLOAT32:
+        return np.dtype(np.float32)
+    return np.dtype(np.float64)
+
+
+def _require_two_dimensions(X: Any) -> None:
+    if X.ndim != 2:
+        raise ShapeError(f"Data must be a table with rows and columns (2 dimensions); this has {X.ndim}.")
+
+
+def _from_sparse(X: Any, dtype: Any) -> Matrix:
+    from partsong.data.sparse import SparseMatrix
+
+    _require_two_dimensions(X)
+    kind = float_type(X.dtype, dtype)
+    by_row = X.tocsr().astype(kind, copy=False)
+    if not by_row.has_canonical_format:
+        by_row = by_row.copy()
+        by_row.sum_duplicates()
+    if X.format == "csc" and X.has_canonical_format:
+        return SparseMatrix(by_row, X.astype(kind, copy=False).T)
+    return SparseMatrix(by_row, by_row.T.tocsr())
+
+
+def _from_torch(X: Any, dtype: Any) -> Matrix:
+    import torch
+
+    from partsong.data.tensor import TensorMatrix
+
+    _require_two_dimensions(X)
+    wanted = None if dtype is None else {"float32": torch.float32, "float64": torch.float64}[np.dtype(dtype).name]
+    if wanted is None:
+        keep = X.dtype in (torch.float32, torch.float64)
+        wanted = X.dtype if keep else (torch.float64 if X.dtype in (torch.int64, torch.int32) else torch.float32)
+    return TensorMatrix(X.to(wanted))

@@ -1,0 +1,64 @@
+"""Who owns which rows: splits of a table into parties, for simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from partsong.errors import ParameterError
+
+
+def party_names(parties: int) -> list[str]:
+    """party-01, party-02, …: names that sort in their order."""
+    digits = max(2, len(str(parties)))
+    return [f"party-{i + 1:0{digits}d}" for i in range(parties)]
+
+
+def contiguous(rows: int, parties: int) -> list[np.ndarray]:
+    """Equal runs of neighbouring rows; the first parties take the remainder."""
+    _require_enough(rows, parties)
+    return [np.asarray(part) for part in np.array_split(np.arange(rows), parties)]
+
+
+def iid(rows: int, parties: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Equal random shares."""
+    _require_enough(rows, parties)
+    return [np.sort(part) for part in np.array_split(generator.permutation(rows), parties)]
+
+
+def by_label(
+    labels: Sequence[object] | np.ndarray, parties: int, generator: np.random.Generator, concentration: float = 0.3
+) -> list[np.ndarray]:
+    """Equal shares with skewed labels: party p draws rows from q_p ~ Dir(concentration · label frequencies).
+
+    Rows are drawn without replacement; a label that has run out is dropped and the rest renormalised (Hsu et al.,
+    2019). Small concentrations give parties with few labels, large ones the overall mixture.
+    """
+    values = np.asarray(labels)
+    _require_enough(len(values), parties)
+    if not concentration > 0:
+        raise ParameterError(f"concentration must be more than 0; got {concentration}.")
+    kinds, codes = np.unique(values, return_inverse=True)
+    waiting = [list(generator.permutation(np.flatnonzero(codes == c))) for c in range(len(kinds))]
+    frequencies = np.bincount(codes, minlength=len(kinds)) / len(values)
+    sizes = [len(part) for part in np.array_split(np.arange(len(values)), parties)]
+    return [_draw(waiting, generator.dirichlet(concentration * frequencies * len(kinds)), s, generator) for s in sizes]
+
+
+def _draw(waiting: list[list[int]], wanted: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    taken: list[int] = []
+    while len(taken) < size:
+        left = np.array([len(rows) for rows in waiting])
+        weights = np.where(left > 0, np.maximum(wanted, 1e-12), 0)
+        counts = generator.multinomial(size - len(taken), weights / weights.sum())
+        for rows, count in zip(waiting, np.minimum(counts, left), strict=True):
+            taken += [rows.pop() for _ in range(int(count))]
+    return np.sort(np.array(taken, dtype=np.int64))
+
+
+def _require_enough(rows: int, parties: int) -> None:
+    if parties < 1:
+        raise ParameterError(f"A split needs at least one party; got {parties}.")
+    if parties > rows:
+        raise ParameterError(f"{rows} rows cannot be split into {parties} parties: each needs at least one row.")

@@ -1,0 +1,131 @@
+"""Sparse rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels, threads
+from partsong.kernels import compiled_sparse
+
+TILE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class SparseMatrix:
+    """Rows in CSR form, with the CSR form of the transpose kept beside it; nothing is ever made dense.
+
+    X Hᵀ goes over rows and XᵀW over columns, each by gathering rows of the other factor. The second copy costs as
+    much memory as the data and makes both products run in parallel without sharing sums.
+    """
+
+    by_row: Any
+    by_column: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return int(self.by_row.shape[0]), int(self.by_row.shape[1])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The number type of the entries."""
+        return np.dtype(self.by_row.dtype)
+
+    @cached_property
+    def squared_norm(self) -> float:
+        """‖X‖², in float64."""
+        return float(np.sum(np.square(self.by_row.data, dtype=np.float64)))
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean entry, zeros counted."""
+        return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.shape[0] * self.shape[1])
+
+    def visit(
+        self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None], F: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One pass over the rows, then one over the columns; see core.Matrix."""
+        k = Ht.shape[1]
+
+        def work(start: int, stop: int) -> np.ndarray:
+            gram = np.zeros((k, k), np.float64)
+            for a in range(start, stop, TILE_ROWS):
+                b = min(a + TILE_ROWS, stop)
+                update(a, b, _product(self.by_row, Ht, a, b))
+                gram += F[a:b].T @ F[a:b]
+            return gram
+
+        parts = threads.over(self._pieces(self.by_row, k), work)
+        gram = sum(parts[1:], parts[0])
+        return gram.astype(self.dtype), self.transposed_times(F)
+
+    def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
+        """One pass over the rows without sums; see core.Matrix."""
+
+        def work(start: int, stop: int) -> None:
+            for a in range(start, stop, TILE_ROWS):
+                b = min(a + TILE_ROWS, stop)
+                update(a, b, _product(self.by_row, Ht, a, b))
+
+        threads.over(self._pieces(self.by_row, Ht.shape[1]), work)
+
+    def times(self, B: np.ndarray) -> np.ndarray:
+        """X B."""
+        return self._gather(self.by_row, B)
+
+    def transposed_times(self, A: np.ndarray) -> np.ndarray:
+        """Xᵀ A."""
+        return self._gather(self.by_column, A)
+
+    def rows(self, indices: np.ndarray) -> SparseMatrix:
+        """Some of the rows."""
+        from scipy.sparse import csr_array
+
+        chosen = csr_array(self.by_row)[indices]
+        return SparseMatrix(chosen, chosen.T.tocsr())
+
+    def columns(self, indices: np.ndarray) -> np.ndarray:
+        """Some of the columns, as a dense array."""
+        return np.ascontiguousarray(self.by_column[indices].toarray().T)
+
+    def native(self, values: Any) -> np.ndarray:
+        """As a NumPy array of this matrix's number type."""
+        return kernels.of(values).to_numpy(values).astype(self.dtype, copy=False)
+
+    def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
+        """‖X − W H‖² by the trace formula, with products in float64."""
+        exact_W, exact_Ht = W.astype(np.float64), Ht.astype(np.float64)
+        crossed = 0.0
+        for a in range(0, self.shape[0], TILE_ROWS):
+            b = min(a + TILE_ROWS, self.shape[0])
+            crossed += float(np.vdot(exact_W[a:b], _product(self.by_row, exact_Ht, a, b)))
+        return self.squared_norm - 2 * crossed + float(np.vdot(exact_W.T @ exact_W, exact_Ht.T @ exact_Ht))
+
+    def _gather(self, side: Any, B: np.ndarray) -> np.ndarray:
+        out = np.empty((side.shape[0], B.shape[1]), self.dtype)
+        B = np.ascontiguousarray(B, self.dtype)
+        if B.shape[1] == 1:
+            compiled_sparse.vector_times_rows(side.indptr, side.indices, side.data, B[:, 0], out[:, 0])
+            return out
+        threads.over(self._pieces(side, B.shape[1]), lambda a, b: _product_into(side, B, a, out[a:b]))
+        return out
+
+    def _pieces(self, side: Any, columns: int) -> list[tuple[int, int]]:
+        rows = side.shape[0]
+        effort = side.indptr + np.arange(rows + 1, dtype=np.int64) * columns // 8
+        return threads.ranges(rows, 2.0 * columns * float(effort[-1]), effort)
+
+
+def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:
+    out = np.empty((stop - start, B.shape[1]), B.dtype)
+    _product_into(side, B, start, out)
+    return out
+
+
+def _product_into(side: Any, B: np.ndarray, start: int, out: np.ndarray) -> None:
+    compiled_sparse.times_rows(side.indptr, side.indices, side.data, B, start, out)

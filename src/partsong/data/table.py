@@ -1,0 +1,95 @@
+"""A table: one party's rows as they were read, with the names that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.finding import SHOWN
+from partsong.data.names import repeated
+from partsong.data.scan import is_sparse
+from partsong.errors import FeatureError, ShapeError, first_few
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Values and their names; rows are samples, columns are features.
+
+    X is a 2-D ndarray, a memmap or CSR. `source` says where the rows came from, for messages only.
+    """
+
+    X: Any
+    feature_names: tuple[str, ...] | None = None
+    sample_names: tuple[str, ...] | None = None
+    labels: npt.NDArray[Any] | None = None
+    source: str = "memory"
+
+    def __post_init__(self) -> None:
+        if self.X.ndim != 2:
+            raise ShapeError(
+                f"{self.source}: a table has rows and columns, but this array has {self.X.ndim} dimension(s) "
+                f"(shape {tuple(self.X.shape)}). Reshape it to samples x features."
+            )
+        n_rows, n_columns = self.X.shape
+        if self.feature_names is not None and len(self.feature_names) != n_columns:
+            raise FeatureError(
+                f"{self.source}: {len(self.feature_names)} feature names for {n_columns} columns. "
+                "Give one name per column, or none at all."
+            )
+        for what, values in (("sample names", self.sample_names), ("labels", self.labels)):
+            if values is not None and len(values) != n_rows:
+                raise ShapeError(
+                    f"{self.source}: {len(values)} {what} for {n_rows} rows. Give one per row, or none at all."
+                )
+
+    def aligned_to(self, feature_names: Sequence[str], *, drop_extra: bool = False) -> Table:
+        """The same rows with columns picked by name, in the order given; a reordered memmap is read into memory.
+
+        Columns that were not asked for are an error, so that nothing is lost by accident; `drop_extra` drops them.
+        """
+        wanted = tuple(feature_names)
+        own = self._names_to_align(wanted)
+        place = {name: position for position, name in enumerate(own)}
+        missing = [name for name in wanted if name not in place]
+        if missing:
+            raise FeatureError(_missing_message(self.source, missing, own))
+        extra = sorted(set(own).difference(wanted), key=place.__getitem__)
+        if extra and not drop_extra:
+            raise FeatureError(
+                f"{self.source}: {len(extra)} column(s) are not among the features asked for: "
+                f"{first_few(map(repr, extra[:SHOWN]), len(extra), 'column')}. "
+                "Pass drop_extra=True to leave them out."
+            )
+        if wanted == own:
+            return self
+        order = np.array([place[name] for name in wanted], dtype=np.intp)
+        X = self.X[:, order] if is_sparse(self.X) else np.take(self.X, order, axis=1)
+        return replace(self, X=X, feature_names=wanted)
+
+    def _names_to_align(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        if self.feature_names is None:
+            raise FeatureError(
+                f"{self.source}: the columns have no names, so they cannot be matched with {len(wanted)} names. "
+                "Add a header line, or a list of feature names, to the data."
+            )
+        for whose, names in ((f"{self.source}: the table", self.feature_names), ("The features asked for", wanted)):
+            twice = repeated(names)
+            if twice:
+                shown = first_few(map(repr, twice[:SHOWN]), len(twice), "name")
+                raise FeatureError(f"{whose} use more than once the {shown}. Make the names unique before aligning.")
+        return self.feature_names
+
+
+def _missing_message(source: str, missing: list[str], own: tuple[str, ...]) -> str:
+    folded = {name.casefold(): name for name in own}
+    twins = [(name, folded[name.casefold()]) for name in missing if name.casefold() in folded]
+    hint = "Add these columns (zeros, if they were not measured), or agree on the features all parties have."
+    if twins:
+        asked, held = twins[0]
+        hint = f"{len(twins)} of them differ only in upper and lower case ({asked!r} is {held!r} here): rename these. "
+    shown = first_few(map(repr, missing[:SHOWN]), len(missing), "feature")
+    return f"{source}: {len(missing)} of the features asked for are not in the table: {shown}. {hint}".rstrip()

@@ -1,0 +1,95 @@
+"""Rows as a torch tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from partsong import kernels
+
+
+@dataclass(frozen=True)
+class TensorMatrix:
+    """A two-dimensional torch tensor, strided or sparse CSR, on any device; products stay on that device."""
+
+    X: Any
+
+    @cached_property
+    def transposed(self) -> Any:
+        """Xᵀ: a view of strided data; for CSR, whose view torch cannot multiply, a second copy."""
+        if self.X.layout is _strided():
+            return self.X.T
+        return self.X.to_sparse_coo().t().coalesce().to_sparse_csr()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return int(self.X.shape[0]), int(self.X.shape[1])
+
+    @property
+    def dtype(self) -> Any:
+        """The tensor's number type."""
+        return self.X.dtype
+
+    @cached_property
+    def squared_norm(self) -> float:
+        """‖X‖², in float64."""
+        return float((self._values.double() ** 2).sum())
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean entry, zeros counted."""
+        return float(self._values.double().sum()) / max(1, self.shape[0] * self.shape[1])
+
+    @property
+    def _values(self) -> Any:
+        return self.X.values() if self.X.layout is not _strided() else self.X
+
+    def visit(self, Ht: Any, update: Callable[[int, int, Any], None], F: Any) -> tuple[Any, Any]:
+        """All rows at once; see core.Matrix."""
+        update(0, self.shape[0], self.X @ Ht)
+        return F.T @ F, self.transposed @ F
+
+    def walk(self, Ht: Any, update: Callable[[int, int, Any], None]) -> None:
+        """All rows at once, without sums; see core.Matrix."""
+        update(0, self.shape[0], self.X @ Ht)
+
+    def times(self, B: Any) -> Any:
+        """X B."""
+        return self.X @ B
+
+    def transposed_times(self, A: Any) -> Any:
+        """Xᵀ A."""
+        return self.transposed @ A
+
+    def rows(self, indices: Any) -> TensorMatrix:
+        """Some of the rows."""
+        import torch
+
+        return TensorMatrix(torch.index_select(self.X, 0, torch.as_tensor(indices, device=self.X.device)))
+
+    def columns(self, indices: Any) -> Any:
+        """Some of the columns, dense."""
+        import torch
+
+        chosen = torch.zeros((self.shape[1], len(indices)), dtype=self.X.dtype, device=self.X.device)
+        chosen[torch.as_tensor(indices, device=self.X.device), torch.arange(len(indices), device=self.X.device)] = 1
+        return self.X @ chosen
+
+    def native(self, values: Any) -> Any:
+        """As a tensor of this matrix's number type and device."""
+        return kernels.of(self.X).like(kernels.of(values).to_numpy(values), self.X)
+
+    def squared_distance(self, W: Any, Ht: Any) -> float:
+        """‖X − W H‖² by the trace formula, with sums in float64."""
+        crossed = float(((self.X @ Ht).double() * W.double()).sum())
+        gram = (W.double().T @ W.double()) * (Ht.double().T @ Ht.double())
+        return self.squared_norm - 2 * crossed + float(gram.sum())
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided

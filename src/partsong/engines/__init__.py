@@ -1,0 +1,1 @@
+"""Transport: who runs where, and when. Engines know nothing of NMF."""

@@ -1,0 +1,117 @@
+"""The loop that every in-process engine runs; how parties are visited is the engine's choice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from partsong import threads
+from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
+
+Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
+Traffic = list[tuple[str, int, Message]]
+
+
+def run_rounds(
+    program: Program,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    reduction: Reduction,
+    resume: Checkpoint | None,
+    visit: Visit,
+    record: bool,
+) -> Iterator[Round]:
+    """Yield one Round after another; the caller stops by leaving its loop."""
+    reduction.check(program.aggregation)
+    layout = Layout.of(shards, schedule.seed)
+    by_name = {shard.name: shard for shard in shards}
+    point = resume if resume is not None else start(program, by_name, layout, visit, schedule.kernel_threads)
+    for index in range(point.index, schedule.rounds):
+        began = time.perf_counter()
+        names = schedule.participants(layout.parties, index)
+        occasion = Occasion(index, names, layout)
+        with threads.kernels_on(schedule.kernel_threads):
+            parties, uploads = _local(program, by_name, point, names, visit, schedule.kernel_threads, index)
+            aggregate, traffic, answers = _reduce(program, reduction, uploads, occasion)
+            server, model = program.finish(point.server, aggregate)
+        metrics = program.metrics(server)
+        bytes_up = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
+        bytes_down = point.model.nbytes + answers
+        point = Checkpoint(index + 1, {**point.parties, **parties}, server, model)
+        yield Round(
+            index,
+            model,
+            metrics,
+            names,
+            bytes_up,
+            bytes_down,
+            time.perf_counter() - began,
+            point,
+            tuple(traffic) if record else (),
+        )
+
+
+def start(
+    program: Program, shards: dict[str, Shard], layout: Layout, visit: Visit, kernel_threads: int = 1
+) -> Checkpoint:
+    """Every state before the first round."""
+
+    def begin(name: str) -> State:
+        with threads.kernels_on(kernel_threads), named(name, "start", 0):
+            return program.start_party(shards[name], layout)
+
+    server, model = program.start_server(layout)
+    return Checkpoint(0, visit(begin, layout.parties), server, model)
+
+
+def _local(
+    program: Program,
+    shards: dict[str, Shard],
+    point: Checkpoint,
+    names: Sequence[str],
+    visit: Visit,
+    kernel_threads: int,
+    index: int,
+) -> tuple[dict[str, State], dict[str, Message]]:
+    def work(name: str) -> tuple[State, Message]:
+        with threads.kernels_on(kernel_threads), named(name, "local", index):
+            return program.local(shards[name], point.parties[name], point.model)
+
+    done = visit(work, names)
+    return {name: done[name][0] for name in names}, {name: done[name][1] for name in names}
+
+
+def _reduce(
+    program: Program, reduction: Reduction, uploads: dict[str, Message], occasion: Occasion
+) -> tuple[Message, Traffic, int]:
+    """All phases of the reduction; returns the aggregate, what was sent, and the bytes of the server's answers."""
+    states: dict[str, State] = {}
+    for name, upload in uploads.items():
+        with named(name, "reduction", occasion.index):
+            states[name] = reduction.begin(upload, name, program.aggregation, occasion)
+    traffic: Traffic = []
+    heard, server, answers = Message({}), None, 0
+    for phase in range(reduction.phases):
+        inbox: dict[str, Message] = {}
+        for name in uploads:
+            with named(name, f"reduction phase {phase}", occasion.index):
+                states[name], inbox[name] = reduction.send(phase, states[name], heard)
+            traffic.append((name, phase, inbox[name]))
+        server, heard = reduction.hear(phase, inbox, server)
+        answers += heard.nbytes if heard.arrays else 0
+    return reduction.total(server, program.aggregation), traffic, answers
+
+
+class named:
+    """Adds party, stage and round to any error that leaves the block."""
+
+    def __init__(self, party: str, stage: str, index: int) -> None:
+        self.note = f"(party {party!r}, stage {stage!r}, round {index})"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self.note not in getattr(error, "__notes__", []):
+            error.add_note(self.note)

@@ -1,0 +1,59 @@
+"""Every error that partsong raises on purpose: what is wrong, where, and the way out.
+
+Each class also derives from the built-in a caller would expect (ValueError, TypeError, OSError, …), so that
+code written for scikit-learn or for plain files keeps working.
+"""
+
+from __future__ import annotations
+
+
+class PartsongError(Exception):
+    """Root of all errors of this library."""
+
+
+class DataError(PartsongError, ValueError):
+    """The values of a matrix cannot be factorized: NaN, infinite, negative, or nothing there at all."""
+
+
+class ShapeError(PartsongError, ValueError):
+    """Sizes that do not fit each other: one-dimensional data, other numbers of columns, factors of another rank."""
+
+
+class FeatureError(PartsongError, ValueError):
+    """Column names that are missing, duplicated, unknown, or in another order."""
+
+
+class ParameterError(PartsongError, ValueError):
+    """A setting outside its range."""
+
+
+class DataTypeError(PartsongError, TypeError):
+    """A value of the wrong kind: text where numbers belong, a complex matrix, an unknown container."""
+
+
+class CompositionError(PartsongError, TypeError):
+    """Parts that cannot work together; raised when they are put together, not after an hour."""
+
+
+class FileError(PartsongError, OSError):
+    """A file that is missing, unreadable, or cannot be written."""
+
+
+class FormatError(FileError, ValueError):
+    """A file whose contents are truncated, hostile, or not what its name says."""
+
+
+class MissingExtra(PartsongError, ImportError):
+    """An optional dependency that this call needs is not installed."""
+
+
+class PartyError(PartsongError, RuntimeError):
+    """A party failed, or sent something that cannot be used, in a named round and stage."""
+
+
+def first_few(positions: object, total: int, noun: str) -> str:
+    """Spell out a few positions and the count: 'rows 3, 17, 20 (and 41 more)'."""
+    shown = [str(position) for position in positions]  # type: ignore[attr-defined]
+    rest = total - len(shown)
+    plural = noun if total == 1 else f"{noun}s"
+    return f"{plural} {', '.join(shown)}" + (f" (and {rest} more)" if rest > 0 else "")

@@ -1,0 +1,272 @@
+"""`partsong.NMF`: a scikit-learn estimator over one party's rows."""
+
+from __future__ import annotations
+
+import time
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from partsong import kernels, recipes, threads
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Checkpoint, Matrix, Schedule, Shard, UpdateRule
+from partsong.data.matrix import as_matrix
+from partsong.engines.sequential import Sequential
+from partsong.errors import ParameterError, ShapeError
+from partsong.finished import Finished, finish
+from partsong.local.alternate import Alternate, Rows
+from partsong.local.equations import Penalty
+from partsong.local.momentum import Extrapolation, NoExtrapolation
+from partsong.local.multiplicative import Multiplicative
+from partsong.local.start import Beginning, anchors, double_svd, random_beginning
+from partsong.programs.shared_statistics import SharedStatistics
+from partsong.progress import progress
+from partsong.running import Follower, Run, Stop
+from partsong.streams import stream
+from partsong.validation import validated, whole_seed
+
+DEFAULT_RANK = 20
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "custom")
+
+
+class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Non-negative matrix factorization X ≈ W H of the rows you hold.
+
+    minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
+
+    with X (n × m) and ρ = `l1_ratio`. Dense arrays in C or F order, CSR, CSC and memory maps are taken as they are;
+    float32 stays float32.
+
+    Parameters
+    ----------
+    n_components : int or None
+        Rank k; None takes min(n, m, 20). It may exceed n and m.
+    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp"} or an update rule
+        "hals" makes several sweeps per product and extrapolates; the others are the plain rules.
+    init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "custom"}
+        "auto" takes anchors (columns of X chosen by successive projection); "custom" takes W and H given to `fit`.
+    tol : float
+        Stop once the squared error falls by less than this share of itself per iteration.
+    max_iter : int
+        The most iterations.
+    time_budget : float or None
+        The most seconds; the model so far is kept.
+    alpha_W, alpha_H : float; alpha_H may be "same"
+        Penalties, in units that do not depend on the numbers of rows and columns.
+    l1_ratio : float in [0, 1]
+        The share of L1 in the penalties.
+    random_state : int, RandomState or None
+        Same seed, same bytes at a fixed number of threads.
+    verbose : int
+        1 shows progress with an estimate of the time left.
+    dtype : float32, float64 or None
+        The precision to compute in; None keeps that of X.
+    n_threads : int or None
+        Threads for kernels and products; None takes all cores (or PARTSONG_NUM_THREADS).
+
+    Attributes
+    ----------
+    components_ : array (k, m)
+        H. Without penalties each row has Euclidean norm 1 and W carries the units; with penalties the scale is the one
+        they choose. Rows are sorted by explained share, largest first.
+    component_shares_ : array (k,)
+        ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, adding up to 1.
+    reconstruction_err_, relative_error_, explained_variance_ : float
+        ‖X − W H‖, the same over ‖X‖, and 1 − ‖X − W H‖² / ‖X‖².
+    n_iter_, outcome_, history_ :
+        Iterations made, why the fit ended, and (iteration, seconds, relative_error, …) for each of them.
+    """
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        solver: str | UpdateRule = "hals",
+        init: str = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 500,
+        time_budget: float | None = None,
+        alpha_W: float = 0.0,
+        alpha_H: float | str = "same",
+        l1_ratio: float = 0.0,
+        random_state: Any = None,
+        verbose: int = 0,
+        dtype: Any = None,
+        n_threads: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.solver = solver
+        self.init = init
+        self.tol = tol
+        self.max_iter = max_iter
+        self.time_budget = time_budget
+        self.alpha_W = alpha_W
+        self.alpha_H = alpha_H
+        self.l1_ratio = l1_ratio
+        self.random_state = random_state
+        self.verbose = verbose
+        self.dtype = dtype
+        self.n_threads = n_threads
+
+    def fit(self, X: Any, y: Any = None, W: Any = None, H: Any = None) -> NMF:
+        """Learn the components of X."""
+        self._fit(X, W, H)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, W: Any = None, H: Any = None) -> np.ndarray:
+        """Learn the components and return W, solved for as `transform` does."""
+        return self._fit(X, W, H).W
+
+    def transform(self, X: Any) -> np.ndarray:
+        """W for given rows: the non-negative least squares fit to the learned components."""
+        check_is_fitted(self)
+        X = validated(self, X, reset=False)
+        matrix = as_matrix(X, self.components_.dtype)
+        with threads.kernels_on(self._threads()):
+            return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """W H for weights W (here called X, as scikit-learn does)."""
+        check_is_fitted(self)
+        weights = np.asarray(X)
+        if weights.ndim != 2 or weights.shape[1] != self.n_components_:
+            raise ShapeError(
+                f"inverse_transform takes weights with {self.n_components_} columns, one per component; "
+                f"got an array of shape {weights.shape}."
+            )
+        return weights @ self.components_
+
+    def top_features(self, n: int = 10) -> list[list[str | int]]:
+        """The n features with the largest values in each component: names where known, else column numbers."""
+        check_is_fitted(self)
+        order = np.argsort(-self.components_, axis=1, kind="stable")[:, :n]
+        names = getattr(self, "feature_names_in_", None)
+        return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
+
+    def _fit(self, X: Any, W: Any, H: Any) -> Finished:
+        began = time.perf_counter()
+        stop = self._check_settings()
+        X = validated(self, X, reset=True)
+        matrix = as_matrix(X, self.dtype)
+        rank = _rank(self.n_components, matrix.shape)
+        seed = whole_seed(self.random_state)
+        with threads.kernels_on(self._threads()):
+            beginning = self._beginning(matrix, rank, seed, W, H)
+        program = SharedStatistics(rank, self._solver())
+        run = self._run(program, matrix, beginning, began, stop)
+        with threads.kernels_on(self._threads()):
+            done = finish(program, program.solver, [Shard("all", matrix)], run, beginning.Ht.T)
+        self._keep(done, run, rank)
+        return done
+
+    def _run(self, program: SharedStatistics, matrix: Matrix, beginning: Beginning, began: float, stop: Stop) -> Run:
+        server, model = program.start_from(beginning.Ht)
+        start = Checkpoint(0, {"all": Rows(beginning.W)}, server, model)
+        schedule = Schedule(self.max_iter, kernel_threads=self._threads())
+        title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
+        with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
+            rounds = Sequential().run(program, [Shard("all", matrix)], schedule, reduction=InTheOpen(), resume=start)
+            return Follower(stop, began, watch=bar).follow(rounds)
+
+    def _beginning(self, matrix: Matrix, rank: int, seed: int, W: Any, H: Any) -> Beginning:
+        generator = stream(seed, "start")
+        if self.init == "custom":
+            return _given(matrix, rank, W, H)
+        if W is not None or H is not None:
+            raise ParameterError(f"W and H are used with init='custom' only; init is {self.init!r}.")
+        if self.init == "random":
+            return random_beginning(matrix, rank, generator)
+        if self.init in ("nndsvd", "nndsvda"):
+            return double_svd(matrix, rank, generator, fill=matrix.mean if self.init == "nndsvda" else 0.0)
+        beginning = anchors(matrix, rank, generator)
+        if isinstance(self._solver().rule, Multiplicative):  # zeros would stay zeros for ever
+            return Beginning(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
+        return beginning
+
+    def _solver(self) -> Alternate:
+        l1, l2 = float(self.l1_ratio), 1.0 - float(self.l1_ratio)
+        alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
+        on_W = Penalty(self.alpha_W * l1, self.alpha_W * l2)
+        on_H = Penalty(float(alpha_H) * l1, float(alpha_H) * l2)
+        if not isinstance(self.solver, str):
+            return Alternate(self.solver, on_W, on_H, NoExtrapolation())
+        rules = recipes.solver_rules()
+        momentum = Extrapolation() if self.solver == "hals" else NoExtrapolation()
+        return Alternate(rules[self.solver], on_W, on_H, momentum)
+
+    def _threads(self) -> int:
+        return threads.available() if self.n_threads is None else int(self.n_threads)
+
+    def _check_settings(self) -> Stop:
+        if isinstance(self.solver, str) and self.solver not in recipes.solver_rules():
+            raise ParameterError(f"Unknown solver {self.solver!r}; choose one of {', '.join(recipes.solver_rules())}.")
+        if self.init not in INITS:
+            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
+        if not isinstance(self.max_iter, Integral) or self.max_iter < 1:
+            raise ParameterError(f"max_iter must be a whole number of at least 1; got {self.max_iter!r}.")
+        if not isinstance(self.l1_ratio, Real) or not 0 <= self.l1_ratio <= 1:
+            raise ParameterError(f"l1_ratio must lie between 0 and 1; got {self.l1_ratio!r}.")
+        if self.alpha_H != "same" and not isinstance(self.alpha_H, Real):
+            raise ParameterError(f"alpha_H must be a number or 'same'; got {self.alpha_H!r}.")
+        if self.n_threads is not None and (not isinstance(self.n_threads, Integral) or self.n_threads < 1):
+            raise ParameterError(f"n_threads must be None or a whole number of at least 1; got {self.n_threads!r}.")
+        self._solver()
+        return Stop(self.tol, self.time_budget)
+
+    def _keep(self, done: Finished, run: Run, rank: int) -> None:
+        self.components_ = done.H
+        self.component_shares_ = done.shares
+        self.n_components_ = rank
+        self.n_iter_ = len(run.history)
+        self.outcome_ = run.outcome
+        self.history_ = list(run.history)
+        self.reconstruction_err_ = float(np.sqrt(done.squared_error))
+        self.relative_error_ = done.relative_error
+        self.explained_variance_ = 1.0 - done.relative_error**2
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def _rank(wanted: Any, shape: tuple[int, int]) -> int:
+    """The rank asked for, or min(n, m, 20)."""
+    n, m = shape
+    if wanted is None:
+        return min(n, m, DEFAULT_RANK)
+    if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
+        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
+    rank = int(wanted)
+    if rank > 1000 and rank > 10 * max(n, m):
+        raise ParameterError(
+            f"n_components={rank} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
+            f"Choose a number of components of that order."
+        )
+    return rank
+
+
+def _given(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:
+    """The factors of init='custom', checked."""
+    if H is None:
+        raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
+    n, m = matrix.shape
+    for name, factor, shape in (("W", W, (n, rank)), ("H", H, (rank, m))):
+        if factor is None:
+            continue
+        values = np.asarray(factor)
+        if values.shape != shape:
+            raise ShapeError(f"{name} must have shape {shape}; got {values.shape}.")
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ParameterError(f"{name} must be finite and non-negative.")
+    start = matrix.native(np.ascontiguousarray(np.asarray(H).T))
+    return Beginning(kernels.of(start).rows_of(start.T), None if W is None else matrix.native(np.array(W, order="C")))

@@ -1,0 +1,1 @@
+"""Model to numbers and pictures: metrics, findings, and the report page."""

@@ -1,0 +1,114 @@
+"""What a run, or a comparison of runs, found: plain values, ready to be written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from partsong.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Relative error along a run: one entry per recorded round, `seconds` since the start."""
+
+    label: str
+    rounds: tuple[int, ...]
+    seconds: tuple[float, ...]
+    errors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.rounds) == len(self.seconds) == len(self.errors):
+            raise ShapeError(
+                f"Curve {self.label!r} has {len(self.rounds)} rounds, {len(self.seconds)} seconds and "
+                f"{len(self.errors)} errors. Give one of each per recorded round."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One kind of array that a party sent: its size, how often it left, and what it tells the receiver."""
+
+    array: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes_each: int
+    times: int
+    meaning: str
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all the times it left."""
+        return self.bytes_each * self.times
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MethodFindings:
+    """One method's result: its quality, its cost, its parts `components` (k, m), and all that a party sent.
+
+    Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
+    them across methods to compare them. An oracle is a reference that saw all rows in one place.
+    """
+
+    name: str
+    description: str
+    relative_error: float
+    explained_variance: float
+    bytes_up_per_party: float
+    bytes_down_per_party: float
+    rounds: int
+    seconds: float
+    outcome: str
+    curve: Curve
+    components: npt.NDArray[Any]
+    shares: tuple[float, ...]
+    sent: tuple[Sent, ...]
+    is_oracle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.components.ndim != 2 or len(self.components) != len(self.shares):
+            raise ShapeError(
+                f"Method {self.name!r} has components of shape {self.components.shape} and {len(self.shares)} shares. "
+                "Give a (k, m) array and one share per component."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A data owner: how many rows it holds, and how many of each label (empty: not known, or not to be shown)."""
+
+    name: str
+    rows: int
+    labels: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """All that the page shows; `lead` is one paragraph, `never_sent` one sentence on what stayed with its owner."""
+
+    title: str
+    lead: str
+    parties: tuple[Party, ...]
+    methods: tuple[MethodFindings, ...]
+    image_shape: tuple[int, int] | None
+    feature_names: tuple[str, ...] | None
+    settings: Mapping[str, str]
+    versions: Mapping[str, str]
+    never_sent: str
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            n_features = method.components.shape[1]
+            if self.image_shape is not None and self.image_shape[0] * self.image_shape[1] != n_features:
+                raise ShapeError(
+                    f"Pictures of {self.image_shape} pixels do not fit the {n_features} "
+                    f"features of method {method.name!r}. Correct image_shape, or leave it out."
+                )
+            if self.feature_names is not None and len(self.feature_names) != n_features:
+                raise ShapeError(
+                    f"{len(self.feature_names)} feature names do not fit the {n_features} features of method "
+                    f"{method.name!r}. Give one name per column, or leave them out."
+                )

@@ -1,0 +1,47 @@
+"""Findings to one self-contained HTML page: opens offline, loads nothing, prints well."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from partsong.errors import FileError
+from partsong.evaluate import parts, sections
+from partsong.evaluate.findings import Report
+from partsong.evaluate.page import document, element, section
+
+CONTENTS = (
+    ("results", "Results", sections.results),
+    ("convergence", "Convergence", sections.convergence),
+    ("parts", "Learned parts", parts.parts),
+    ("parties", "Who holds what", sections.holdings),
+    ("disclosure", "What left each party", sections.disclosure),
+    ("reproduce", "Reproduce", sections.reproduction),
+)
+
+
+def render(report: Report) -> str:
+    """The page as text; the same findings give the same page."""
+    links = [element("a", title, href=f"#{anchor}") for anchor, title, _ in CONTENTS]
+    header = element(
+        "header",
+        element("h1", report.title),
+        element("p", report.lead, class_="lead"),
+        element("nav", *links, aria_label="Contents"),
+    )
+    body = [section(anchor, title, *content(report)) for anchor, title, content in CONTENTS]
+    return document(report.title, header, element("main", *body))
+
+
+def write_report(path: str | os.PathLike[str], report: Report) -> Path:
+    """Write the page; a reader finds the old file or the whole new one, never a half."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    page = render(report).encode("utf-8", "replace")
+    try:
+        partial.write_bytes(page)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise FileError(f"Cannot write the report to {target}: {error.strerror}. Choose another path.") from error
+    return target

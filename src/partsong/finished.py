@@ -1,0 +1,79 @@
+"""From the last round to a model: scale, order, weights, error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core import Array, Program, Shard
+from partsong.local.alternate import Alternate
+from partsong.running import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """H (k × m) on its stated scale and in order, W per party, explained shares, and the error over all rows."""
+
+    H: np.ndarray
+    weights: dict[str, Array]
+    shares: np.ndarray
+    squared_error: float
+    squared_norm: float
+
+    @property
+    def W(self) -> Array:
+        """The weights of the only party."""
+        (weights,) = self.weights.values()
+        return weights
+
+    @property
+    def relative_error(self) -> float:
+        """‖X − W H‖ / ‖X‖; zero for a matrix of zeros."""
+        return float(np.sqrt(self.squared_error / self.squared_norm)) if self.squared_norm > 0 else 0.0
+
+
+def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: bool) -> Finished:
+    """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
+
+    Without penalties rows of H get Euclidean norm 1. W is solved for the sorted H, so that transforming the same
+    rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed.
+    """
+    if rescale:
+        Ht = _unit_columns(Ht)
+    for _ in range(4):
+        weights = {shard.name: solver.solve_rows(shard.matrix, shard.matrix.native(Ht)) for shard in shards}
+        shares = _shares(weights, Ht)
+        order = np.argsort(-shares, kind="stable")
+        if np.all(order == np.arange(len(order))):
+            break
+        Ht = Ht[:, order.copy()]
+    error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
+    norm = sum(shard.matrix.squared_norm for shard in shards)
+    H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
+    return Finished(H, weights, shares, max(0.0, float(error)), float(norm))
+
+
+def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Run, start_H: Array) -> Finished:
+    """`complete` from the best round of a run, or from the start where not even one round was finished."""
+    chosen = run.best if run.best is not None else run.last
+    H = start_H if chosen is None else program.components(chosen.checkpoint.server)
+    rescale = not (solver.penalty_W or solver.penalty_H)
+    return complete(solver, shards, kernels.of(H).rows_of(H), rescale)
+
+
+def _unit_columns(Ht: Array) -> Array:
+    on = kernels.of(Ht)
+    values = on.to_numpy(Ht)
+    sizes = np.sqrt(np.einsum("ij,ij->j", values, values, dtype=np.float64))
+    return on.like(np.ascontiguousarray(values / np.where(sizes > 0, sizes, 1).astype(values.dtype)), Ht)
+
+
+def _shares(weights: dict[str, Array], Ht: Array) -> np.ndarray:
+    """share_j = Σ_l (WᵀW)_jl (HHᵀ)_jl / Σ: what component j contributes to ‖W H‖²."""
+    grams = [kernels.of(W).to_numpy(kernels.of(W).gram(W)).astype(np.float64) for W in weights.values()]
+    contribution = (sum(grams[1:], grams[0]) * kernels.of(Ht).to_numpy(kernels.of(Ht).gram(Ht))).sum(axis=1)
+    total = float(contribution.sum())
+    return contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))

@@ -1,0 +1,1 @@
+"""Files in and out: tables, weights, models and checkpoints; no pickle anywhere."""

@@ -1,0 +1,162 @@
+"""Parquet tables and AnnData's .h5ad files; both need the extra `io`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.finding import SHOWN
+from partsong.data.table import Table
+from partsong.errors import FeatureError, FormatError, ParameterError, first_few
+from partsong.io.opening import GZIP_RATIO, Wanted, optional, parsing, require_plausible
+
+DEEPEST = 4  # obs / column / categories / values
+
+
+def read_parquet(path: Path, wanted: Wanted) -> Table:
+    """Read the numeric columns as features; one text column (or a pandas index) names the samples; nulls become NaN."""
+    wanted.refuse(path, "key")
+    wanted.require_samples_in_rows(path)
+    parquet = optional("pyarrow.parquet", "io")
+    with parsing(path, "Parquet"):
+        table = parquet.read_table(path, partitioning=None)
+        names = [str(name) for name in table.column_names]
+        label_at = None if wanted.label is None else _find(path, names, wanted.label)
+        numeric = [at for at, field in enumerate(table.schema) if _is_numeric(field.type)]
+        names_at = _names_column(path, table, [at for at in range(len(names)) if at not in {*numeric, label_at}])
+        values_at = [at for at in numeric if at not in {label_at, names_at}]
+        values = _stack([table.column(at) for at in values_at], table.num_rows)
+        features = tuple(names[at] for at in values_at)
+        samples = None if names_at is None else tuple(map(str, table.column(names_at).to_pylist()))
+        labels = None if label_at is None else _as_labels(table.column(label_at))
+        if wanted.transpose:
+            return Table(np.ascontiguousarray(values.T), samples, features, None, str(path))
+        return Table(values, features, samples, labels, str(path))
+
+
+def read_h5ad(path: Path, wanted: Wanted) -> Table:
+    """Read X (or the layer that `key` names) with the names of observations and variables; a column of obs as labels.
+
+    Only these parts are read; what else the file holds does not matter.
+    """
+    wanted.require_samples_in_rows(path)
+    h5py, anndata = optional("h5py", "io"), optional("anndata.io", "io")
+    with parsing(path, "AnnData"), h5py.File(path, "r") as file:
+        place = "X" if wanted.key is None else f"layers/{wanted.key}"
+        if place not in file:
+            layers = ", ".join(map(repr, file.get("layers", ()))) or "none"
+            raise ParameterError(
+                f"{path}: there is no {place}. Layers: {layers}. Pass one of them as key=, or none for X."
+            )
+        for part in (place, "obs", "var"):
+            _require_honest(path, h5py, file, part)
+        X = _as_rows(path, file[place], anndata.read_elem(file[place]))
+        obs, var = anndata.read_elem(file["obs"]), anndata.read_elem(file["var"])
+        samples, features = tuple(map(str, obs.index)), tuple(map(str, var.index))
+        if wanted.label is None:
+            labels = None
+        else:
+            labels = _plain(obs.iloc[:, _find(path, [str(name) for name in obs.columns], wanted.label)].to_numpy())
+    if wanted.transpose:
+        return Table(
+            X.T.tocsr() if hasattr(X, "tocsr") else np.ascontiguousarray(X.T), samples, features, None, str(path)
+        )
+    return Table(X, features, samples, labels, str(path))
+
+
+def _require_honest(path: Path, h5py: Any, parent: Any, name: str, depth: int = 0) -> None:
+    """Refuse links to elsewhere, and data that claim more bytes than the file could unpack to, before reading them."""
+    if depth > DEEPEST or not isinstance(parent.get(name, getlink=True), h5py.HardLink):
+        raise FormatError(f"{path}: {name!r} leads out of the file, or in circles. Save it again with write_h5ad.")
+    part = parent[name]
+    if isinstance(part, h5py.Group):
+        for inner in part:
+            _require_honest(path, h5py, part, inner, depth + 1)
+    elif isinstance(part, h5py.Dataset):
+        largest = max(part.size or 0, math.prod(part.chunks or ())) * part.dtype.itemsize
+        if part.external or part.is_virtual or largest > GZIP_RATIO * path.stat().st_size:
+            raise FormatError(
+                f"{path}: {part.name} claims {largest} bytes, more than the file can hold, or keeps them elsewhere. "
+                "It is damaged; save it again with write_h5ad."
+            )
+
+
+def _find(path: Path, names: list[str], label: str) -> int:
+    if names.count(label) != 1:
+        shown = first_few(map(repr, names[:SHOWN]), len(names), "column")
+        raise FeatureError(f"{path}: label={label!r} is not one column of it. There are the {shown}. Pass one of them.")
+    return names.index(label)
+
+
+def _is_numeric(kind: Any) -> bool:
+    types = optional("pyarrow", "io").types
+    return any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
+
+
+def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
+    """The column of sample names: the pandas index if it is stored, else the only text column."""
+    index_columns = [
+        name for name in (table.schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)
+    ]
+    names = table.column_names
+    if len(index_columns) == 1 and names.count(index_columns[0]) == 1:
+        at = names.index(index_columns[0])
+        other = [at, *(column for column in other if column != at)]
+    types = optional("pyarrow", "io").types
+    kinds = [table.schema.field(at).type for at in other]
+    kinds = [kind.value_type if types.is_dictionary(kind) else kind for kind in kinds]
+    has_names = not kinds or types.is_string(kinds[0]) or types.is_large_string(kinds[0]) or types.is_integer(kinds[0])
+    if len(other) > 1 or not has_names:
+        shown = first_few(
+            [f"{names[at]!r} ({table.schema.field(at).type})" for at in other[:SHOWN]], len(other), "column"
+        )
+        raise FormatError(
+            f"{path}: {len(other)} columns are not numbers, where one of text may name the samples: {shown}. "
+            "Take one out as labels (label=), encode them as numbers, or drop them."
+        )
+    return other[0] if other else None
+
+
+def _stack(columns: list[Any], n_rows: int) -> npt.NDArray[Any]:
+    arrow = optional("pyarrow", "io")
+    decimals = arrow.types.is_decimal
+    plain = [column.cast(arrow.float64()) if decimals(column.type) else column for column in columns]
+    arrays = [np.asarray(column.to_numpy()) for column in plain]
+    arrays = [array.astype(np.float64) if array.dtype == object else array for array in arrays]  # booleans with nulls
+    stacked = np.empty((n_rows, len(arrays)), dtype=np.result_type(*arrays) if arrays else np.float64)
+    for at, array in enumerate(arrays):
+        stacked[:, at] = array
+    return stacked
+
+
+def _as_labels(column: Any) -> npt.NDArray[Any]:
+    types = optional("pyarrow", "io").types
+    return (
+        np.asarray(column.to_numpy())
+        if _is_numeric(column.type) and not types.is_decimal(column.type)
+        else _plain(np.array(column.to_pylist(), dtype=object))
+    )
+
+
+def _plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Labels without Python objects: text stays text, numbers stay numbers."""
+    return labels if labels.dtype.kind in "biuf" else np.array([str(label) for label in labels], dtype=np.str_)
+
+
+def _as_rows(path: Path, stored: Any, X: Any) -> Any:
+    """X as CSR or ndarray, its indices checked: out of range they would crash compiled code."""
+    if hasattr(X, "tocsr"):
+        from scipy import sparse
+
+        require_plausible(path, X.shape, X.nnz)
+        X.check_format(full_check=True)
+        X = sparse.csr_array(X)
+    if not isinstance(X, np.ndarray) and not hasattr(X, "tocsr"):
+        raise FormatError(f"{path}: {stored.name} is a {type(X).__name__}, not a matrix. Write adata.X before saving.")
+    if X.dtype.kind not in "biufc":
+        raise FormatError(f"{path}: {stored.name} holds {X.dtype}, not numbers. Convert it with adata.X.astype(float).")
+    return X

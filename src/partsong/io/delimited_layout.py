@@ -1,0 +1,143 @@
+"""How a delimited file is laid out, from its first two lines: header or not, where names, labels and numbers are."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from partsong.data.finding import SHOWN
+from partsong.data.names import require_names
+from partsong.errors import FeatureError, FormatError, first_few
+from partsong.io.opening import open_text
+
+MISSING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "missing", "?", "-", "."})
+DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are in each line of data; `header` names every field, `n_header_lines` are to be skipped."""
+
+    delimiter: str
+    header: tuple[str, ...] | None
+    n_header_lines: int
+    width: int
+    names_at: int | None
+    label_at: int | None
+
+    @property
+    def text_at(self) -> tuple[int, ...]:
+        """Fields that are not values, in order."""
+        return tuple(sorted(at for at in (self.names_at, self.label_at) if at is not None))
+
+    @property
+    def values_at(self) -> tuple[int, ...]:
+        """Fields that are values, in order."""
+        return tuple(at for at in range(self.width) if at not in self.text_at)
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The names of the fields that are values."""
+        return None if self.header is None else tuple(self.header[at] for at in self.values_at)
+
+    def column(self, at: int) -> str:
+        """What to call a field in a message: its name, or its number counted from 1."""
+        return f"column {self.header[at]!r}" if self.header is not None and self.header[at] else f"column {at + 1}"
+
+
+def rows_of(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Every line that is not blank, as (number of its last line, fields)."""
+    with open_text(path, newline="") as stream:
+        reader = csv.reader(stream, delimiter=delimiter)
+        for row in reader:
+            if len(row) > 1 or (row and row[0].strip()):
+                yield reader.line_num, row
+
+
+def number(cell: str) -> float:
+    """The number in a cell, read as np.loadtxt does: no underscores."""
+    if "_" in cell:
+        raise ValueError(f"not a number: {cell!r}")
+    return float(cell)
+
+
+def layout_of(path: Path, delimiter: str, label: str | None) -> Layout:
+    """Decide on the layout, or say what stands against every layout."""
+    first_rows = list(islice(rows_of(path, delimiter), 2))
+    if not first_rows:
+        raise FormatError(
+            f"{path}: the file is empty. Check the export; it should hold a header line and rows of numbers."
+        )
+    (n_lines, first), second = first_rows[0], first_rows[-1][1]
+    _require_right_delimiter(path, delimiter, first, second)
+    if not _is_header(first, second if len(first_rows) > 1 else None, label):
+        if label is not None:
+            raise FeatureError(f"{path}: label={label!r} needs a header line to be found in. Add one to the file.")
+        return Layout(delimiter, None, 0, len(first), 0 if _is_text(first[0]) else None, None)
+    if len(first_rows) == 1:
+        raise FormatError(f"{path}: there is a header line, but no rows. Check the export.")
+    header = tuple(name.strip() for name in first)
+    names_come_first = len(second) == len(header) + 1  # as R writes it: the column of names has no title
+    header = ("", *header) if names_come_first else header
+    label_at = None if label is None else _find(path, header, label)
+    unnamed = names_come_first or header[0] == "" or _is_text(second[0])
+    names_at = 0 if unnamed and label_at != 0 else None
+    layout = Layout(delimiter, header, n_lines, len(header), names_at, label_at)
+    if not layout.values_at:
+        raise FormatError(f"{path}: no columns are left besides names and labels. Check the export.")
+    require_names(layout.feature_names or (), str(path))
+    return layout
+
+
+def _is_header(first: Sequence[str], second: Sequence[str] | None, label: str | None) -> bool:
+    """Text above a number makes a header; so do a label found there, a missing corner, and names 0, 1, 2, …
+
+    Text above text does not: a line of data may hold a name or a class.
+    """
+    if label is not None and label in [cell.strip() for cell in first]:
+        return True
+    if second is None:
+        return any(_is_text(cell) for cell in first[1:]) or (len(first) == 1 and _is_text(first[0]))
+    if all(_is_text(cell) for cell in first):
+        return True
+    above = zip(first, second, strict=False)
+    if any(_is_text(name) and not _is_text(value) for name, value in above):
+        return True
+    corner_is_open = not first[0].strip() and bool(second[0].strip())
+    counted = [cell.strip() for cell in first[1:]]
+    return corner_is_open or any(
+        len(counted) > 1 and counted == [str(start + at) for at in range(len(counted))] and _is_text(first[0])
+        for start in (0, 1)
+    )
+
+
+def _is_text(cell: str) -> bool:
+    if cell.strip().lower() in MISSING:
+        return False
+    try:
+        number(cell)
+    except ValueError:
+        return True
+    return False
+
+
+def _find(path: Path, header: tuple[str, ...], label: str) -> int:
+    if header.count(label) != 1:
+        shown = first_few(map(repr, header[:SHOWN]), len(header), "column")
+        problem = "is not a column" if label not in header else "names several columns"
+        raise FeatureError(f"{path}: label={label!r} {problem}. The header has the {shown}. Pass one of them.")
+    return header.index(label)
+
+
+def _require_right_delimiter(path: Path, delimiter: str, first: Sequence[str], second: Sequence[str]) -> None:
+    if len(first) > 1 or len(second) > 1:
+        return
+    for other, name in DELIMITER_NAMES.items():
+        if other != delimiter and first[0].strip().count(other) and second[0].strip().count(other):
+            raise FormatError(
+                f"{path}: fields seem to be separated by {name}, but the name says {DELIMITER_NAMES[delimiter]}. "
+                "Name it .tsv if it has tabs, .csv if it has commas, or export it again with commas."
+            )

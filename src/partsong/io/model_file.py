@@ -1,0 +1,141 @@
+"""Model files: H and what it takes to use it again. They never hold W, rows or names of samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.errors import DataError, DataTypeError, FeatureError, FormatError, ParameterError, ShapeError
+from partsong.io.opening import parsing
+from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
+
+_KIND = FileKind("partsong-model", 1)
+_FIELDS = ("feature_names", "settings", "seed", "relative_error", "created", "versions")
+_ONCE_MORE = "Fit again, or take the model from its source again."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """The shared parts (components, k x m) and where they come from; checked when it is made.
+
+    `shares` is the explained share of each component; `created` is an ISO 8601 time; `versions` are of packages.
+    """
+
+    components: npt.NDArray[Any]
+    feature_names: tuple[str, ...] | None
+    settings: Mapping[str, JSON]
+    seed: int | None
+    relative_error: float | None
+    shares: npt.NDArray[Any] | None
+    created: str
+    versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        _require_parts(self.components)
+        _require_shares(self.shares, self.components.shape[0])
+        _require_names(self.feature_names, self.components.shape[1])
+        _require_numbers(self.seed, self.relative_error)
+        _require_provenance(self.settings, self.created, self.versions)
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+        object.__setattr__(self, "versions", MappingProxyType(dict(self.versions)))
+
+
+def save_model(path: str | os.PathLike[str], model: Model) -> None:
+    """Write a model as one safetensors file; it appears whole or not at all."""
+    tensors = {"components": model.components}
+    if model.shares is not None:
+        tensors["shares"] = model.shares
+    write_tensors(path, _KIND, tensors, {name: getattr(model, name) for name in _FIELDS})
+
+
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Read a model and check all of it; whatever is not a sound model file is a FormatError, and no code is run."""
+    tensors, content = read_tensors(path, _KIND)
+    place = Path(path)
+    if not {"components"} <= tensors.keys() <= {"components", "shares"}:
+        raise FormatError(f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of a model. {_ONCE_MORE}")
+    if not isinstance(content, dict) or set(content) != set(_FIELDS):
+        raise FormatError(f"{place}: its description lacks, or has more than, {', '.join(_FIELDS)}. {_ONCE_MORE}")
+    names = content.pop("feature_names")
+    with parsing(place, "a model"):
+        try:
+            return Model(
+                components=tensors["components"],
+                shares=tensors.get("shares"),
+                feature_names=None if names is None else tuple(names),
+                **content,
+            )
+        except (DataError, DataTypeError, FeatureError, ParameterError, ShapeError) as error:
+            raise FormatError(f"{place}: {error}") from error
+
+
+def _require_parts(components: npt.NDArray[Any]) -> None:
+    if not isinstance(components, np.ndarray) or components.dtype not in (np.float32, np.float64):
+        kind = getattr(components, "dtype", type(components).__name__)
+        raise DataTypeError(f"components must be float32 or float64, not {kind}. Convert them with astype.")
+    if components.ndim != 2 or 0 in components.shape:
+        raise ShapeError(f"components must be k x m with k, m ≥ 1, but have shape {components.shape}. {_ONCE_MORE}")
+    if not np.isfinite(components).all():
+        raise DataError(f"components hold NaN or infinite values. {_ONCE_MORE}")
+    if components.min() < 0:
+        raise DataError(f"components hold negative values, down to {components.min()}. {_ONCE_MORE}")
+
+
+def _require_shares(shares: npt.NDArray[Any] | None, n_components: int) -> None:
+    if shares is None:
+        return
+    if not isinstance(shares, np.ndarray) or shares.dtype not in (np.float32, np.float64):
+        raise DataTypeError("shares must be a float32 or float64 array. Convert them with np.asarray(shares, float).")
+    if shares.shape != (n_components,):
+        raise ShapeError(f"shares have shape {shares.shape} for {n_components} components. Give one per component.")
+    if not np.isfinite(shares).all():
+        raise DataError(f"shares hold NaN or infinite values. {_ONCE_MORE}")
+
+
+def _require_names(names: tuple[str, ...] | None, n_columns: int) -> None:
+    if names is None:
+        return
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise FeatureError("feature_names must be a tuple of text, or None. Convert them with tuple(map(str, names)).")
+    if len(names) != n_columns:
+        raise FeatureError(
+            f"{len(names)} feature names for {n_columns} columns of the components. Give one per column."
+        )
+    if len(set(names)) < len(names):
+        raise FeatureError("feature_names hold one name more than once. Make them unique.")
+
+
+def _require_numbers(seed: int | None, relative_error: float | None) -> None:
+    if seed is not None and type(seed) is not int:
+        raise DataTypeError(f"seed must be a whole number or None, not {type(seed).__name__}. Convert it with int().")
+    if relative_error is None:
+        return
+    if not isinstance(relative_error, (int, float)) or isinstance(relative_error, bool):
+        raise DataTypeError(f"relative_error must be a number or None, not {type(relative_error).__name__}.")
+    if not 0 <= relative_error < float("inf"):
+        raise ParameterError(
+            f"relative_error must be finite and not negative, not {relative_error}. Pass None instead."
+        )
+
+
+def _require_provenance(settings: Mapping[str, JSON], created: str, versions: Mapping[str, str]) -> None:
+    for what, value in (("settings", settings), ("versions", versions)):
+        if not isinstance(value, Mapping):
+            raise DataTypeError(f"{what} must be a mapping, not {type(value).__name__}. Pass a dict.")
+        require_json(value, what)
+    if not all(isinstance(version, str) for version in versions.values()):
+        raise DataTypeError("versions must map names of packages to text. Convert them with str().")
+    try:
+        datetime.fromisoformat(created)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"created must be an ISO 8601 time, not {created!r}. Use datetime.now().isoformat()."
+        ) from error

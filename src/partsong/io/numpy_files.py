@@ -1,0 +1,185 @@
+"""NumPy's .npy (left on disk) and .npz (dense, or SciPy's sparse kind)."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.table import Table
+from partsong.errors import FormatError, ParameterError, ShapeError
+from partsong.io.opening import GZIP_RATIO, Wanted, parsing, require_plausible
+
+FEATURE_KEYS = ("feature_names", "genes", "features")
+SAMPLE_KEYS = ("sample_names", "samples")
+_RESAVE = (
+    "Save it again with np.save or np.savez from plain number or text arrays (X.astype(float), names.astype(str))."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What an array says of itself before its values are read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def n_bytes(self) -> int:
+        size = self.dtype.itemsize
+        for side in self.shape:
+            size *= side
+        return self.offset + size
+
+
+def read_npy(path: Path, wanted: Wanted) -> Table:
+    """Open a .npy as a memory map; nothing is read until it is used."""
+    wanted.refuse(path, "label", "key")
+    with parsing(path, "a NumPy array"):
+        with path.open("rb") as stream:
+            header = _header(stream)
+        _require_honest(str(path), header, path.stat().st_size)
+        _require_numbers(str(path), header.dtype)
+        on_disk = header.n_bytes > header.offset and header.dtype.isnative
+        X = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
+        X = X if header.dtype.isnative else X.astype(header.dtype.newbyteorder("="))
+        return Table(X.T if wanted.transpose else X, source=str(path))
+
+
+def read_npz(path: Path, wanted: Wanted) -> Table:
+    """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train'), and names and labels that fit it."""
+    with parsing(path, "an .npz archive"):
+        with zipfile.ZipFile(path) as archive:
+            headers = dict(_member_headers(path, archive))
+        if {"format", "shape", "data"} <= headers.keys():
+            wanted.refuse(path, "label", "key")
+            return Table(_sparse(path, headers, wanted.transpose), source=str(path))
+        key = _choose(path, headers, wanted.key)
+        with np.load(path, allow_pickle=False) as arrays:
+            X = _require_matrix(path, key, arrays[key])
+            X = X.T if wanted.transpose else X
+            features = _names(path, headers, arrays, FEATURE_KEYS, X.shape[1])
+            samples = _names(path, headers, arrays, SAMPLE_KEYS, X.shape[0])
+            labels = _labels(path, headers, arrays, wanted.label, key, X.shape[0])
+        return Table(X, features, samples, labels, str(path))
+
+
+def _header(stream: IO[bytes]) -> _Header:
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of the .npy format is not one that plain numbers need")
+    shape, _, dtype = readers[version](stream)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {shape} is negative")
+    return _Header(shape, dtype, stream.tell())
+
+
+def _member_headers(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, _Header]]:
+    """The header of each array, held against the size of its member, and that against what can be unpacked at all."""
+    for member in archive.infolist():
+        if not member.filename.endswith(".npy"):
+            continue
+        where = f"{path}, array {member.filename.removesuffix('.npy')!r}"
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise FormatError(f"{where}: packed in a way that np.savez does not use. {_RESAVE}")
+        ratio = 1 if member.compress_type == zipfile.ZIP_STORED else GZIP_RATIO
+        if member.file_size > ratio * min(member.compress_size, path.stat().st_size) + ratio:
+            raise FormatError(f"{where}: claims {member.file_size} bytes, more than its place can hold. {_RESAVE}")
+        with archive.open(member) as stream:
+            header = _header(stream)
+        if not header.dtype.hasobject:
+            _require_honest(where, header, member.file_size)
+        yield member.filename.removesuffix(".npy"), header
+
+
+def _require_honest(where: str, header: _Header, held: int) -> None:
+    if not header.dtype.hasobject and header.n_bytes != held:
+        raise FormatError(
+            f"{where}: its header claims {header.n_bytes} bytes (shape {header.shape}, {header.dtype}), "
+            f"but it holds {held}. It is cut short or damaged. {_RESAVE}"
+        )
+
+
+def _require_numbers(where: str, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise FormatError(f"{where}: holds Python objects, which are never loaded: they can run code. {_RESAVE}")
+    if dtype.kind not in "biufc":
+        raise FormatError(f"{where}: holds {dtype}, not numbers. {_RESAVE}")
+
+
+def _choose(path: Path, headers: Mapping[str, _Header], key: str | None) -> str:
+    listed = ", ".join(f"{name!r} {header.shape} {header.dtype}" for name, header in list(headers.items())[:20])
+    if key is not None and key not in headers:
+        raise ParameterError(
+            f"{path}: there is no array {key!r}. It holds: {listed or 'nothing'}. Pass one of these as key=."
+        )
+    matrices = [name for name, header in headers.items() if len(header.shape) == 2]
+    only = matrices if len(matrices) == 1 else []
+    candidates = [key] if key is not None else [*only, *(name for name in ("X", "X_train") if name in headers)]
+    if not candidates:
+        raise FormatError(
+            f"{path}: {len(matrices)} of its arrays are matrices, so it is unclear which to read. "
+            f"It holds: {listed or 'no arrays'}. Pass its name as key=, or save it as 'X' (samples x features)."
+        )
+    return candidates[0]
+
+
+def _require_matrix(path: Path, key: str, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    where = f"{path}, array {key!r}"
+    _require_numbers(where, X.dtype)
+    if X.ndim != 2:
+        raise ShapeError(f"{where}: has shape {X.shape}, not samples x features. Save X.reshape(len(X), -1) instead.")
+    return X if X.dtype.isnative else X.astype(X.dtype.newbyteorder("="))
+
+
+def _names(
+    path: Path, headers: Mapping[str, _Header], arrays: Any, keys: tuple[str, ...], length: int
+) -> tuple[str, ...] | None:
+    for key in keys:
+        if key in headers and headers[key].shape == (length,):
+            if headers[key].dtype.kind not in "USiu":
+                raise FormatError(f"{path}, array {key!r}: names are {headers[key].dtype}, not text. {_RESAVE}")
+            return tuple(
+                name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in arrays[key].tolist()
+            )
+    return None
+
+
+def _labels(
+    path: Path, headers: Mapping[str, _Header], arrays: Any, label: str | None, key: str, length: int
+) -> npt.NDArray[Any] | None:
+    if label is not None:
+        if label not in headers or headers[label].shape != (length,) or headers[label].dtype.hasobject:
+            known = [
+                name for name, header in headers.items() if header.shape == (length,) and not header.dtype.hasobject
+            ]
+            raise ParameterError(
+                f"{path}: {label!r} is not an array of {length} labels, one per row. Arrays that would fit: {known}. "
+                "Pass one of these as label=, or none."
+            )
+        return np.asarray(arrays[label])
+    suffix = key.removeprefix("X") if key.startswith("X") else ""
+    for name in (f"y{suffix}",) if suffix else ("y", "labels", "y_train"):
+        if name in headers and headers[name].shape == (length,) and headers[name].dtype.kind in "biufUS":
+            return np.asarray(arrays[name])
+    return None
+
+
+def _sparse(path: Path, headers: Mapping[str, _Header], transpose: bool) -> Any:
+    from scipy import sparse
+
+    with np.load(path, allow_pickle=False) as arrays:
+        shape = tuple(int(side) for side in arrays["shape"].ravel()[:3])
+    require_plausible(path, shape, int(np.prod(headers["data"].shape, dtype=np.int64)))
+    matrix = sparse.load_npz(path)
+    _require_numbers(str(path), matrix.dtype)
+    if hasattr(matrix, "check_format"):
+        matrix.check_format(full_check=True)  # indices out of range would crash compiled code
+    return sparse.csr_array(matrix.T if transpose else matrix)

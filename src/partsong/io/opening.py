@@ -1,0 +1,112 @@
+"""What all readers share: opening, optional packages, and one way of saying that a file is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from partsong.errors import FileError, FormatError, MissingExtra, ParameterError, PartsongError
+
+GZIP_RATIO = 1032  # deflate cannot shrink data further than this
+ROWS_TO_SPARE = 10_000_000
+ROWS_PER_ENTRY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller asked of a file: a column of labels, features in rows to be turned, one of several arrays."""
+
+    label: str | None = None
+    transpose: bool = False
+    key: str | None = None
+
+    def refuse(self, path: Path, *settings: str) -> None:
+        """Raise ParameterError for settings that this kind of file has no use for."""
+        for setting in settings:
+            if getattr(self, setting):
+                raise ParameterError(
+                    f"{path}: {setting}={getattr(self, setting)!r} means nothing for this kind of file. Leave it out, "
+                    "or use .csv, .npz, .parquet or .h5ad (label=), .npz or .h5ad (key=)."
+                )
+
+    def require_samples_in_rows(self, path: Path) -> None:
+        """Raise ParameterError where labels stand in a column, which is no column of samples once turned."""
+        if self.transpose and self.label is not None:
+            raise ParameterError(
+                f"{path}: label={self.label!r} names a column with one value per sample, but transpose=True says that "
+                "columns are samples. Leave one of them out."
+            )
+
+
+@contextmanager
+def parsing(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a parser raises on a damaged file into FormatError; our own errors pass as they are.
+
+    Parsers of binary formats fail in every way there is on flipped bytes, so this catches all exceptions on purpose.
+    """
+    try:
+        yield
+    except PartsongError:
+        raise
+    except FileNotFoundError as error:
+        raise FileError(
+            f"{path}: there is no such file. Check the path; relative ones start at the working folder."
+        ) from error
+    except PermissionError as error:
+        raise FileError(
+            f"{path}: permission denied. Ask for read access, or copy the file to a folder of yours."
+        ) from error
+    except MemoryError as error:
+        raise FormatError(
+            f"{path}: its contents ask for more memory than there is. If its size is right, use .npy (which stays "
+            "on disk) or a sparse format; else it is damaged."
+        ) from error
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
+        raise FormatError(
+            f"{path} cannot be read as {kind}: {reason[:200]} ({type(error).__name__}). "
+            "It is damaged, cut short, or of another kind than its name says; copy or export it again."
+        ) from error
+
+
+def optional(module: str, extra: str) -> Any:
+    """Import an optional package late, or name the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtra(
+            f'This kind of file needs {package}, which is not installed. Install it: pip install "partsong[{extra}]", '
+            "or use .csv, .mtx, .npy or .npz instead."
+        ) from error
+
+
+def is_gzipped(path: Path) -> bool:
+    """Whether the name says so."""
+    return path.name.lower().endswith(".gz")
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked if its name ends in .gz."""
+    return cast(IO[bytes], gzip.open(path, "rb")) if is_gzipped(path) else path.open("rb")
+
+
+def open_text(path: Path, *, newline: str | None = None) -> IO[str]:
+    """The text of a UTF-8 file (with or without a byte order mark), unpacked if its name ends in .gz."""
+    if is_gzipped(path):
+        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8-sig", newline=newline))
+    return path.open("r", encoding="utf-8-sig", newline=newline)
+
+
+def require_plausible(path: Path, shape: tuple[int, ...], n_entries: int) -> None:
+    """Refuse a sparse matrix whose claimed sides are beyond anything its entries could fill."""
+    if len(shape) != 2 or min(shape) < 0 or max(shape) > ROWS_TO_SPARE + ROWS_PER_ENTRY * n_entries:
+        raise FormatError(
+            f"{path}: its header claims the shape {shape}, but it holds {n_entries} entries. "
+            "The header is damaged, or not meant well; export the matrix again."
+        )

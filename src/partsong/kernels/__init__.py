@@ -1,0 +1,33 @@
+"""Compiled inner loops, chosen by the array's type in one place.
+
+    from partsong import kernels
+    kernels.of(factor).sweep(factor, gram, cross, sweeps=3)
+
+NumPy arrays run numba kernels over row ranges on all allowed threads; torch tensors run the same formulas as torch
+operations on their own device. Rules and programs call nothing else, so they are free of either library.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from partsong.errors import DataTypeError
+
+
+def of(array: Any) -> ModuleType:
+    """The kernels for this kind of array."""
+    if isinstance(array, np.ndarray | np.generic):
+        from partsong.kernels import on_numpy
+
+        return on_numpy
+    if type(array).__module__.partition(".")[0] == "torch":
+        from partsong.kernels import on_torch
+
+        return on_torch
+    raise DataTypeError(
+        f"No kernels for arrays of type {type(array).__name__}. "
+        "Pass a NumPy array, a SciPy sparse matrix or a torch tensor."
+    )

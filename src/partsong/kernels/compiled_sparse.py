@@ -1,0 +1,32 @@
+"""Numba kernels for rows in CSR form; serial, GIL released, never densify."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from partsong.kernels.compiled_sweeps import FAST
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def times_rows(indptr, indices, data, B, start, out):  # type: ignore[no-untyped-def]
+    """out[i] = Σ_p data[p] B[indices[p]] over the entries of row start + i."""
+    k = B.shape[1]
+    for i in range(out.shape[0]):
+        row = out[i]
+        for j in range(k):
+            row[j] = 0
+        for p in range(indptr[start + i], indptr[start + i + 1]):
+            x = data[p]
+            b = B[indices[p]]
+            for j in range(k):
+                row[j] += x * b[j]
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def vector_times_rows(indptr, indices, data, b, out):  # type: ignore[no-untyped-def]
+    """out[i] = Σ_p data[p] b[indices[p]]: one column of the product above."""
+    for i in range(out.shape[0]):
+        total = 0.0
+        for p in range(indptr[i], indptr[i + 1]):
+            total += data[p] * b[indices[p]]
+        out[i] = total

@@ -1,0 +1,129 @@
+"""Numba kernels on tiles of rows: coordinate descent, elementwise steps, sums.
+
+A tile of 64 rows is held transposed, so that SIMD lanes are rows and the loop over components is unrolled by eight;
+several sweeps are done while the tile is in cache. All kernels are serial and release the GIL.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+FAST = {"contract", "reassoc", "nsz", "arcp"}
+LANES = 64
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def _load(F, cross, f, c, start, rows):  # type: ignore[no-untyped-def]
+    k = F.shape[1]
+    for r in range(rows):
+        for j in range(k):
+            f[j, r] = F[start + r, j]
+            c[j, r] = cross[start + r, j]
+    for j in range(k):
+        for r in range(rows, LANES):
+            f[j, r] = 0
+            c[j, r] = 0
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def _sweep_tile(f, c, gram, inverse, residual):  # type: ignore[no-untyped-def]
+    """One pass over the components of a tile."""
+    k = f.shape[0]
+    zero = f.dtype.type(0)
+    for j in range(k):
+        if inverse[j] == zero:
+            continue
+        for r in range(LANES):
+            residual[r] = c[j, r]
+        l = 0
+        while l + 8 <= k:
+            g0, g1, g2, g3 = gram[j, l], gram[j, l + 1], gram[j, l + 2], gram[j, l + 3]
+            g4, g5, g6, g7 = gram[j, l + 4], gram[j, l + 5], gram[j, l + 6], gram[j, l + 7]
+            for r in range(LANES):
+                residual[r] -= (
+                    g0 * f[l, r]
+                    + g1 * f[l + 1, r]
+                    + g2 * f[l + 2, r]
+                    + g3 * f[l + 3, r]
+                    + g4 * f[l + 4, r]
+                    + g5 * f[l + 5, r]
+                    + g6 * f[l + 6, r]
+                    + g7 * f[l + 7, r]
+                )
+            l += 8
+        while l < k:
+            g0 = gram[j, l]
+            for r in range(LANES):
+                residual[r] -= g0 * f[l, r]
+            l += 1
+        step = inverse[j]
+        for r in range(LANES):
+            f[j, r] = max(zero, f[j, r] + residual[r] * step)
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def sweep_rows(F, gram, inverse, cross, out, sweeps, settle):  # type: ignore[no-untyped-def]
+    """Up to `sweeps` passes over each tile; a tile stops early once a pass moves it by less than `settle` of itself."""
+    n, k = F.shape
+    f = np.empty((k, LANES), F.dtype)
+    c = np.empty((k, LANES), F.dtype)
+    before = np.empty((k, LANES), F.dtype)
+    residual = np.empty(LANES, F.dtype)
+    for start in range(0, n, LANES):
+        rows = min(LANES, n - start)
+        _load(F, cross, f, c, start, rows)
+        for _ in range(sweeps):
+            if settle > 0:
+                before[:] = f
+            _sweep_tile(f, c, gram, inverse, residual)
+            if settle > 0:
+                moved = 0.0
+                size = 0.0
+                for j in range(k):
+                    for r in range(LANES):
+                        d = f[j, r] - before[j, r]
+                        moved += d * d
+                        size += f[j, r] * f[j, r]
+                if moved <= settle * settle * size:
+                    break
+        for r in range(rows):
+            for j in range(k):
+                out[start + r, j] = f[j, r]
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def multiply_rows(F, product, cross, floor, out):  # type: ignore[no-untyped-def]
+    """out = F ∘ max(cross, 0) / max(product, floor)."""
+    zero = F.dtype.type(0)
+    for i in range(F.shape[0]):
+        for j in range(F.shape[1]):
+            out[i, j] = F[i, j] * max(cross[i, j], zero) / max(product[i, j], floor)
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def descend_rows(F, product, cross, step, out):  # type: ignore[no-untyped-def]
+    """out = max(0, F − step (product − cross))."""
+    zero = F.dtype.type(0)
+    for i in range(F.shape[0]):
+        for j in range(F.shape[1]):
+            out[i, j] = max(zero, F[i, j] - step * (product[i, j] - cross[i, j]))
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def extrapolate_rows(new, old, amount, out):  # type: ignore[no-untyped-def]
+    """out = max(0, new + amount (new − old))."""
+    zero = new.dtype.type(0)
+    for i in range(new.shape[0]):
+        for j in range(new.shape[1]):
+            out[i, j] = max(zero, new[i, j] + amount * (new[i, j] - old[i, j]))
+
+
+@njit(nogil=True, cache=True, fastmath=FAST)
+def inner_rows(A, B):  # type: ignore[no-untyped-def]
+    """⟨A, B⟩ summed in float64."""
+    total = 0.0
+    for i in range(A.shape[0]):
+        for j in range(A.shape[1]):
+            total += np.float64(A[i, j]) * np.float64(B[i, j])
+    return total

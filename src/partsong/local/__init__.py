@@ -1,0 +1,1 @@
+"""What a party computes alone: normal equations, update rules, and the alternation of both factors."""

@@ -1,0 +1,158 @@
+"""The two half-steps of a factorization: rows of W at a party, columns of H from sums.
+
+A party holds rows and needs H; whoever holds the sums WᵀW and WᵀX needs no data. One process doing both in turn is
+centralised NMF; many parties and one server are the same computation with a sum in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from partsong import kernels
+from partsong.core import Array, Matrix, UpdateRule
+from partsong.local.coordinate import CoordinateDescent
+from partsong.local.equations import NormalEquations, Penalty
+from partsong.local.momentum import Extrapolation, NoExtrapolation, Pace
+from partsong.local.rules import RuleState
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A party's half: W (n × k), the extrapolated point it steps from next (None: W itself), the rule's memory.
+
+    W is None before the first step; it then starts from H and each row alone.
+    """
+
+    W: Array | None = None
+    point: Array | None = None
+    memory: RuleState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' objective."""
+
+    Ht: Array
+    point: Array
+    memory: RuleState
+    pace: Pace
+    squared_error: float = float("nan")
+    squared_norm: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a party adds to the sums: gram = WᵀW (k × k), cross = XᵀW (m × k), rows n, energy ‖X‖², mass ΣW."""
+
+    gram: Array
+    cross: Array
+    rows: float
+    energy: float
+    mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alternate:
+    """X ≈ W H by turns: W from the rows and H, H from WᵀW and WᵀX.
+
+    The same rule serves both factors, each through its own normal equations with its own penalty.
+    """
+
+    rule: UpdateRule = field(default_factory=lambda: CoordinateDescent(sweeps=3))
+    penalty_W: Penalty = Penalty()
+    penalty_H: Penalty = Penalty()
+    momentum: Extrapolation | NoExtrapolation = NoExtrapolation()
+
+    def begin(self, Ht: Array) -> Columns:
+        """The shared half before the first step."""
+        return Columns(Ht, Ht, self.rule.init(Ht), self.momentum.begin())
+
+    def row_step(self, matrix: Matrix, rows: Rows, columns: Columns) -> tuple[Rows, Totals]:
+        """One pass over the data: W ← rule(W; H), and the sums of the (extrapolated) W that H needs next."""
+        return self.row_step_at(matrix, rows, columns.point, columns.pace.amount, columns.pace.must_restart)
+
+    def row_step_at(
+        self, matrix: Matrix, rows: Rows, Ht: Array, amount: float, must_restart: bool
+    ) -> tuple[Rows, Totals]:
+        """`row_step` from what a server sends: the point Hᵀ, how far to extrapolate, whether to start again from W."""
+        on = kernels.of(Ht)
+        point = rows.W if must_restart or rows.point is None else rows.point
+        W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
+        ahead = on.empty_like(W) if amount > 0 and rows.W is not None else W
+        looks_back = self.rule.init(Ht).previous is not None
+        memory = RuleState(rows.memory.count if rows.memory else 0, on.empty_like(W) if looks_back else None)
+        solve = self._row_solver(on.gram(Ht), matrix.shape[1])
+
+        def update(start: int, stop: int, cross: Array) -> None:
+            old = None if point is None else point[start:stop]
+            past = None if rows.memory is None else rows.memory.rows(start, stop)
+            W[start:stop], after = solve(old, cross, past)
+            if looks_back:
+                memory.previous[start:stop] = after.previous  # type: ignore[index]
+            if ahead is not W:
+                ahead[start:stop] = on.extrapolate(W[start:stop], rows.W[start:stop], amount)  # type: ignore[index]
+
+        gram, cross = matrix.visit(Ht, update, ahead)
+        mass = float(ahead.sum()) if self.penalty_W.l1 else 0.0
+        totals = Totals(gram, cross, float(matrix.shape[0]), matrix.squared_norm, mass)
+        return Rows(W, None if ahead is W else ahead, replace(memory, count=memory.count + 1)), totals
+
+    def _row_solver(
+        self, gram: Array, n_features: int
+    ) -> Callable[[Array | None, Array, RuleState | None], tuple[Array, RuleState]]:
+        """One rule step for a block of rows; all blocks share the gram and its norm."""
+        bare = NormalEquations(gram, gram)
+        shared = bare.penalised(self.penalty_W, n_features).gram
+        norm = cache(lambda: float(kernels.of(shared).largest_eigenvalue(shared)))
+        shift = self.penalty_W.l1 * n_features
+
+        def solve(old: Array | None, cross: Array, past: RuleState | None) -> tuple[Array, RuleState]:
+            factor = start_rows(gram, cross) if old is None else old
+            equations = NormalEquations(shared, cross - shift if shift else cross, norm)
+            return self.rule.step(factor, equations, past if past is not None else self.rule.init(factor))
+
+        return solve
+
+    def column_step(self, columns: Columns, totals: Totals) -> Columns:
+        """H ← rule(H; WᵀW, WᵀX), from sums alone; the error comes with it by the trace formula."""
+        on = kernels.of(columns.Ht)
+        equations = NormalEquations(totals.gram, totals.cross).penalised(self.penalty_H, totals.rows)
+        Ht, memory = self.rule.step(columns.point, equations, columns.memory)
+        gram = on.gram(Ht)
+        error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
+        pace = self.momentum.next(columns.pace, 0.5 * error + self._penalties(totals, Ht, gram))
+        if pace.must_restart or columns.pace.amount == 0:
+            point = Ht
+        else:
+            point = on.extrapolate(Ht, columns.Ht, columns.pace.amount)
+        return Columns(Ht, point, memory, pace, error, totals.energy)
+
+    def _penalties(self, totals: Totals, Ht: Array, gram: Array) -> float:
+        n, m = totals.rows, Ht.shape[0]
+        on_W = self.penalty_W.l1 * totals.mass + 0.5 * self.penalty_W.l2 * float(totals.gram.diagonal().sum())
+        on_H = self.penalty_H.l1 * float(Ht.sum()) + 0.5 * self.penalty_H.l2 * float(gram.diagonal().sum())
+        return m * on_W + n * on_H
+
+    def solve_rows(self, matrix: Matrix, Ht: Array, sweeps: int = 200, settle: float = 1e-4) -> Array:
+        """W for given H, each row from its own start: what `transform` does, and how a fit ends."""
+        on = kernels.of(Ht)
+        gram = on.gram(Ht)
+        equations = NormalEquations(gram, gram).penalised(self.penalty_W, matrix.shape[1])
+        shift = self.penalty_W.l1 * matrix.shape[1]
+        W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
+
+        def update(start: int, stop: int, cross: Array) -> None:
+            target = cross - shift if shift else cross
+            W[start:stop] = on.sweep(start_rows(gram, cross), equations.gram, target, sweeps, settle)
+
+        matrix.walk(Ht, update)
+        return W
+
+
+def start_rows(gram: Array, cross: Array) -> Array:
+    """w = c·1 with the c ≥ 0 that fits the row best: Σ_j cross_j / Σ_jl gram_jl. From H and the row alone."""
+    total = float(gram.sum())
+    scale = cross.sum(1) / total if total > 0 else cross.sum(1) * 0
+    return kernels.of(cross).tile(scale, cross.shape[1])

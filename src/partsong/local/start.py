@@ -1,0 +1,142 @@
+"""Where a factorization starts: random, anchors, or non-negative double SVD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core import Array, Matrix
+from partsong.local.alternate import start_rows
+
+ANCHOR_EFFORT = 50_000_000
+"""Entries looked at × components, above which anchors are chosen on a sample of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Hᵀ (m × k) to start from, and W (n × k) where the start makes one."""
+
+    Ht: Array
+    W: Array | None = None
+
+
+def random_columns(n_features: int, rank: int, generator: np.random.Generator, dtype: Any = "float64") -> np.ndarray:
+    """Hᵀ (m × k) with entries from U(0, 1); the scale is W's affair."""
+    return generator.random((n_features, rank)).astype(dtype, copy=False)
+
+
+def random_beginning(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
+    """Random H; W starts from H and its own row."""
+    return Beginning(matrix.native(random_columns(matrix.shape[1], rank, generator)))
+
+
+def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
+    """Columns of X as W, chosen one after another for what the earlier ones leave unexplained, and H fitted to them.
+
+    Successive projection (Araújo et al., 2001): take the column with the largest residual norm, project all columns
+    off it, repeat. Large data are judged on a random sample of rows. Directions that X does not have are filled with
+    random columns.
+    """
+    chosen = _choose_anchors(_sample(matrix, rank, generator), rank)
+    W = generator.random((matrix.shape[0], rank)) * (2 * matrix.mean)
+    W = matrix.native(W)
+    if len(chosen):
+        W[:, : len(chosen)] = matrix.columns(chosen)
+    on = kernels.of(W)
+    gram, cross = on.gram(W), matrix.transposed_times(W)
+    return Beginning(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
+
+
+def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix:
+    n, m = matrix.shape
+    stored = getattr(getattr(matrix, "by_row", None), "nnz", n * m)
+    share = ANCHOR_EFFORT / max(1, stored * rank)
+    wanted = max(10 * rank, int(n * share))
+    if wanted >= n:
+        return matrix
+    return matrix.rows(np.sort(generator.choice(n, wanted, replace=False)))
+
+
+def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
+    """Indices of at most `rank` columns, fewer where X has a lower rank."""
+    n, m = matrix.shape
+    residual = _column_energies(matrix)
+    enough = 1e-6 * float(residual.max(initial=0.0))
+    basis = np.zeros((min(rank, n, m), n))
+    chosen: list[int] = []
+    for i in range(len(basis)):
+        best = int(np.argmax(residual))
+        if residual[best] <= enough or residual[best] <= 0:
+            break
+        column = kernels.of(matrix.columns([best])).to_numpy(matrix.columns([best]))[:, 0].astype(np.float64)
+        for _ in range(2):
+            column -= basis[:i].T @ (basis[:i] @ column)
+        size = float(np.linalg.norm(column))
+        if size == 0:
+            break
+        basis[i] = column / size
+        product = matrix.transposed_times(matrix.native(basis[i][:, None]))
+        residual -= np.square(kernels.of(product).to_numpy(product)[:, 0], dtype=np.float64)
+        chosen.append(best)
+        residual[chosen] = -1.0
+    return np.array(chosen, dtype=np.int64)
+
+
+def _column_energies(matrix: Matrix) -> np.ndarray:
+    """Σ_i X_ij² per column j, without a second copy of X."""
+    if hasattr(matrix, "by_column"):
+        squares = matrix.by_column.copy()
+        squares.data = np.square(squares.data, dtype=np.float64)
+        return np.asarray(squares.sum(axis=1), np.float64).ravel()
+    X = kernels.of(matrix.X).to_numpy(matrix.X)  # type: ignore[attr-defined]
+    return np.einsum("ij,ij->j", X, X, dtype=np.float64)
+
+
+def double_svd(
+    matrix: Matrix, rank: int, generator: np.random.Generator, fill: float = 0.0, power: int = 5
+) -> Beginning:
+    """Non-negative double SVD (Boutsidis & Gallopoulos, 2008): the stronger sign half of each singular pair.
+
+    `fill` replaces zeros (nndsvda: the mean of X). The SVD is a randomized one with `power` passes over X.
+    """
+    U, values, V = _randomized_svd(matrix, rank, generator, power)
+    W = np.zeros((matrix.shape[0], rank))
+    Ht = np.zeros((matrix.shape[1], rank))
+    for j in range(len(values)):
+        u, v = U[:, j], V[:, j]
+        halves = [(np.maximum(sign * u, 0), np.maximum(sign * v, 0)) for sign in (1, -1)]
+        sizes = [(float(np.linalg.norm(a)), float(np.linalg.norm(b))) for a, b in halves]
+        best = int(sizes[1][0] * sizes[1][1] > sizes[0][0] * sizes[0][1])
+        (a, b), (size_a, size_b) = halves[best], sizes[best]
+        if size_a * size_b > 0:
+            scale = np.sqrt(values[j] * size_a * size_b)
+            W[:, j], Ht[:, j] = a * (scale / size_a), b * (scale / size_b)
+    if fill > 0:
+        W[W == 0] = fill
+        Ht[Ht == 0] = fill
+    return Beginning(matrix.native(Ht), matrix.native(W))
+
+
+def _randomized_svd(
+    matrix: Matrix, rank: int, generator: np.random.Generator, power: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Leading singular triplets U, s, V by subspace iteration (Halko et al., 2011)."""
+    n, m = matrix.shape
+    width = min(rank + 10, n, m)
+
+    def product(forward: bool, B: np.ndarray) -> np.ndarray:
+        result = (matrix.times if forward else matrix.transposed_times)(matrix.native(B))
+        return kernels.of(result).to_numpy(result)
+
+    Q = product(True, generator.standard_normal((m, width)))
+    for _ in range(power):
+        Q, _ = np.linalg.qr(Q)
+        Z, _ = np.linalg.qr(product(False, Q))
+        Q = product(True, Z)
+    Q, _ = np.linalg.qr(Q)
+    left, values, right = np.linalg.svd(product(False, Q), full_matrices=False)
+    keep = min(rank, width)
+    return Q @ right.T[:, :keep], values[:keep], left[:, :keep]

@@ -1,0 +1,1 @@
+"""Shapes of communication: what a party does, what the server does, as pure functions."""

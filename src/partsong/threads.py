@@ -1,0 +1,122 @@
+"""Who may use how many threads: one setting for compiled kernels and BLAS alike.
+
+A block of rows goes to each thread, in ranges that depend on sizes and the thread count alone, so that the same seed
+gives the same bytes at a fixed thread count. While such work runs, BLAS is held to one thread per call. Inside a
+worker everything is serial: parties that run in parallel do not multiply threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from partsong.errors import ParameterError
+
+T = TypeVar("T")
+
+SMALL_WORK = 2_000_000
+"""Below this many floating-point operations a second thread costs more than it saves."""
+
+_kernel_threads: ContextVar[int] = ContextVar("partsong_kernel_threads", default=1)
+_pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+_blas_users = 0
+_blas_limit: Any = None
+_controller: Any = None
+
+
+def available() -> int:
+    """The threads this process may use: PARTSONG_NUM_THREADS, else the cores it is allowed to run on."""
+    wanted = os.environ.get("PARTSONG_NUM_THREADS", "").strip()
+    if wanted:
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise ParameterError(f"PARTSONG_NUM_THREADS must be a whole number of at least 1; it is {wanted!r}.")
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def kernels_on(threads: int) -> Iterator[None]:
+    """Within this block kernels use `threads` threads and every BLAS call exactly one."""
+    token = _kernel_threads.set(threads)
+    _hold_blas()
+    try:
+        yield
+    finally:
+        _release_blas()
+        _kernel_threads.reset(token)
+
+
+def ranges(total: int, work: float, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """Contiguous ranges of 0…total, one per thread; `weights` is a running total (as in CSR) to balance instead."""
+    parts = 1 if work < SMALL_WORK else max(1, min(_kernel_threads.get(), total))
+    if weights is None:
+        cuts = [total * i // parts for i in range(parts + 1)]
+    else:
+        import numpy as np
+
+        goals = [weights[-1] * i / parts for i in range(1, parts)]
+        inner = np.searchsorted(np.asarray(weights), goals).tolist() if goals else []
+        cuts = [0, *(min(int(cut), total) for cut in inner), total]
+    return [(a, b) for a, b in pairwise(cuts) if b > a] or [(0, total)]
+
+
+def over(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
+    """Call work(start, stop) for each piece, in parallel, and return the results in order."""
+    if len(pieces) == 1:
+        return [work(*pieces[0])]
+    others = [_shared_pool().submit(work, *piece) for piece in pieces[1:]]
+    token = _kernel_threads.set(1)
+    try:
+        first = work(*pieces[0])
+    finally:
+        _kernel_threads.reset(token)
+        for other in others:
+            other.exception()
+    return [first, *(other.result() for other in others)]
+
+
+def _shared_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(available(), 8), thread_name_prefix="partsong-kernel")
+        return _pool
+
+
+def _hold_blas() -> None:
+    global _blas_users, _blas_limit, _controller
+    with _lock:
+        if _blas_users == 0:
+            if _controller is None:
+                from threadpoolctl import ThreadpoolController
+
+                _controller = ThreadpoolController()
+            _blas_limit = _controller.limit(limits=1, user_api="blas")
+        _blas_users += 1
+
+
+def _release_blas() -> None:
+    global _blas_users, _blas_limit
+    with _lock:
+        _blas_users -= 1
+        if _blas_users == 0:
+            _blas_limit.restore_original_limits()
+            _blas_limit = None
+
+
+def _forget_after_fork() -> None:
+    global _pool, _lock, _blas_users, _blas_limit
+    _pool, _lock, _blas_users, _blas_limit = None, threading.Lock(), 0, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

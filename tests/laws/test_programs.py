@@ -1,0 +1,332 @@
+"""Laws of programs and engines: exactness whatever the split, one party is centralised, engines agree bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from partsong import recipes
+from partsong.aggregate.linear import Mean, Sum, WeightedMean, add
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Checkpoint, Layout, Message, Reducible, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.local.alternate import Alternate, Rows
+from partsong.local.coordinate import CoordinateDescent
+from partsong.local.equations import Penalty
+from partsong.local.gradient import InertialPalm, ProjectedGradient
+from partsong.local.momentum import Extrapolation
+from partsong.local.multiplicative import Multiplicative
+from partsong.local.pivoting import BlockPivoting
+from partsong.programs.consensus import Consensus, IndependentStart
+from partsong.programs.shared_statistics import SharedStatistics
+from partsong.streams import key, stream
+
+RULES = [
+    Multiplicative(),
+    CoordinateDescent(sweeps=3),
+    CoordinateDescent(alpha=0.1, beta=0.1),
+    ProjectedGradient(),
+    InertialPalm(inertia=0.3),
+    BlockPivoting(),
+]
+PROGRAMS = {
+    **{f"shared {rule!r}": SharedStatistics(4, Alternate(rule)) for rule in RULES},
+    "shared penalised": SharedStatistics(4, Alternate(penalty_W=Penalty(1e-3, 1e-3), penalty_H=Penalty(2e-3, 1e-3))),
+    "shared accelerated": recipes.shared_statistics(4, accelerate=True),
+    "fedavg": recipes.fedavg(4, steps=3),
+    "fedavg uniform": recipes.fedavg(4, steps=3, weighted=False),
+    "local only": recipes.local_only(4, steps=5),
+    "consensus ipalm": Consensus(4, Alternate(InertialPalm(inertia=0.2)), 3, IndependentStart()),
+}
+
+
+def data(rows=90, columns=14, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(0.5, size=(rows, 4)) @ rng.gamma(0.5, size=(4, columns)) + 0.1 * rng.random((rows, columns))
+
+
+def shards_of(X, cuts, seed=7):
+    parts = np.split(X, cuts)
+    return [Shard(f"p{i:02d}", as_matrix(part), key(seed, "secret", f"p{i:02d}")) for i, part in enumerate(parts)]
+
+
+def run(program, shards, rounds=5, engine=Sequential(), **kwargs):
+    schedule = Schedule(rounds, 3, **kwargs)
+    return list(engine.run(program, shards, schedule, reduction=InTheOpen()))
+
+
+def model_bytes(rounds):
+    return [np.ascontiguousarray(done.model["H"]).tobytes() for done in rounds]
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if not isinstance(r, BlockPivoting)], ids=repr)
+@pytest.mark.parametrize("cuts", [[45], [1, 2, 3], [10, 20, 30, 31, 80]])
+def test_shared_statistics_over_any_split_is_the_pooled_factorization(rule, cuts):
+    X, program = data(), SharedStatistics(4, Alternate(rule))
+    pooled = run(program, shards_of(X, []), 30)[-1]
+    split = run(program, shards_of(X, cuts), 30)[-1]
+    assert_allclose(split.model["H"], pooled.model["H"], rtol=1e-8, atol=1e-8)
+    assert split.metrics["relative_error"] == pytest.approx(pooled.metrics["relative_error"], rel=1e-8)
+
+
+@given(cuts=st.lists(st.integers(1, 39), max_size=6, unique=True), seed=st.integers(0, 1000))
+def test_exactness_for_random_splits(cuts, seed):
+    X, program = data(40, 6, seed), recipes.shared_statistics(3)
+    pooled = run(program, shards_of(X, []), 10)[-1].model["H"]
+    assert_allclose(run(program, shards_of(X, sorted(cuts)), 10)[-1].model["H"], pooled, rtol=1e-8, atol=1e-8)
+
+
+def test_one_party_is_centralised():
+    """An independent loop in plain NumPy, with the same start, gives the same H."""
+    X = data()
+    program = recipes.shared_statistics(4, sweeps=2)
+    H = stream(3, "start").random((14, 4)).T.copy()
+    W = np.repeat((X @ H.T).sum(axis=1, keepdims=True) / (H @ H.T).sum(), 4, axis=1)
+    for done in run(program, shards_of(X, []), 6):
+        for F, gram, cross in ((W, H @ H.T, X @ H.T),):
+            for _ in range(2):
+                for j in range(4):
+                    F[:, j] = np.maximum(0, F[:, j] + (cross[:, j] - F @ gram[:, j]) / gram[j, j])
+        gram, cross = W.T @ W, W.T @ X
+        for _ in range(2):
+            for j in range(4):
+                H[j] = np.maximum(0, H[j] + (cross[j] - gram[j] @ H) / gram[j, j])
+        assert_allclose(done.model["H"], H, rtol=1e-9, atol=1e-12)
+        error = np.linalg.norm(X - W @ H) / np.linalg.norm(X)
+        assert done.metrics["relative_error"] == pytest.approx(error, rel=1e-9)
+
+
+def test_one_party_consensus_is_centralised():
+    """With a single party FedAvg of T steps in R rounds is T·R iterations, W fitted to the common H first."""
+    X = data()
+    rounds = run(recipes.fedavg(4, steps=2), shards_of(X, []), 3)
+    solver = recipes.fedavg(4).solver
+    matrix = as_matrix(X)
+    columns = solver.begin(stream(3, "start").random((14, 4)))
+    rows = Rows(solver.solve_rows(matrix, columns.Ht))
+    for _ in range(6):
+        rows, totals = solver.row_step(matrix, rows, columns)
+        columns = solver.column_step(columns, totals)
+    assert_allclose(rounds[-1].model["H"], columns.Ht.T, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_shuffled_and_parallel_parties_change_no_bit(name):
+    shards = shards_of(data(), [10, 20, 50, 77])
+    reference = run(PROGRAMS[name], shards)
+    for engine in (Sequential(shuffle=5), Parallel(3), Parallel(1)):
+        other = run(PROGRAMS[name], shards[::-1], engine=engine)
+        assert model_bytes(other) == model_bytes(reference)
+        assert [dict(o.bytes_up) for o in other] == [dict(r.bytes_up) for r in reference]
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=repr)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_resume_is_the_uninterrupted_run(name, engine):
+    shards, program = shards_of(data(), [30, 60]), PROGRAMS[name]
+    whole = run(program, shards, 6, engine)
+    middle = whole[2].checkpoint
+    assert middle.index == 3
+    rest = list(engine.run(program, shards, Schedule(6, 3), reduction=InTheOpen(), resume=middle))
+    assert model_bytes(rest) == model_bytes(whole[3:])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_only_declared_arrays_are_sent(name):
+    """The whole disclosure: names and shapes, and bytes that equal the formula; W and X are never among them."""
+    shards, k, m = shards_of(data(), [30, 60]), 4, 14
+    for done in run(PROGRAMS[name], shards, 2, Sequential(record=True)):
+        for party, phase, message in done.traffic:
+            names = {array: shape for array, shape, _ in message.signature}
+            if name.startswith("shared"):
+                assert names == {"gram": (k, k), "cross": (k, m), "totals": (3,)}
+                assert message.nbytes == 8 * (k * k + k * m + 3) + 8
+            else:
+                assert names == {"H": (k, m)}
+                assert message.nbytes == 8 * k * m + 8
+            assert phase == 0
+            assert done.bytes_up[party] == message.nbytes
+        assert set(done.model.arrays) <= {"H", "pace"}
+
+
+def test_a_party_that_misses_a_round_is_absent_from_that_sum():
+    X = data()
+    shards = shards_of(X, [30, 60])
+    absent = {1: frozenset({"p01"})}
+    rounds = run(recipes.shared_statistics(4), shards, 3, Sequential(record=True), absent=absent)
+    assert rounds[1].participants == ("p00", "p02")
+    assert set(rounds[1].bytes_up) == {"p00", "p02"}
+    assert rounds[1].checkpoint.parties["p01"] is rounds[0].checkpoint.parties["p01"]
+    assert rounds[2].participants == ("p00", "p01", "p02")
+    alone = run(recipes.shared_statistics(4), [shards[0], shards[2]], 1)[0]
+    everyone_but = run(recipes.shared_statistics(4), shards, 1, absent={0: frozenset({"p01"})})[0]
+    assert_array_equal(alone.model["H"], everyone_but.model["H"])
+    with pytest.raises(ParameterError, match="Nobody takes part in round 0"):
+        run(recipes.shared_statistics(4), shards, 1, absent={0: frozenset({"p00", "p01", "p02"})})
+
+
+@dataclass(frozen=True)
+class PairwiseMasks:
+    """A reduction in two phases, for this test: parties exchange numbers, then send masked sums that cancel."""
+
+    phases: int = 2
+
+    def check(self, aggregation):
+        if not isinstance(aggregation, Reducible):
+            raise CompositionError("needs a sum")
+
+    def begin(self, upload, party, aggregation, occasion):
+        return (party, aggregation.lift(upload), occasion)
+
+    def send(self, phase, state, heard: Message):
+        party, lifted, occasion = state
+        if phase == 0:
+            return state, Message({party: np.array([float(key(1, party, occasion.index) % 1000)])})
+        arrays: Mapping[str, np.ndarray] = lifted.arrays
+        for other in occasion.participants:
+            if other != party:
+                sign = 1.0 if party < other else -1.0
+                seed = int(heard[min(party, other)][0] * 1000 + heard[max(party, other)][0])
+                draw = stream(seed, "mask", occasion.index)
+                arrays = {n: a + sign * draw.standard_normal(a.shape) for n, a in arrays.items()}
+        return state, Message(arrays, lifted.weight)
+
+    def hear(self, phase, inbox, state):
+        if phase == 0:
+            return None, Message({name: message[name] for name, message in inbox.items()})
+        total = None
+        for name in sorted(inbox):
+            total = inbox[name] if total is None else add(total, inbox[name])
+        return total, Message({})
+
+    def total(self, state, aggregation):
+        return aggregation.lower(state)
+
+
+@pytest.mark.parametrize("engine", [Sequential(record=True), Parallel(2, record=True)], ids=repr)
+@pytest.mark.parametrize("name", ["shared CoordinateDescent(sweeps=3, alpha=0.0, beta=0.0)", "fedavg", "fedavg uniform"])
+def test_a_reduction_of_several_phases_is_invisible_to_programs(name, engine):
+    shards, program = shards_of(data(), [30, 60]), PROGRAMS[name]
+    plain = run(program, shards, 4)
+    masked = list(engine.run(program, shards, Schedule(4, 3), reduction=PairwiseMasks()))
+    assert_allclose(masked[-1].model["H"], plain[-1].model["H"], rtol=1e-7, atol=1e-9)
+    sent = {party: message for party, phase, message in masked[0].traffic if phase == 1}
+    open_sums = {p: m for p, _, m in run(program, shards, 1, Sequential(record=True))[0].traffic}
+    name_of_array = "cross" if "shared" in name else "H"
+    assert not np.allclose(sent["p00"][name_of_array], open_sums["p00"][name_of_array], atol=0.1)
+    assert {phase for _, phase, _ in masked[0].traffic} == {0, 1}
+
+
+@dataclass(frozen=True)
+class Medoid:
+    def __call__(self, uploads):
+        return uploads[0]
+
+
+def test_composition_fails_at_once():
+    program = replace(recipes.fedavg(4), aggregation=Medoid())
+    with pytest.raises(CompositionError):
+        next(Sequential().run(program, shards_of(data(), [30]), Schedule(1), reduction=PairwiseMasks()))
+
+
+@pytest.mark.parametrize("aggregation", [Sum(), Mean(), WeightedMean()], ids=repr)
+def test_aggregations_are_sums_in_disguise(aggregation):
+    rng = np.random.default_rng(0)
+    uploads = [Message({"H": rng.random((2, 3))}, weight=w) for w in (1.0, 5.0, 2.0)]
+    total = aggregation.lift(uploads[0])
+    for upload in uploads[1:]:
+        total = add(total, aggregation.lift(upload))
+    assert_allclose(aggregation(uploads)["H"], aggregation.lower(total)["H"])
+    weights = {Sum: [1, 1, 1], Mean: [1 / 3] * 3, WeightedMean: [1 / 8, 5 / 8, 2 / 8]}[type(aggregation)]
+    expected = sum(w * u["H"] for w, u in zip(weights, uploads, strict=True))
+    assert_allclose(aggregation(uploads)["H"], expected)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A program whose local step fails, or sends nonsense, at one party."""
+
+    inner: SharedStatistics
+    fault: str
+    aggregation: Sum = Sum()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def local(self, shard, party, model):
+        party, message = self.inner.local(shard, party, model)
+        if shard.name != "p01":
+            return party, message
+        if self.fault == "raise":
+            raise ZeroDivisionError("by zero")
+        wrong = {"nan": message["gram"] * np.nan, "shape": message["gram"][:1]}[self.fault]
+        return party, Message({**message.arrays, "gram": wrong})
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=repr)
+def test_faults_name_the_party(engine):
+    shards = shards_of(data(), [30, 60])
+    for fault in ("nan", "shape"):
+        with pytest.raises(PartyError, match="'p01'"):
+            list(engine.run(Broken(recipes.shared_statistics(4), fault), shards, Schedule(2), reduction=InTheOpen()))
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(engine.run(Broken(recipes.shared_statistics(4), "raise"), shards, Schedule(2), reduction=InTheOpen()))
+    assert any("p01" in note and "local" in note and "round 0" in note for note in caught.value.__notes__)
+
+
+def test_layouts_refuse_twins_and_other_columns():
+    X = data()
+    with pytest.raises(ParameterError, match="more than once: a"):
+        Layout.of([Shard("a", as_matrix(X)), Shard("a", as_matrix(X))], 0)
+    with pytest.raises(CompositionError, match="b: 13"):
+        Layout.of([Shard("a", as_matrix(X)), Shard("b", as_matrix(X[:, 1:]))], 0)
+    with pytest.raises(ParameterError):
+        Layout.of([], 0)
+
+
+def test_torch_shards_run_the_same_programs():
+    torch = pytest.importorskip("torch")
+    X = data()
+    for program in (recipes.shared_statistics(4, accelerate=True), recipes.fedavg(4, steps=3)):
+        shards = shards_of(X, [30, 60])
+        tensors = [replace(s, matrix=as_matrix(torch.from_numpy(s.matrix.X))) for s in shards]
+        H = run(program, tensors)[-1].model["H"]
+        assert isinstance(H, torch.Tensor)
+        assert_allclose(H.numpy(), run(program, shards)[-1].model["H"], rtol=1e-8, atol=1e-10)
+
+
+def test_parties_with_fewer_rows_than_components_zero_rows_and_zero_columns():
+    X = data(12, 9)
+    X[3] = 0
+    X[:, 2] = 0
+    program = recipes.shared_statistics(7)
+    pooled = run(program, shards_of(X, []), 10)[-1].model["H"]
+    assert_allclose(run(program, shards_of(X, [1, 3, 4]), 10)[-1].model["H"], pooled, rtol=1e-8, atol=1e-8)
+    assert np.isfinite(run(recipes.fedavg(7), shards_of(X, [1, 3, 4]), 3)[-1].model["H"]).all()
+
+
+def test_extrapolation_restarts_after_a_rise():
+    pace = Extrapolation().begin()
+    pace = Extrapolation().next(pace, 10.0)
+    grown = Extrapolation().next(pace, 9.0)
+    assert grown.amount > pace.amount
+    fallen = Extrapolation().next(grown, 9.5)
+    assert fallen.must_restart
+    assert fallen.amount < grown.amount
+    assert not Extrapolation().next(fallen, 9.4).must_restart
+
+
+def test_checkpoints_hold_every_state():
+    done = run(recipes.shared_statistics(4), shards_of(data(), [30]), 2)[-1]
+    assert isinstance(done.checkpoint, Checkpoint)
+    assert set(done.checkpoint.parties) == {"p00", "p01"}
+    assert done.checkpoint.parties["p00"].W.shape == (30, 4)
