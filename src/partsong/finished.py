@@ -43,13 +43,16 @@ def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: boo
     """
     if rescale:
         Ht = _unit_columns(Ht)
-    for _ in range(4):
-        weights = {shard.name: solver.solve_rows(shard.matrix, shard.matrix.native(Ht)) for shard in shards}
-        shares = _shares(weights, Ht)
-        order = np.argsort(-shares, kind="stable")
-        if np.all(order == np.arange(len(order))):
-            break
-        Ht = Ht[:, order.copy()]
+    weights = _solve(solver, shards, Ht)
+    order = np.argsort(-_shares(weights, Ht), kind="stable")
+    if (np.diff(order) < 0).any():
+        Ht = kernels.of(Ht).like(kernels.of(Ht).to_numpy(Ht)[:, order], Ht)
+        weights = _solve(solver, shards, Ht)
+        order = np.argsort(-_shares(weights, Ht), kind="stable")
+        if (np.diff(order) < 0).any():  # dependent components: W is not unique, but W H is
+            Ht, weights = Ht[:, order], {name: W[:, order] for name, W in weights.items()}
+    Ht, weights = _contiguous(Ht), {name: _contiguous(W) for name, W in weights.items()}
+    shares = _shares(weights, Ht)
     error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
     norm = sum(shard.matrix.squared_norm for shard in shards)
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
@@ -62,6 +65,15 @@ def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Ru
     H = start_H if chosen is None else program.components(chosen.checkpoint.server)
     rescale = not (solver.penalty_W or solver.penalty_H)
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale)
+
+
+def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array) -> dict[str, Array]:
+    Ht = _contiguous(Ht)
+    return {shard.name: solver.solve_rows(shard.matrix, shard.matrix.native(Ht)) for shard in shards}
+
+
+def _contiguous(F: Array) -> Array:
+    return kernels.of(F).rows_of(F.T)
 
 
 def _unit_columns(Ht: Array) -> Array:

@@ -16,18 +16,21 @@ WINDOW = 5
 
 
 class HistoryRow(NamedTuple):
-    """One line of `history_`: seconds since the fit began, ‖X − W H‖ / ‖X‖, bytes sent in this round by all parties."""
+    """One line of `history_`: seconds since the fit began, ‖X − W H‖ / ‖X‖, the objective with penalties over ½‖X‖²
+    (the square of the error where there are none), bytes sent in this round by all parties and to each of them.
+    """
 
     iteration: int
     seconds: float
     relative_error: float
+    objective: float
     bytes_up: int
     bytes_down: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Converged once the squared error falls by less than `tol` of itself per round, over a few rounds."""
+    """Converged once the objective falls by less than `tol` of itself per round, over a few rounds."""
 
     tol: float = 1e-4
     time_budget: float | None = None
@@ -38,25 +41,25 @@ class Stop:
         if self.time_budget is not None and not self.time_budget > 0:
             raise ParameterError(f"time_budget must be more than 0 seconds (or None); got {self.time_budget}.")
 
-    def outcome(self, errors: Sequence[float], seconds: float) -> Outcome | None:
-        """Why to stop now, or None to go on."""
-        if errors and not math.isfinite(errors[-1]):
+    def outcome(self, values: Sequence[float], seconds: float) -> Outcome | None:
+        """Why to stop now, or None to go on; `values` are the objective over ½‖X‖², round by round."""
+        if values and not math.isfinite(values[-1]):
             return Outcome.DIVERGED
-        if self.tol > 0 and len(errors) > WINDOW and _is_flat(errors, self.tol):
+        if self.tol > 0 and len(values) > WINDOW and _is_flat(values, self.tol):
             return Outcome.CONVERGED
         if self.time_budget is not None and seconds >= self.time_budget:
             return Outcome.TIME_SPENT
         return None
 
 
-def _is_flat(errors: Sequence[float], tol: float) -> bool:
-    now, then = min(errors[-WINDOW:]) ** 2, errors[-WINDOW - 1] ** 2
+def _is_flat(values: Sequence[float], tol: float) -> bool:
+    now, then = min(values[-WINDOW:]), values[-WINDOW - 1]
     return then - now <= WINDOW * tol * now or now < 1e-13
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a run ended, round by round; `best` is the round with the smallest error, `last` the latest."""
+    """How a run ended, round by round; `best` is the round with the smallest objective, `last` the latest."""
 
     outcome: Outcome
     history: tuple[HistoryRow, ...]
@@ -80,19 +83,22 @@ class Follower:
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
         rows, last, best, least = list(history), None, None, math.inf
+        values = [row.objective for row in rows]
         earlier = rows[-1].seconds if rows else 0.0
         outcome = Outcome.MAX_ROUNDS
         try:
             for done in rounds:
                 error = self.error_of(done)
                 seconds = earlier + time.perf_counter() - self.began
-                row = HistoryRow(done.index + 1, seconds, error, sum(done.bytes_up.values()), done.bytes_down)
+                value = done.metrics.get("objective", error**2)
+                row = HistoryRow(done.index + 1, seconds, error, value, sum(done.bytes_up.values()), done.bytes_down)
                 rows.append(row)
+                values.append(value)
                 last = done
-                if not error > least:
-                    best, least = done, error if math.isfinite(error) else least
+                if value <= least:
+                    best, least = done, value
                 self.watch(done, row)
-                ending = self.stop.outcome([r.relative_error for r in rows], seconds)
+                ending = self.stop.outcome(values, seconds)
                 if ending is not None:
                     outcome = ending
                     break

@@ -213,7 +213,9 @@ class PairwiseMasks:
 
 
 @pytest.mark.parametrize("engine", [Sequential(record=True), Parallel(2, record=True)], ids=repr)
-@pytest.mark.parametrize("name", ["shared CoordinateDescent(sweeps=3, alpha=0.0, beta=0.0)", "fedavg", "fedavg uniform"])
+@pytest.mark.parametrize(
+    "name", ["shared CoordinateDescent(sweeps=3, alpha=0.0, beta=0.0)", "fedavg", "fedavg uniform"]
+)
 def test_a_reduction_of_several_phases_is_invisible_to_programs(name, engine):
     shards, program = shards_of(data(), [30, 60]), PROGRAMS[name]
     plain = run(program, shards, 4)

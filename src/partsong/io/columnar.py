@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import numpy.typing as npt
 from partsong.data.finding import SHOWN
 from partsong.data.table import Table
 from partsong.errors import FeatureError, FormatError, ParameterError, first_few
-from partsong.io.opening import GZIP_RATIO, Wanted, optional, parsing, require_plausible
-
-DEEPEST = 4  # obs / column / categories / values
+from partsong.io.hdf5_honesty import require_honest, require_sound_heaps
+from partsong.io.opening import Wanted, optional, parsing, require_plausible
 
 
 def read_parquet(path: Path, wanted: Wanted) -> Table:
@@ -45,6 +43,8 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
     """
     wanted.require_samples_in_rows(path)
     h5py, anndata = optional("h5py", "io"), optional("anndata.io", "io")
+    with parsing(path, "AnnData"):
+        require_sound_heaps(path)
     with parsing(path, "AnnData"), h5py.File(path, "r") as file:
         place = "X" if wanted.key is None else f"layers/{wanted.key}"
         if place not in file:
@@ -53,7 +53,7 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
                 f"{path}: there is no {place}. Layers: {layers}. Pass one of them as key=, or none for X."
             )
         for part in (place, "obs", "var"):
-            _require_honest(path, h5py, file, part)
+            require_honest(path, h5py, file, part)
         X = _as_rows(path, file[place], anndata.read_elem(file[place]))
         obs, var = anndata.read_elem(file["obs"]), anndata.read_elem(file["var"])
         samples, features = tuple(map(str, obs.index)), tuple(map(str, var.index))
@@ -66,23 +66,6 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
             X.T.tocsr() if hasattr(X, "tocsr") else np.ascontiguousarray(X.T), samples, features, None, str(path)
         )
     return Table(X, features, samples, labels, str(path))
-
-
-def _require_honest(path: Path, h5py: Any, parent: Any, name: str, depth: int = 0) -> None:
-    """Refuse links to elsewhere, and data that claim more bytes than the file could unpack to, before reading them."""
-    if depth > DEEPEST or not isinstance(parent.get(name, getlink=True), h5py.HardLink):
-        raise FormatError(f"{path}: {name!r} leads out of the file, or in circles. Save it again with write_h5ad.")
-    part = parent[name]
-    if isinstance(part, h5py.Group):
-        for inner in part:
-            _require_honest(path, h5py, part, inner, depth + 1)
-    elif isinstance(part, h5py.Dataset):
-        largest = max(part.size or 0, math.prod(part.chunks or ())) * part.dtype.itemsize
-        if part.external or part.is_virtual or largest > GZIP_RATIO * path.stat().st_size:
-            raise FormatError(
-                f"{path}: {part.name} claims {largest} bytes, more than the file can hold, or keeps them elsewhere. "
-                "It is damaged; save it again with write_h5ad."
-            )
 
 
 def _find(path: Path, names: list[str], label: str) -> int:

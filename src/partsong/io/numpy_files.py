@@ -53,17 +53,23 @@ def read_npy(path: Path, wanted: Wanted) -> Table:
 
 
 def read_npz(path: Path, wanted: Wanted) -> Table:
-    """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train'), and names and labels that fit it."""
+    """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train'), and names and labels that fit it.
+
+    SciPy's sparse kind may hold names and labels beside the matrix as well.
+    """
     with parsing(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
             headers = dict(_member_headers(path, archive))
-        if {"format", "shape", "data"} <= headers.keys():
-            wanted.refuse(path, "label", "key")
-            return Table(_sparse(path, headers, wanted.transpose), source=str(path))
-        key = _choose(path, headers, wanted.key)
+        is_sparse = {"format", "shape", "data"} <= headers.keys()
+        if is_sparse:
+            wanted.refuse(path, "key")
+        key = "X" if is_sparse else _choose(path, headers, wanted.key)
         with np.load(path, allow_pickle=False) as arrays:
-            X = _require_matrix(path, key, arrays[key])
-            X = X.T if wanted.transpose else X
+            if is_sparse:
+                X = _sparse(path, headers, wanted.transpose)
+            else:
+                X = _require_matrix(path, key, arrays[key])
+                X = X.T if wanted.transpose else X
             features = _names(path, headers, arrays, FEATURE_KEYS, X.shape[1])
             samples = _names(path, headers, arrays, SAMPLE_KEYS, X.shape[0])
             labels = _labels(path, headers, arrays, wanted.label, key, X.shape[0])

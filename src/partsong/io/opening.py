@@ -96,11 +96,11 @@ def open_bytes(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if is_gzipped(path) else path.open("rb")
 
 
-def open_text(path: Path, *, newline: str | None = None) -> IO[str]:
-    """The text of a UTF-8 file (with or without a byte order mark), unpacked if its name ends in .gz."""
+def open_text(path: Path, *, newline: str | None = None, encoding: str = "utf-8-sig") -> IO[str]:
+    """The text of a file (UTF-8, with or without a byte order mark), unpacked if its name ends in .gz."""
     if is_gzipped(path):
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8-sig", newline=newline))
-    return path.open("r", encoding="utf-8-sig", newline=newline)
+        return cast(IO[str], gzip.open(path, "rt", encoding=encoding, newline=newline))
+    return path.open("r", encoding=encoding, newline=newline)
 
 
 def require_plausible(path: Path, shape: tuple[int, ...], n_entries: int) -> None:

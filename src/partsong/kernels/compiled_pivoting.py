@@ -16,19 +16,18 @@ TILE = 512
 
 @njit(nogil=True, cache=True)
 def _factorize(gram, members, count, L):  # type: ignore[no-untyped-def]
-    """Cholesky of gram[members, members]; a dependent variable gets a zero row and later a zero value."""
-    largest = 0.0
+    """Cholesky of gram[members, members]."""
     for a in range(count):
-        largest = max(largest, gram[members[a], members[a]])
-    for a in range(count):
-        for b in range(a + 1):
+        for b in range(a):
             total = gram[members[a], members[b]]
             for c in range(b):
                 total -= L[a, c] * L[b, c]
-            if a > b:
-                L[a, b] = total / L[b, b] if L[b, b] > 0 else 0.0
-            else:
-                L[a, a] = np.sqrt(total) if total > 1e-13 * largest else 0.0
+            L[a, b] = total / L[b, b]
+        own = gram[members[a], members[a]]
+        total = own
+        for c in range(a):
+            total -= L[a, c] * L[a, c]
+        L[a, a] = np.sqrt(max(total, 1e-16 * own))
 
 
 @njit(nogil=True, cache=True)
@@ -37,12 +36,12 @@ def _solve(L, count, right):  # type: ignore[no-untyped-def]
         total = right[a]
         for c in range(a):
             total -= L[a, c] * right[c]
-        right[a] = total / L[a, a] if L[a, a] > 0 else 0.0
+        right[a] = total / L[a, a]
     for a in range(count - 1, -1, -1):
         total = right[a]
         for c in range(a + 1, count):
             total -= L[c, a] * right[c]
-        right[a] = total / L[a, a] if L[a, a] > 0 else 0.0
+        right[a] = total / L[a, a]
 
 
 @njit(nogil=True, cache=True)
@@ -96,28 +95,29 @@ def _solve_groups(gram, cross, passive, active_rows, x, y):  # type: ignore[no-u
 
 
 @njit(nogil=True, cache=True)
+def _is_infeasible(passive, x, y, size, diagonal):  # type: ignore[no-untyped-def]
+    return x < -1e-13 * size / diagonal if passive else y < -1e-12 * size
+
+
+@njit(nogil=True, cache=True)
 def _pivot_tile(gram, cross, passive, x):  # type: ignore[no-untyped-def]
+    """Exchange infeasible variables until no row has any; rows that are done drop out."""
     n, k = cross.shape
     y = np.empty((n, k))
     patience = np.full(n, PATIENCE)
     fewest = np.full(n, k + 1)
-    diagonal = 1e-300
-    for j in range(k):
-        diagonal = max(diagonal, gram[j, j])
     rows = np.arange(n)
-    for _ in range(5 * k + 20):
+    for _ in range(10 * k + 50):
         _solve_groups(gram, cross, passive, rows, x, y)
         unsolved = 0
         for row in rows:
-            size = 0.0
+            size = 1e-300
             for j in range(k):
                 size = max(size, abs(cross[row, j]))
             infeasible = 0
             last = -1
             for j in range(k):
-                if (passive[row, j] and x[row, j] < -1e-13 * size / diagonal) or (
-                    not passive[row, j] and y[row, j] < -1e-12 * size
-                ):
+                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j]):
                     infeasible += 1
                     last = j
             if infeasible == 0:
@@ -133,43 +133,41 @@ def _pivot_tile(gram, cross, passive, x):  # type: ignore[no-untyped-def]
                 passive[row, last] = not passive[row, last]
                 continue
             for j in range(k):
-                if (passive[row, j] and x[row, j] < -1e-13 * size / diagonal) or (
-                    not passive[row, j] and y[row, j] < -1e-12 * size
-                ):
+                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j]):
                     passive[row, j] = not passive[row, j]
         rows = rows[:unsolved]
         if unsolved == 0:
             break
-    _polish(gram, cross, rows, x)
-    for row in range(n):
-        for j in range(k):
-            x[row, j] = max(x[row, j], 0.0)
 
 
 @njit(nogil=True, cache=True)
-def _polish(gram, cross, rows, x):  # type: ignore[no-untyped-def]
-    """Rows that pivoting left open (dependent columns can make it cycle) are finished by coordinate descent."""
+def _polish(gram, cross, x, sweeps):  # type: ignore[no-untyped-def]
+    """Clip rounding below zero, then coordinate descent on the equations as given."""
     k = gram.shape[0]
-    for row in rows:
+    for row in range(x.shape[0]):
         for j in range(k):
             x[row, j] = max(x[row, j], 0.0)
-        for _ in range(2000):
-            moved = 0.0
+        for _ in range(sweeps):
             for j in range(k):
                 if gram[j, j] > 0:
                     slope = cross[row, j]
                     for c in range(k):
                         slope -= gram[j, c] * x[row, c]
-                    value = max(0.0, x[row, j] + slope / gram[j, j])
-                    moved = max(moved, abs(value - x[row, j]))
-                    x[row, j] = value
-            if moved == 0.0:
-                break
+                    x[row, j] = max(0.0, x[row, j] + slope / gram[j, j])
 
 
 @njit(nogil=True, cache=True)
-def pivot_rows(gram, cross, support, out):  # type: ignore[no-untyped-def]
-    """Solve every row of cross, in tiles, from the given support."""
+def pivot_rows(gram, cross, support, ridge, out):  # type: ignore[no-untyped-def]
+    """Solve every row of cross, in tiles, from the given support.
+
+    A ridge of that share of the diagonal makes dependent columns independent, so that pivoting ends; two sweeps on
+    the equations without it take back what it moved.
+    """
+    k = gram.shape[0]
+    firm = gram.copy()
+    for j in range(k):
+        firm[j, j] = gram[j, j] * (1.0 + ridge) if gram[j, j] > 0 else 1.0
     for start in range(0, cross.shape[0], TILE):
         stop = min(start + TILE, cross.shape[0])
-        _pivot_tile(gram, cross[start:stop], support[start:stop].copy(), out[start:stop])
+        _pivot_tile(firm, cross[start:stop], support[start:stop].copy(), out[start:stop])
+        _polish(gram, cross[start:stop], out[start:stop], 2)

@@ -13,7 +13,7 @@ FAST = {"contract", "reassoc", "nsz", "arcp"}
 LANES = 64
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@njit(nogil=True, fastmath=FAST, inline="always")
 def _load(F, cross, f, c, start, rows):  # type: ignore[no-untyped-def]
     k = F.shape[1]
     for r in range(rows):
@@ -26,7 +26,7 @@ def _load(F, cross, f, c, start, rows):  # type: ignore[no-untyped-def]
             c[j, r] = 0
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@njit(nogil=True, fastmath=FAST, inline="always")
 def _sweep_tile(f, c, gram, inverse, residual):  # type: ignore[no-untyped-def]
     """One pass over the components of a tile."""
     k = f.shape[0]
@@ -63,30 +63,17 @@ def _sweep_tile(f, c, gram, inverse, residual):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, fastmath=FAST)
-def sweep_rows(F, gram, inverse, cross, out, sweeps, settle):  # type: ignore[no-untyped-def]
-    """Up to `sweeps` passes over each tile; a tile stops early once a pass moves it by less than `settle` of itself."""
+def sweep_rows(F, gram, inverse, cross, out, sweeps):  # type: ignore[no-untyped-def]
+    """`sweeps` passes over the components of each tile."""
     n, k = F.shape
     f = np.empty((k, LANES), F.dtype)
     c = np.empty((k, LANES), F.dtype)
-    before = np.empty((k, LANES), F.dtype)
     residual = np.empty(LANES, F.dtype)
     for start in range(0, n, LANES):
         rows = min(LANES, n - start)
         _load(F, cross, f, c, start, rows)
         for _ in range(sweeps):
-            if settle > 0:
-                before[:] = f
             _sweep_tile(f, c, gram, inverse, residual)
-            if settle > 0:
-                moved = 0.0
-                size = 0.0
-                for j in range(k):
-                    for r in range(LANES):
-                        d = f[j, r] - before[j, r]
-                        moved += d * d
-                        size += f[j, r] * f[j, r]
-                if moved <= settle * settle * size:
-                    break
         for r in range(rows):
             for j in range(k):
                 out[start + r, j] = f[j, r]

@@ -10,7 +10,7 @@ from partsong.kernels import compiled_sweeps as compiled
 Floats = np.ndarray
 
 
-def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, settle: float = 0.0) -> Floats:
+def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int) -> Floats:
     """Coordinate descent on ½‖A − F B‖²: F_j ← max(0, F_j + (cross_j − F gram_j) / gram_jj), `sweeps` times over j.
 
     Components with gram_jj = 0 do not enter the problem and stay as they are.
@@ -22,7 +22,7 @@ def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, settle: float = 0
     out = np.empty(F.shape, F.dtype)
     threads.over(
         _pieces(F, sweeps * F.shape[1]),
-        lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], out[a:b], sweeps, settle),
+        lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], out[a:b], sweeps),
     )
     return out
 
@@ -65,8 +65,10 @@ def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
     exact_gram = np.ascontiguousarray(gram, np.float64)
     exact_cross = np.ascontiguousarray(cross, np.float64)
     out = np.empty(F.shape, np.float64)
+    ridge = 32 * float(np.finfo(F.dtype).eps)
     threads.over(
-        _pieces(F, F.shape[1] ** 2), lambda a, b: pivot_rows(exact_gram, exact_cross[a:b], F[a:b] > 0, out[a:b])
+        _pieces(F, F.shape[1] ** 2),
+        lambda a, b: pivot_rows(exact_gram, exact_cross[a:b], F[a:b] > 0, ridge, out[a:b]),
     )
     return out.astype(F.dtype, copy=False)
 

@@ -10,19 +10,16 @@ import torch
 Tensor = Any
 
 
-def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int, settle: float = 0.0) -> Tensor:
+def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int) -> Tensor:
     """Coordinate descent over columns; see on_numpy.sweep."""
     out = F.T.contiguous()  # components as contiguous rows
     target = cross.T.contiguous()
     diagonal = torch.diagonal(gram).tolist()
     floor = torch.finfo(F.dtype).tiny * 4
     for _ in range(sweeps):
-        before = out.clone() if settle > 0 else out
         for j, size in enumerate(diagonal):
             if size > floor:
                 out[j] = torch.clamp(out[j] + (target[j] - gram[j] @ out) / size, min=0)
-        if settle > 0 and torch.linalg.norm(out - before) <= settle * torch.linalg.norm(out):
-            break
     return out.T.contiguous()
 
 

@@ -18,6 +18,10 @@ from partsong.local.momentum import Extrapolation, NoExtrapolation, Pace
 from partsong.local.rules import RuleState
 
 
+SUPPORT_SWEEPS = 20
+"""Sweeps that find most of the support before an exact solve."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A party's half: W (n × k), the extrapolated point it steps from next (None: W itself), the rule's memory.
@@ -135,17 +139,21 @@ class Alternate:
         on_H = self.penalty_H.l1 * float(Ht.sum()) + 0.5 * self.penalty_H.l2 * float(gram.diagonal().sum())
         return m * on_W + n * on_H
 
-    def solve_rows(self, matrix: Matrix, Ht: Array, sweeps: int = 200, settle: float = 1e-4) -> Array:
-        """W for given H, each row from its own start: what `transform` does, and how a fit ends."""
+    def solve_rows(self, matrix: Matrix, Ht: Array) -> Array:
+        """W for given H: the non-negative least squares solution of each row, from its own start.
+
+        What `transform` does, and how a fit ends. A few sweeps find most of the support, pivoting the exact solution.
+        """
         on = kernels.of(Ht)
         gram = on.gram(Ht)
-        equations = NormalEquations(gram, gram).penalised(self.penalty_W, matrix.shape[1])
+        shared = NormalEquations(gram, gram).penalised(self.penalty_W, matrix.shape[1]).gram
         shift = self.penalty_W.l1 * matrix.shape[1]
         W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
 
         def update(start: int, stop: int, cross: Array) -> None:
             target = cross - shift if shift else cross
-            W[start:stop] = on.sweep(start_rows(gram, cross), equations.gram, target, sweeps, settle)
+            near = on.sweep(start_rows(gram, cross), shared, target, SUPPORT_SWEEPS)
+            W[start:stop] = on.solve_exactly(near, shared, target)
 
         matrix.walk(Ht, update)
         return W

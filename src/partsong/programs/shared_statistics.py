@@ -71,10 +71,11 @@ class SharedStatistics:
         return server.Ht.T
 
     def metrics(self, server: Columns) -> Mapping[str, float]:
-        """The relative error ‖X − W H‖ / ‖X‖ over the rows that took part, known from the sums."""
+        """‖X − W H‖ / ‖X‖ over the rows that took part, and the objective over ½‖X‖², known from the sums."""
         if server.squared_norm <= 0:
-            return {"relative_error": 0.0}
-        return {"relative_error": float(np.sqrt(max(0.0, server.squared_error) / server.squared_norm))}
+            return {"relative_error": 0.0, "objective": 0.0}
+        error = float(np.sqrt(max(0.0, server.squared_error) / server.squared_norm))
+        return {"relative_error": error, "objective": max(0.0, 2 * server.pace.objective / server.squared_norm)}
 
 
 def _model(columns: Columns) -> Message:

@@ -1,0 +1,160 @@
+"""python -m benchmarks: measure, and write docs/results/speed.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import machine
+
+PARTS = ("speed", "floor", "memory", "compiling", "tuning", "report")
+USUAL = ("speed", "floor", "memory", "compiling")
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure speed, product floor, memory and compile time. Real data: set PARTSONG_DATA to their folder.",
+    )
+    parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help=f"default: {' '.join(USUAL)}")
+    parser.add_argument("--quick", action="store_true", help="tiny data and short runs, to see that everything works")
+    parser.add_argument("--workloads", default="", help="names, separated by commas")
+    parser.add_argument("--contestants", default="", help="names, separated by commas; with --keep, to go in parts")
+    parser.add_argument("--seeds", type=int, help="runs per method (default 5; tuning 3; quick 2)")
+    parser.add_argument("--seconds", type=float, help="limit per run on the largest data (default 20; tuning 2)")
+    parser.add_argument("--threads", type=int, default=machine.cores(), help="for every library (default: all cores)")
+    parser.add_argument("--thorough", action="store_true", help="every run to its limit, also after the first seed")
+    parser.add_argument("--large", action="store_true", help="memory: also a memory-mapped file of 1 GB")
+    parser.add_argument("--keep", type=Path, help="a JSON file with all runs: read first, added to, written back")
+    parser.add_argument("--output", type=Path, help="default docs/results/speed.md (tuning: docs/results/tuning.md)")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> None:
+    chosen = arguments(words)
+    parts = tuple(chosen.parts) or USUAL
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(chosen.threads):
+        if "tuning" in parts:
+            _tune(chosen, words)
+        if set(parts) - {"tuning"}:
+            _measure(chosen, parts, words)
+
+
+def _measure(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str]) -> None:
+    from benchmarks import compiling, memory
+    from benchmarks.contestants import chosen as chosen_contestants
+    from benchmarks.contestants import everyone
+    from benchmarks.report import Report
+    from benchmarks.results import Results
+    from benchmarks.workloads import ALL
+    from benchmarks.workloads import chosen as chosen_workloads
+
+    began = time.perf_counter()
+    results = Results.load(chosen.keep) if chosen.keep else Results()
+    results.commands.append(machine.command(words))
+    if set(parts) & {"speed", "floor", "memory"}:
+        contestants = chosen_contestants(chosen.contestants)
+        for workload in chosen_workloads(chosen.workloads):
+            why = workload.missing()
+            if why:
+                results.skipped[workload.name] = why
+                say(f"{workload.name}: {why}")
+                continue
+            results.skipped.pop(workload.name, None)
+            _workload(chosen, parts, workload, contestants, results)
+            if chosen.keep:
+                results.save(chosen.keep)
+    if chosen.large and "memory" in parts:
+        say("memory: a mapped file of 1 GB")
+        results.memory["mapped file"] = memory.measure_mapped(chosen.threads)
+    if "compiling" in parts and not (chosen.quick and not chosen.parts):
+        say("compiling: two processes")
+        results.compiling = compiling.measure()
+    output = chosen.output or Path("docs/results/speed.md")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    pictures = _draw(results, output)
+    described = [(workload.name, workload.description) for workload in ALL]
+    output.write_text(Report(results, everyone(), described, pictures).text(), encoding="utf-8")
+    if chosen.keep:
+        results.save(chosen.keep)
+    say(f"{output.name} written after {(time.perf_counter() - began) / 60:.1f} minutes")
+
+
+def _workload(chosen, parts, workload, contestants, results) -> None:  # type: ignore[no-untyped-def]
+    from benchmarks import floor, memory
+    from benchmarks.evaluation import Problem
+    from benchmarks.measure import Rounds
+
+    problem = Problem(workload.load(chosen.quick), workload.rank_for(chosen.quick))
+    results.shapes[workload.name] = _shape(problem)
+    if "speed" in parts:
+        seeds = chosen.seeds or (2 if chosen.quick else 5)
+        seconds = chosen.seconds or (0.5 if chosen.quick else 20.0)
+        results.settings.update(threads=chosen.threads, seeds=seeds, seconds=seconds)
+        known = results.of(workload.name)
+        limit = seconds * workload.share
+        rounds = Rounds(workload.name, problem, limit, chosen.threads, chosen.thorough, known, say)
+        results.add(rounds.measure([one for one in contestants if one.is_installed], seeds))
+    results.settings.setdefault("threads", chosen.threads)
+    if "floor" in parts:
+        results.floor[workload.name] = floor.measure(problem, chosen.threads, 5 if chosen.quick else 30)
+        say(f"{workload.name}: one sweep takes {results.floor[workload.name]['ratio']:.2f} × its products")
+    if "memory" in parts:
+        results.memory[workload.name] = held = memory.measure(problem, chosen.threads)
+        say(f"{workload.name}: peak {held['peak'] / 1e6:.0f} MB, allowance {held['allowance'] / 1e6:.0f} MB")
+
+
+def _shape(problem) -> str:  # type: ignore[no-untyped-def]
+    n, m = problem.X.shape
+    stored = f", {problem.X.nnz} entries" if problem.is_sparse else ""
+    return f"{n} × {m}{stored}, {problem.X.dtype}, k = {problem.rank}"
+
+
+def _draw(results, output: Path) -> dict[str, str]:  # type: ignore[no-untyped-def]
+    from benchmarks.picture import drawn
+
+    pictures = {}
+    for name in dict.fromkeys(run.workload for run in results.runs):
+        first = [run for run in results.of(name) if run.seed == 0 and run.points]
+        if first:
+            pictures[name] = f"{output.stem}-{name}.svg"
+            (output.parent / pictures[name]).write_text(drawn(first, results.best(name)), encoding="utf-8")
+    return pictures
+
+
+def _tune(chosen: argparse.Namespace, words: list[str]) -> None:
+    from benchmarks import tuning
+
+    seeds = chosen.seeds or (2 if chosen.quick else 3)
+    seconds = chosen.seconds or (0.3 if chosen.quick else 2.0)
+    outcomes = tuning.measure(chosen.threads, seeds, seconds, chosen.quick, say)
+    heading = "\n\n".join(
+        [
+            "# Sweeps per product and extrapolation, on generated data",
+            f"{machine.processor()}, {chosen.threads} threads. Seconds and iterations to 99.9 % of the best explained "
+            f"variance of any setting, {seeds} seeds (median, smallest–largest), at most {seconds:g} s a run; the start "
+            "is the same for all and not counted. Cost: median seconds over the smallest of all settings, mean over data.",
+            f"```\n{machine.command(words)}\n```",
+        ]
+    )
+    output = Path("docs/results/tuning.md")
+    if chosen.output and not set(chosen.parts) - {"tuning"}:
+        output = chosen.output
+    elif chosen.output:
+        output = chosen.output.with_name("tuning.md")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(tuning.written(outcomes, heading), encoding="utf-8")
+    say(f"{output.name} written")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    machine.start_again_with(arguments(sys.argv[1:]).threads)
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""How good a pair of factors is: explained variance in float64, by the trace formula, whatever made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from partsong import threads
+from partsong.data.matrix import as_matrix
+from partsong.local.alternate import Alternate
+
+TILE_NUMBERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """X (n × m), dense or CSR, and the rank k."""
+
+    X: Any
+    rank: int
+
+    @property
+    def is_sparse(self) -> bool:
+        return hasattr(self.X, "tocsr")
+
+    @cached_property
+    def squared_norm(self) -> float:
+        """‖X‖² in float64."""
+        if self.is_sparse:
+            return float(np.square(self.X.data, dtype=np.float64).sum())
+        return sum(float(np.square(tile, dtype=np.float64).sum()) for _, _, tile in self._tiles())
+
+    def explained(self, W: Any, H: Any) -> float:
+        """1 − ‖X − W H‖² / ‖X‖², products in float64."""
+        exact_W, exact_H = np.asarray(W, np.float64), np.asarray(H, np.float64)
+        if self.is_sparse:
+            inner = float(np.vdot(exact_W, self.X @ np.ascontiguousarray(exact_H.T)))
+        else:
+            cross = np.zeros_like(exact_H, order="C")
+            for start, stop, tile in self._tiles():
+                cross += exact_W[start:stop].T @ tile.astype(np.float64)
+            inner = float(np.vdot(cross, exact_H))
+        model = float(np.vdot(exact_W.T @ exact_W, exact_H @ exact_H.T))
+        return (2 * inner - model) / self.squared_norm
+
+    def weights(self, H: Any) -> np.ndarray:
+        """W ≥ 0 fitted to H: for methods that learn H from a stream and hold no W."""
+        with threads.kernels_on(threads.available()):
+            return Alternate().solve_rows(self._matrix, self._matrix.native(np.ascontiguousarray(np.asarray(H).T)))
+
+    def random_start(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """W and H with entries √(mean of X / k)·|N(0, 1)|: the start that most libraries call random."""
+        generator = np.random.default_rng([seed, 1])
+        n, m = self.X.shape
+        scale = np.sqrt(float(self.X.mean()) / self.rank)
+        W, H = (scale * np.abs(generator.standard_normal(size)) for size in ((n, self.rank), (self.rank, m)))
+        return W.astype(self.X.dtype), H.astype(self.X.dtype)
+
+    def head(self, rows: int) -> Problem:
+        """The first rows: enough to compile and warm up with."""
+        return Problem(self.X[:rows], self.rank)
+
+    @cached_property
+    def _matrix(self) -> Any:
+        return as_matrix(self.X)
+
+    def _tiles(self) -> Any:
+        height = max(1, TILE_NUMBERS // self.X.shape[1])
+        for start in range(0, self.X.shape[0], height):
+            stop = min(start + height, self.X.shape[0])
+            yield start, stop, self.X[start:stop]

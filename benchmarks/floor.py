@@ -1,0 +1,65 @@
+"""What an iteration costs above its two products X Hᵀ and Wᵀ X, with the same tiles and threads, interleaved."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evaluation import Problem
+from benchmarks.iterations import factors, iterate
+from partsong import recipes, threads
+from partsong.data.matrix import as_matrix
+from partsong.local.alternate import Alternate
+from partsong.local.coordinate import CoordinateDescent
+from partsong.local.momentum import Extrapolation
+from partsong.local.start import random_beginning
+
+ALLOWED = 1.3
+WARM = 3
+
+
+def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
+    """Median milliseconds of three kinds of iteration and of the products, which are done in one pass and in two.
+
+    The products count with the cheaper of the two ways. One pass also forms WᵀW, which is not a product with X.
+    """
+    matrix = as_matrix(problem.X)
+    with threads.kernels_on(n_threads):
+        start = random_beginning(matrix, problem.rank, np.random.default_rng(0))
+    one_sweep = CoordinateDescent(sweeps=1)
+    kinds = {
+        "one sweep": recipes.plain(one_sweep),
+        "one sweep, extrapolated": Alternate(one_sweep, momentum=Extrapolation()),
+        "default": recipes.accelerated_hals(),
+    }
+    running = {
+        name: iterate(matrix, problem.rank, solver, start, n_threads, repeats + WARM) for name, solver in kinds.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in (*kinds, "one pass", "two passes")}
+    for _ in range(repeats + WARM):
+        for name, rounds in running.items():
+            began = time.perf_counter()
+            done = next(rounds)
+            times[name].append(time.perf_counter() - began)
+        W, H = factors(done)
+        with threads.kernels_on(n_threads):
+            for name, products in _products(matrix, W, np.ascontiguousarray(H.T)).items():
+                began = time.perf_counter()
+                products()
+                times[name].append(time.perf_counter() - began)
+    found = {name: 1000 * statistics.median(values[WARM:]) for name, values in times.items()}
+    found["products"] = min(found["one pass"], found["two passes"])
+    found["ratio"] = found["one sweep"] / found["products"]
+    found["repeats"] = repeats
+    return found
+
+
+def _products(matrix: Any, W: np.ndarray, Ht: np.ndarray) -> dict[str, Callable[[], Any]]:
+    return {
+        "one pass": lambda: matrix.visit(Ht, lambda start, stop, cross: None, W),
+        "two passes": lambda: (matrix.times(Ht), matrix.transposed_times(W)),
+    }

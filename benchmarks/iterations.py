@@ -1,0 +1,30 @@
+"""The iterations of `partsong.NMF`, one at a time, for measurements from inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Checkpoint, Round, Schedule, Shard
+from partsong.engines.sequential import Sequential
+from partsong.local.alternate import Alternate, Rows
+from partsong.local.start import Beginning
+from partsong.programs.shared_statistics import SharedStatistics
+
+PARTY = "all"
+
+
+def iterate(matrix: Any, rank: int, solver: Alternate, start: Beginning, threads: int, most: int) -> Iterator[Round]:
+    """What `NMF.fit` runs between its start and its finish."""
+    program = SharedStatistics(rank, solver)
+    server, model = program.start_from(start.Ht)
+    begin = Checkpoint(0, {PARTY: Rows(start.W)}, server, model)
+    schedule = Schedule(most, kernel_threads=threads)
+    return Sequential().run(program, [Shard(PARTY, matrix)], schedule, reduction=InTheOpen(), resume=begin)
+
+
+def factors(done: Round) -> tuple[Any, Any]:
+    """W and H whose error the round reports: W as far as it was extrapolated, and the new H."""
+    rows = done.checkpoint.parties[PARTY]
+    return (rows.W if rows.point is None else rows.point), done.checkpoint.server.Ht.T

@@ -1,0 +1,88 @@
+"""Where it ran: processor, threads, versions. No paths and no host names."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "PARTSONG_NUM_THREADS",
+)
+PACKAGES = (
+    "partsong",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "numba",
+    "threadpoolctl",
+    "torch",
+    "nmf-torch",
+    "torchnmf",
+    "tensorly",
+    "nimfa",
+    "gensim",
+)
+
+
+def cores() -> int:
+    """The cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def start_again_with(threads: int) -> None:
+    """Libraries read their number of threads when they are loaded: set it, and start this command anew if needed."""
+    wanted = {name: str(threads) for name in THREAD_VARIABLES}
+    if all(os.environ.get(name) == value for name, value in wanted.items()):
+        return
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], {**os.environ, **wanted})
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def memory_gigabytes() -> float:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    except (ValueError, OSError):
+        return float("nan")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what takes part."""
+    found = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def blas() -> str:
+    """The BLAS behind NumPy and how many threads it uses."""
+    import numpy  # noqa: F401
+    from threadpoolctl import threadpool_info
+
+    loaded = [entry for entry in threadpool_info() if entry["user_api"] == "blas"]
+    named = {f"{e['internal_api']} {e['version'] or ''} ({e.get('architecture', '?')})" for e in loaded}
+    return ", ".join(sorted(named)) or "unknown"
+
+
+def command(arguments: list[str]) -> str:
+    """What was typed, with folders left out of file names."""
+    shown = [os.path.basename(word) if os.path.isabs(word) else word for word in arguments]
+    return " ".join(["python -m benchmarks", *shown])

@@ -1,0 +1,87 @@
+"""`partsong check`: what is wrong with data, where, and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.guard import BAD_INPUT, guarded
+from partsong.cli.holdings import read_table
+from partsong.cli.options import AsJson, Data, Key, Label, Transpose, examples
+from partsong.cli.outputs import put_json, require_distinct, require_writable, visible
+from partsong.errors import PartsongError
+
+if TYPE_CHECKING:
+    from partsong.data.finding import Finding
+
+EPILOG = examples("partsong check counts.csv", "partsong check counts.h5ad --report offending.csv")
+
+
+@guarded
+def check(
+    data: Data,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write every row with something to say about it to this .csv file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether data can be factorized: exit code 0 if so, 1 if not."""
+    if report is not None:
+        require_distinct({"DATA": data, "--report": report})
+        require_writable("--report", report, (".csv",))
+    try:
+        table = read_table(data, label=label, transpose=transpose, key=key)
+    except PartsongError as error:
+        if not as_json:
+            raise
+        put_json({"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None})
+        raise typer.Exit(BAD_INPUT) from error
+    from partsong.cli.check_summary import offending_rows, summary_of
+    from partsong.cli.run_folder import write_csv
+    from partsong.data.check import inspect
+
+    findings = inspect(table.X, table.feature_names, table.sample_names)
+    summary = summary_of(table)
+    is_factorizable = not any(finding.severity == "error" for finding in findings)
+    if report is not None:
+        write_csv(
+            report,
+            ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"),
+            offending_rows(table),
+        )
+    if as_json:
+        told = [asdict(finding) for finding in findings]
+        put_json({"factorizable": is_factorizable, "summary": summary, "findings": told, "report": report})
+    else:
+        _tell(summary, findings, is_factorizable, report)
+    if not is_factorizable:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _unreadable(error: PartsongError) -> dict[str, Any]:
+    return {"kind": "unreadable", "severity": "error", "message": str(error)}
+
+
+def _tell(summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizable: bool, report: Path | None) -> None:
+    for name, value in summary.items():
+        typer.echo(f"{name.replace('_', ' '):<24}{_shown(value)}")
+    for finding in findings:
+        mark = "Error" if finding.severity == "error" else "Note"
+        typer.echo(f"{mark}: {visible(finding.message)} {visible(finding.remedy)}")
+    if report is not None:
+        typer.echo(f"All rows concerned are in {report}.")
+    typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " × ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

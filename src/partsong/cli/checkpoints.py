@@ -1,0 +1,129 @@
+"""Following a run so that it can go on later: what has happened so far, and the file that remembers it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from partsong.cli.choices import state_types
+from partsong.core import Checkpoint, Message, Round, State
+from partsong.errors import FileError, FormatError
+from partsong.fitting import Earlier
+from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
+from partsong.running import HistoryRow
+
+Sent = tuple[int, str, int, int]
+"""Iteration, party, bytes up, bytes down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """What a checkpoint file keeps in place of the server's state: that state, and the one of the best round."""
+
+    server: State
+    best: State
+    best_index: int
+
+
+@dataclass(slots=True)
+class Journal:
+    """A run so far: where it stands, its history, its best round, and who sent how much."""
+
+    checkpoint: Checkpoint | None = None
+    history: list[HistoryRow] = field(default_factory=list)
+    best: Round | None = None
+    least: float = math.inf
+    sent: list[Sent] = field(default_factory=list)
+
+    @staticmethod
+    def after(earlier: Earlier, sent: list[Sent]) -> Journal:
+        """The journal of a run that goes on."""
+        least = min((row.objective for row in earlier.history), default=math.inf)
+        return Journal(earlier.checkpoint, list(earlier.history), earlier.best, least, sent)
+
+    def note(self, done: Round, row: HistoryRow) -> None:
+        """One more round; the best one is chosen as running.Follower does.
+
+        The checkpoint comes last: an interrupt in between leaves the journal at the round before.
+        """
+        self.history.append(row)
+        self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
+        if row.objective <= self.least:
+            self.best, self.least = done, row.objective
+        self.checkpoint = done.checkpoint
+
+
+@dataclass(slots=True)
+class CheckpointFile:
+    """A file that is written every few seconds, and whenever asked; `context` tells what run it belongs to."""
+
+    path: Path
+    every: float
+    journal: Journal
+    context: Mapping[str, Any]
+    saved_at: float = field(default_factory=time.perf_counter)
+    saved_index: int = -1
+
+    def tick(self) -> None:
+        """Save if it is time."""
+        if time.perf_counter() - self.saved_at >= self.every:
+            self.save()
+
+    def save(self) -> None:
+        """Save unless there is nothing new; a full disk is told, and the fit goes on."""
+        point = self.journal.checkpoint
+        if point is None or point.index == self.saved_index:
+            return
+        rows = [_without_nan(row) for row in self.journal.history[: point.index]]
+        sent = [entry for entry in self.journal.sent if entry[0] <= point.index]
+        marked = replace(point, server=_bookmark(point, self.journal))
+        self.saved_at = time.perf_counter()
+        try:
+            save_checkpoint(self.path, marked, context={**self.context, "history": rows, "sent": sent})
+            self.saved_index = point.index
+        except FileError as error:
+            typer.echo(f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}", err=True)
+
+
+def open_checkpoint(path: Path) -> tuple[Earlier, list[Sent], Mapping[str, Any]]:
+    """The earlier part of a run, who sent how much in it, and the settings and data that it belongs to."""
+    stored, context = load_checkpoint(path, (*state_types(), Bookmark))
+    try:
+        history = tuple(_row(values) for values in context["history"])
+        sent = [(int(at), str(party), int(up), int(down)) for at, party, up, down in context["sent"]]
+        is_sound = isinstance(context["settings"]["method"], str) and isinstance(context["data"], dict)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: its description is not that of a fit. Start the run anew.") from error
+    mark = stored.server
+    if not is_sound or not isinstance(mark, Bookmark) or len(history) != stored.index:
+        raise FormatError(f"{path}: not a checkpoint that `partsong fit` wrote. Start the run anew.")
+    best = None if mark.best is None else _round(mark)
+    return Earlier(replace(stored, server=mark.server), history, best), sent, context
+
+
+def _bookmark(point: Checkpoint, journal: Journal) -> Bookmark:
+    if journal.best is None:
+        return Bookmark(point.server, None, -1)
+    return Bookmark(point.server, journal.best.checkpoint.server, journal.best.index)
+
+
+def _round(mark: Bookmark) -> Round:
+    """The best round as far as a model needs it: its number and the server's state."""
+    point = Checkpoint(mark.best_index + 1, {}, mark.best, Message({}))
+    return Round(mark.best_index, point.model, {}, (), {}, 0, 0.0, point)
+
+
+def _without_nan(row: HistoryRow) -> list[Any]:
+    return [value if math.isfinite(value) else None for value in row]
+
+
+def _row(values: list[Any]) -> HistoryRow:
+    iteration, *numbers, up, down = values
+    read = (math.nan if number is None else float(number) for number in numbers)
+    return HistoryRow._make([int(iteration), *read, int(up), int(down)])

@@ -1,0 +1,82 @@
+"""Names on the command line and what they stand for; no other module turns names into objects."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from partsong.core import Engine
+
+SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp")
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
+DTYPES = ("float32", "float64")
+METHODS = ("exact", "fedavg", "local-only")
+ENGINES = ("sequential", "parallel")
+CENTRALISED = "centralised"
+
+LOCAL_STEPS = {"exact": 3, "fedavg": 3, "local-only": 100}
+"""What a party does between two exchanges unless told otherwise."""
+
+MODEL_ENDINGS = (".safetensors",)
+WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
+PACKAGES = {".parquet": "pyarrow.parquet", ".h5ad": "anndata"}
+"""Endings that need an optional package."""
+
+
+def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check for an option: one of these names, or a usage error that names the nearest."""
+
+    def check(value: str | None) -> str | None:
+        if value is None or value in names:
+            return value
+        raise typer.BadParameter(unknown(value, names))
+
+    return check
+
+
+def unknown(value: str, names: Sequence[str]) -> str:
+    """What to say about a name that is none of these."""
+    near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{value!r} is not one of {', '.join(names)}.{guess}"
+
+
+def finite(value: float | None) -> float | None:
+    """A check for an option: a number, and neither NaN nor infinite."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+def program_named(method: str, rank: int, local_steps: int) -> Any:
+    """The program of a federation."""
+    from partsong import recipes
+
+    if method == "exact":
+        return recipes.shared_statistics(rank, sweeps=local_steps)
+    if method == "fedavg":
+        return recipes.fedavg(rank, steps=local_steps)
+    return recipes.local_only(rank, steps=local_steps)
+
+
+def engine_named(name: str, threads: int, record: bool) -> Engine:
+    """The engine of a simulated federation; both give the same bits."""
+    from partsong.engines.parallel import Parallel
+    from partsong.engines.sequential import Sequential
+
+    return Sequential(record=record) if name == "sequential" else Parallel(threads, record=record)
+
+
+def state_types() -> tuple[type, ...]:
+    """All that a checkpoint of these programs may hold."""
+    from partsong.local.alternate import Columns, Rows
+    from partsong.local.momentum import Pace
+    from partsong.local.rules import RuleState
+    from partsong.programs.consensus import ConsensusParty, ConsensusServer
+
+    return (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer)

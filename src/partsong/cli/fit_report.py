@@ -1,0 +1,110 @@
+"""What a fit came to, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from partsong.cli.fit_settings import FitOptions, Settings
+from partsong.cli.holdings import Holdings
+from partsong.cli.outputs import put_json
+from partsong.cli.run_folder import MODEL
+from partsong.core import Outcome
+from partsong.finished import Finished
+from partsong.running import HistoryRow, Run
+
+ENDINGS = {
+    Outcome.CONVERGED: "converged",
+    Outcome.MAX_ROUNDS: "stopped at the most iterations allowed, not converged",
+    Outcome.TIME_SPENT: "stopped when the time was spent, not converged",
+    Outcome.INTERRUPTED: "interrupted; the model so far was saved",
+    Outcome.DIVERGED: "diverged; the best model before was saved",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A fit that has ended; seconds count from the first start, resumed or not."""
+
+    options: FitOptions
+    settings: Settings
+    holdings: Holdings
+    run: Run
+    done: Finished
+    all_sent: Sequence[tuple[int, str, int, int]]
+    seconds: float
+
+    @property
+    def history(self) -> tuple[HistoryRow, ...]:
+        """Round by round; where nobody else takes part, nothing is sent."""
+        if self.holdings.is_federation:
+            return self.run.history
+        return tuple(row._replace(bytes_up=0, bytes_down=0) for row in self.run.history)
+
+    @property
+    def sent(self) -> Sequence[tuple[int, str, int, int]]:
+        """Iteration, party, bytes up, bytes down."""
+        return self.all_sent if self.holdings.is_federation else ()
+
+    @property
+    def model(self) -> Path | None:
+        """Where the model is."""
+        folder = self.options.run_folder
+        return self.options.output or (None if folder is None else folder / MODEL)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON contract; `bytes_…_per_party` are means over parties of all rounds together."""
+        parties = len(self.holdings.tables)
+        return {
+            "model": self.model,
+            "method": self.settings.method,
+            "n_components": self.settings.n_components,
+            "shape": self.holdings.shape,
+            "parties": parties,
+            "dtype": self.settings.dtype,
+            "seed": self.settings.seed,
+            "outcome": str(self.run.outcome),
+            "iterations": len(self.run.history),
+            "seconds": round(self.seconds, 6),
+            "relative_error": self.done.relative_error,
+            "explained_variance": 1.0 - self.done.relative_error**2,
+            "bytes_up_per_party": round(sum(row.bytes_up for row in self.history) / parties),
+            "bytes_down_per_party": sum(row.bytes_down for row in self.history),
+            "weights": self.options.weights,
+            "run_folder": self.options.run_folder,
+            "checkpoint": self.options.checkpoint,
+            "resumed_from": self.options.resume,
+        }
+
+
+def report(result: Result) -> None:
+    """One JSON object, or a few lines, or nothing."""
+    if result.run.outcome is Outcome.DIVERGED:
+        typer.echo("The fit diverged: check the data and the penalties, or take another solver.", err=True)
+    if result.options.as_json:
+        put_json(result.as_dict())
+    elif not result.options.quiet:
+        for name, value in _lines(result):
+            typer.echo(f"{name:<15}{value}")
+
+
+def _lines(result: Result) -> list[tuple[str, str]]:
+    said, rows, columns = result.as_dict(), *result.holdings.shape
+    parties = f" over {said['parties']} parties, {said['method']}" if result.holdings.is_federation else ""
+    lines = [
+        ("data", f"{rows} × {columns}{parties}"),
+        ("components", f"{said['n_components']}"),
+        ("relative error", f"{said['relative_error']:.6f}  (explains {100 * said['explained_variance']:.2f} %)"),
+        ("iterations", f"{said['iterations']} in {result.seconds:.2f} s: {ENDINGS[result.run.outcome]}"),
+        ("seed", f"{said['seed']}"),
+    ]
+    if result.holdings.is_federation:
+        lines.append(
+            ("sent per party", f"{said['bytes_up_per_party']:,} bytes up, {said['bytes_down_per_party']:,} down")
+        )
+    outputs = {"model": said["model"], "weights": said["weights"], "run folder": said["run_folder"]}
+    return lines + [(name, str(path)) for name, path in outputs.items() if path is not None]

@@ -1,0 +1,175 @@
+"""One fit from the command line, start to end: look at everything first, compute, save, tell."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from partsong.cli import provenance, run_folder
+from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
+from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
+from partsong.cli.fit_report import Result, report
+from partsong.cli.fit_settings import FitOptions, Settings, require_fitting_options, require_same_run, settle
+from partsong.cli.fit_tasks import model_of, task_of, using_threads
+from partsong.cli.guard import INTERRUPTED, holding_interrupts
+from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings
+from partsong.cli.outputs import require_distinct, require_writable
+from partsong.cli.parts_folder import is_parts_folder
+from partsong.cli.run_folder import Recorder, RunFolder
+from partsong.core import Outcome, Round
+from partsong.finished import Finished
+from partsong.fitting import Earlier, Task, conclude, pursue
+from partsong.io.model_file import save_model
+from partsong.io.weights import write_weights
+from partsong.progress import Watch, progress
+from partsong.running import HistoryRow, Run
+
+FINISHING = "Interrupted: the model so far is being saved. Press Ctrl-C again to stop without it."
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """All that is known before the first iteration."""
+
+    options: FitOptions
+    settings: Settings
+    holdings: Holdings
+    data: Mapping[str, Any]
+    earlier: Earlier | None = None
+    sent: list[Sent] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        """The most iterations."""
+        return int(getattr(self.settings, "rounds", 0) or getattr(self.settings, "max_iter", 0))
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The run folder, if one is wanted."""
+        place = self.options.run_folder
+        return None if place is None else RunFolder(place.expanduser())
+
+
+def run_fit(options: FitOptions, given: Collection[str]) -> None:
+    """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed."""
+    _require_outputs(options)
+    require_fitting_options(given, is_parts_folder(options.data.expanduser()))
+    session = _prepare(options, given)
+    with using_threads(session.settings.threads):
+        is_interrupted = _fit(session)
+    if is_interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _require_outputs(options: FitOptions) -> None:
+    if options.output is None and options.run_folder is None:
+        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
+    if options.record and options.run_folder is None:
+        raise typer.BadParameter("needs --run-folder, where the traffic is kept.", param_hint="--record")
+    if options.run_folder is not None:
+        run_folder.make_usable(options.run_folder.expanduser(), options.overwrite)
+    outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
+    require_distinct({"DATA": options.data, **outputs})
+    endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": ()}
+    for option, path in outputs.items():
+        if path is not None:
+            require_writable(option, path, endings[option])
+
+
+def _prepare(options: FitOptions, given: Collection[str]) -> Session:
+    earlier, sent, context = open_checkpoint(options.resume) if options.resume is not None else (None, [], None)
+    holdings = read_holdings(options.data, label=options.label, transpose=options.transpose, key=options.key)
+    settings = settle(options, given, holdings, None if context is None else context["settings"])
+    data = {}
+    if options.checkpoint is not None or options.resume is not None:
+        data = {name: fingerprint(table) for name, table in holdings.tables.items()}
+    if options.resume is not None and context is not None:
+        require_same_run(options.resume, context, settings, data)
+    return Session(options, settings, holdings, data, earlier, sent)
+
+
+def _fit(session: Session) -> bool:
+    """Whether Ctrl-C was pressed."""
+    began = time.perf_counter()
+    options, settings = session.options, session.settings
+    task = task_of(settings, session.holdings, is_started=session.earlier is not None, record=options.record)
+    if session.folder is not None:
+        asked = {"data": options.data, **asdict(settings), "resumed_from": options.resume, "started": provenance.now()}
+        session.folder.begin(asked, provenance.machine_versions(settings.threads))
+    journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent)
+    file = _checkpoint_file(session, journal)
+    recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
+    run = _rounds(session, task, journal, file, recorder, began)
+    with holding_interrupts(FINISHING) as pressed:
+        if file is not None:
+            file.save()
+        done = conclude(task, run)
+        earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
+        seconds = earlier_seconds + time.perf_counter() - began
+        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds)
+        _save(session, done, result, recorder)
+        report(result)
+    return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
+
+
+def _checkpoint_file(session: Session, journal: Journal) -> CheckpointFile | None:
+    options = session.options
+    if options.checkpoint is None:
+        return None
+    context = {"settings": asdict(session.settings), "data": session.data}
+    return CheckpointFile(options.checkpoint, options.checkpoint_every, journal, context)
+
+
+def _rounds(
+    session: Session,
+    task: Task,
+    journal: Journal,
+    file: CheckpointFile | None,
+    recorder: Recorder | None,
+    began: float,
+) -> Run:
+    """All rounds; whatever ends them, the checkpoint is up to date."""
+
+    def watcher(bar: Watch) -> Watch:
+        def watch(done: Round, row: HistoryRow) -> None:
+            journal.note(done, row)
+            if recorder is not None:
+                recorder.note(done)
+            if file is not None:
+                file.tick()
+            bar(done, row)
+
+        return watch
+
+    rows, columns = session.holdings.shape
+    title = f"{len(session.holdings.tables)} parties" if session.holdings.is_federation else f"{rows} × {columns}"
+    is_shown = not session.options.quiet and sys.stderr.isatty()
+    try:
+        with progress(int(is_shown), session.rounds, session.settings.time_budget, title) as bar:
+            return pursue(task, earlier=session.earlier, began=began, watch=watcher(bar))
+    except BaseException:
+        if file is not None:
+            file.save()
+        raise
+
+
+def _save(session: Session, done: Finished, result: Result, recorder: Recorder | None) -> None:
+    """The model first: it is what was asked for."""
+    options, model = session.options, model_of(session.settings, session.holdings, done)
+    places: list[Path] = [options.output] if options.output is not None else []
+    if session.folder is not None:
+        places.append(session.folder.path / run_folder.MODEL)
+    for place in places:
+        save_model(place, model)
+    if options.weights is not None:
+        write_weights(options.weights, done.W, session.holdings.tables[ALONE].sample_names)
+    if recorder is not None:
+        recorder.close()
+    if session.folder is not None:
+        session.folder.end(result.history, result.sent, result.as_dict())

@@ -1,0 +1,177 @@
+"""Options to settings: what a fit needs to know, all of it, and nothing that does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from partsong.cli.choices import CENTRALISED, LOCAL_STEPS
+from partsong.cli.holdings import ALONE, Holdings
+from partsong.errors import ParameterError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """The command line of `partsong fit`, as it was given."""
+
+    data: Path
+    output: Path | None
+    n_components: int | None
+    solver: str
+    init: str
+    alpha_w: float
+    alpha_h: float | None
+    l1_ratio: float
+    tol: float
+    max_iter: int
+    time_budget: float | None
+    method: str
+    rounds: int
+    local_steps: int | None
+    engine: str
+    seed: int | None
+    dtype: str | None
+    threads: int | None
+    label: str | None
+    transpose: bool
+    key: str | None
+    weights: Path | None
+    run_folder: Path | None
+    overwrite: bool
+    record: bool
+    checkpoint: Path | None
+    checkpoint_every: float
+    resume: Path | None
+    as_json: bool
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSettings:
+    """What decides the numbers of a centralised fit."""
+
+    method: str
+    n_components: int
+    solver: str
+    init: str
+    alpha_w: float
+    alpha_h: float
+    l1_ratio: float
+    seed: int
+    dtype: str
+    tol: float
+    max_iter: int
+    time_budget: float | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederationSettings:
+    """What decides the numbers of a simulated federation."""
+
+    method: str
+    n_components: int
+    local_steps: int
+    seed: int
+    dtype: str
+    tol: float
+    rounds: int
+    time_budget: float | None
+    threads: int
+    engine: str
+
+
+Settings = RowSettings | FederationSettings
+
+FOR_FILES = {
+    "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "weights",
+}  # fmt: skip
+FOR_PARTS = {"method", "rounds", "local_steps", "engine", "record"}
+MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine"}
+"""What a run that goes on may do otherwise: when to stop, and who computes."""
+
+
+def require_fitting_options(given: Collection[str], is_federation: bool) -> None:
+    """Refuse options that mean nothing for this kind of DATA."""
+    foreign = sorted((FOR_FILES if is_federation else FOR_PARTS).intersection(given))
+    if not foreign:
+        return
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+    if not is_federation:
+        raise typer.BadParameter("only for a folder that `partsong split` wrote; DATA is a file.", param_hint=flags)
+    hint = ""
+    if "max_iter" in foreign:
+        hint = " Use --rounds instead."
+    elif "weights" in foreign:
+        hint = " Weights stay with their party: use `partsong transform` on its file."
+    raise typer.BadParameter(f"only for a single file; DATA is a folder of parts.{hint}", param_hint=flags)
+
+
+def settle(
+    options: FitOptions, given: Collection[str], holdings: Holdings, stored: Mapping[str, Any] | None
+) -> Settings:
+    """All settings: as given, else as `stored` by the run that is resumed, else by default."""
+    kind = FederationSettings if holdings.is_federation else RowSettings
+    known: dict[str, Any] = {entry.name: getattr(options, entry.name) for entry in fields(kind)}
+    known["method"] = options.method if holdings.is_federation else CENTRALISED
+    if stored is not None:
+        if (stored["method"] == CENTRALISED) is holdings.is_federation:
+            raise _another_run(options.resume, [f"method ({stored['method']} there, {known['method']} here)"])
+        inherited = known.keys() & stored.keys() - set(given) - {"time_budget"}
+        known |= {name: stored[name] for name in inherited}
+    return kind(**_completed(known, given, holdings))
+
+
+def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings) -> dict[str, Any]:
+    from partsong import threads
+    from partsong.fitting import rank_of
+    from partsong.streams import fresh_seed
+
+    known["n_components"] = rank_of(known["n_components"], holdings.shape)
+    known["seed"] = fresh_seed() >> 32 if known["seed"] is None else known["seed"]
+    known["dtype"] = known["dtype"] or holdings.dtype
+    known["threads"] = known["threads"] or threads.available()
+    if "alpha_h" in known and known["alpha_h"] is None:
+        known["alpha_h"] = known["alpha_w"]
+    if holdings.is_federation:
+        known["local_steps"] = known["local_steps"] or LOCAL_STEPS.get(known["method"], 1)
+        if known["method"] == "local-only":
+            if "rounds" in given and known["rounds"] != 1:
+                raise typer.BadParameter("local-only averages once, so it has one round.", param_hint="--rounds")
+            known["rounds"] = 1
+    return known
+
+
+def require_same_run(path: Path, context: Mapping[str, Any], settings: Settings, data: Mapping[str, Any]) -> None:
+    """Refuse to go on with a checkpoint of other data or settings; all that differs is named."""
+    there = context["settings"]
+    differences = [
+        f"{name} ({there.get(name)} there, {value} here)"
+        for name, value in asdict(settings).items()
+        if name not in MAY_CHANGE and there.get(name) != value
+    ]
+    differences += _different_data(context["data"], data)
+    if differences:
+        raise _another_run(path, differences)
+
+
+def _another_run(path: Path | None, differences: list[str]) -> ParameterError:
+    return ParameterError(
+        f"{path}: this checkpoint belongs to another run; these differ: {', '.join(differences)}. "
+        "Give the same data and settings, or start anew without --resume."
+    )
+
+
+def _different_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    if set(there) != set(here):
+        return [f"parties ({', '.join(there)} there, {', '.join(here)} here)"]
+    return [
+        f"data ({'' if party == ALONE else f'{party}: '}other {name.replace('_', ' ')})"
+        for party, print_of in here.items()
+        for name, value in print_of.items()
+        if there[party].get(name) != value
+    ]

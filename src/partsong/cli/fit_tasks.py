@@ -1,0 +1,93 @@
+"""Settings and data to a task that can be run, and its end to a model that can be saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from partsong.cli import provenance
+from partsong.cli.choices import engine_named, program_named
+from partsong.cli.fit_settings import FederationSettings, RowSettings, Settings
+from partsong.cli.holdings import ALONE, Holdings
+from partsong.core import Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.finished import Finished
+from partsong.fitting import RowFit, Task, rows_task, solver_of
+from partsong.io.model_file import Model
+from partsong.running import Stop
+from partsong.simulation import error_in_simulation
+from partsong.streams import key
+
+THREADS = "PARTSONG_NUM_THREADS"
+HARDWARE = {"threads", "engine", "time_budget"}
+"""Settings that say nothing about a model."""
+
+
+def task_of(settings: Settings, holdings: Holdings, *, is_started: bool, record: bool) -> Task:
+    """The task; where a run was started before, no start is computed."""
+    if isinstance(settings, RowSettings):
+        matrix = as_matrix(holdings.tables[ALONE].X, settings.dtype)
+        return rows_task(matrix, _row_fit(settings), is_started=is_started)
+    return _federation(settings, holdings, record)
+
+
+def _row_fit(settings: RowSettings) -> RowFit:
+    return RowFit(
+        rank=settings.n_components,
+        solver=solver_of(settings.solver, settings.alpha_w, settings.alpha_h, settings.l1_ratio),
+        init=settings.init,
+        seed=settings.seed,
+        max_iter=settings.max_iter,
+        stop=Stop(settings.tol, settings.time_budget),
+        threads=settings.threads,
+    )
+
+
+def _federation(settings: FederationSettings, holdings: Holdings, record: bool) -> Task:
+    """The same parties, secrets and streams as FederatedNMF makes of a list of matrices."""
+    shards = [
+        Shard(name, as_matrix(table.X, settings.dtype), key(settings.seed, "secret", name))
+        for name, table in holdings.tables.items()
+    ]
+    program = program_named(settings.method, settings.n_components, settings.local_steps)
+    return Task(
+        program,
+        shards,
+        Schedule(settings.rounds, settings.seed),
+        Stop(settings.tol, settings.time_budget),
+        engine_named(settings.engine, settings.threads, record),
+        threads=settings.threads,
+        error_of=error_in_simulation(program, shards),
+    )
+
+
+def model_of(settings: Settings, holdings: Holdings, done: Finished) -> Model:
+    """The model: H, names of features, settings; nothing about single samples, and no paths."""
+    told = {name: value for name, value in asdict(settings).items() if name not in HARDWARE and name != "seed"}
+    n_samples, _ = holdings.shape
+    return Model(
+        components=done.H,
+        feature_names=holdings.feature_names,
+        settings={**told, "n_samples": n_samples, "parties": len(holdings.tables)},
+        seed=settings.seed,
+        relative_error=done.relative_error,
+        shares=done.shares,
+        created=provenance.now(),
+        versions=provenance.package_versions(),
+    )
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Within this block all of partsong goes by this number of threads."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = str(count)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
+        else:
+            os.environ[THREADS] = before

@@ -1,0 +1,118 @@
+"""What DATA holds: the rows of one owner, or those of several parties."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.cli.parts_folder import is_parts_folder, read_parts
+from partsong.errors import FileError, PartsongError
+
+if TYPE_CHECKING:
+    from partsong.data.table import Table
+
+ALONE = "all"
+WHOLE_BYTES = 64 * 2**20
+SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Tables by party; a single one called "all" where nobody else takes part."""
+
+    tables: Mapping[str, Table]
+    is_federation: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of all parties, and their columns."""
+        tables = list(self.tables.values())
+        return sum(int(table.X.shape[0]) for table in tables), int(tables[0].X.shape[1])
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The names of the columns, if known."""
+        return next((table.feature_names for table in self.tables.values() if table.feature_names is not None), None)
+
+    @property
+    def dtype(self) -> str:
+        """The type to compute in: the most precise that any party needs."""
+        from partsong.data.matrix import float_type
+
+        return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
+
+
+def read_holdings(path: Path, *, label: str | None, transpose: bool, key: str | None) -> Holdings:
+    """Read DATA and refuse what cannot be factorized, saying whose it is."""
+    from partsong.data.check import require_factorizable
+
+    place = path.expanduser()
+    is_federation = is_parts_folder(place)
+    if is_federation:
+        tables = read_parts(place)
+    else:
+        tables = {ALONE: read_table(path, label=label, transpose=transpose, key=key)}
+    for table in tables.values():
+        with named_source(table):
+            require_factorizable(table.X, table.feature_names)
+    return Holdings(tables, is_federation)
+
+
+def read_table(path: Path, *, label: str | None = None, transpose: bool = False, key: str | None = None) -> Table:
+    """`partsong.read`, with a word on folders of parts where one table is meant."""
+    from partsong.io.read import read
+
+    if is_parts_folder(path.expanduser()):
+        raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
+    return read(path, label=label, transpose=transpose, key=key)
+
+
+@contextmanager
+def named_source(table: Table) -> Iterator[None]:
+    """Put the file in front of whatever is wrong with its values."""
+    try:
+        yield
+    except PartsongError as error:
+        hint = "`partsong check` shows all that is wrong with a file."
+        raise type(error)(f"{table.source}: {error} {hint}") from error
+
+
+def fingerprint(table: Table) -> dict[str, Any]:
+    """What tells these rows from others: shape, type, and a hash of all of them or, of large data, of some."""
+    digest = hashlib.sha256()
+    for block in _sampled(table.X):
+        digest.update(block)
+    names = hashlib.sha256("\0".join(table.feature_names or ()).encode("utf-8", "surrogatepass"))
+    return {
+        "shape": [int(side) for side in table.X.shape],
+        "dtype": str(table.X.dtype),
+        "values": digest.hexdigest(),
+        "feature_names": None if table.feature_names is None else names.hexdigest(),
+    }
+
+
+def _sampled(X: Any) -> Iterator[bytes]:
+    import numpy as np
+
+    from partsong.data.scan import is_sparse
+
+    n_rows = int(X.shape[0])
+    n_bytes = int(X.data.nbytes if is_sparse(X) else X.nbytes)
+    n_taken = n_rows if n_bytes <= WHOLE_BYTES else min(n_rows, SAMPLED_ROWS)
+    if is_sparse(X):
+        X = X.tocsr()
+        yield np.ascontiguousarray(X.indptr, dtype=np.int64).tobytes()
+        if n_taken == n_rows:
+            yield X.indices.astype(np.int64).tobytes()
+            yield X.data.tobytes()
+            return
+    for row in np.unique(np.linspace(0, n_rows - 1, n_taken).astype(np.int64)).tolist():
+        if is_sparse(X):
+            part = slice(X.indptr[row], X.indptr[row + 1])
+            yield X.indices[part].astype(np.int64).tobytes() + X.data[part].tobytes()
+        else:
+            yield np.ascontiguousarray(X[row]).tobytes()

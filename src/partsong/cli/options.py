@@ -1,0 +1,38 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DATA",
+        help="A .csv, .tsv, .npy, .npz, .mtx, .parquet or .h5ad file, or a folder with matrix.mtx. Rows are samples.",
+        show_default=False,
+    ),
+]
+Label = Annotated[
+    str | None,
+    typer.Option(help="Column (or array) of labels to leave out of the numbers.", rich_help_panel="Reading"),
+]
+Transpose = Annotated[
+    bool, typer.Option("--transpose", help="The file holds one feature per row.", rich_help_panel="Reading")
+]
+Key = Annotated[
+    str | None,
+    typer.Option(help="Which array of an .npz, or layer of an .h5ad, to read.", rich_help_panel="Reading"),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
+
+
+def examples(*lines: str) -> str:
+    """Examples for the end of a help page, one per line."""
+    return "\n\n".join(("Examples:", *lines))

@@ -1,0 +1,147 @@
+"""A folder of parts: one .npz per party and a parts.json that lists them, as `partsong split` writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.cli.outputs import require_writable_folder, write_json
+from partsong.errors import FileError, FormatError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from partsong.data.table import Table
+
+LISTING = "parts.json"
+FORMAT = "partsong-parts"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One party's entry in parts.json."""
+
+    name: str
+    file: str
+
+
+def is_parts_folder(path: Path) -> bool:
+    """Whether this is a folder of parts; one that holds matrix.mtx is data."""
+    holds_data = any((path / name).exists() for name in ("matrix.mtx", "matrix.mtx.gz"))
+    return path.is_dir() and not holds_data and (path / LISTING).is_file()
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds anything, or a place where none can be made."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileError(f"{folder} is there already and not empty; nothing was overwritten. Choose another name.")
+    require_writable_folder("--output", folder.absolute().parent)
+
+
+def write_parts(folder: Path, table: Table, rows: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write all parts; the folder appears with all of them or not at all. Returns what parts.json says."""
+    require_free(folder)
+    target = folder.absolute()
+    draft = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
+    draft.mkdir()
+    try:
+        for name, chosen in rows.items():
+            _write_part(draft / f"{name}.npz", table, chosen)
+        listing = _listing(table, rows, about)
+        write_json(draft / LISTING, listing)
+        if target.exists():
+            target.rmdir()
+        os.replace(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return listing
+
+
+def read_parts(folder: Path) -> dict[str, Table]:
+    """The tables of all parties by name, with the columns of all in the order of the first."""
+    from partsong.io.read import read
+
+    tables: dict[str, Table] = {}
+    for part in _listed(folder):
+        table = read(folder / part.file)
+        first = next(iter(tables.values()), None)
+        if first is not None and first.feature_names is not None and table.feature_names is not None:
+            table = table.aligned_to(first.feature_names)
+        tables[part.name] = table
+    return tables
+
+
+def _listing(table: Table, rows: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> dict[str, Any]:
+    parties = []
+    for name, chosen in rows.items():
+        counts = {} if table.labels is None else Counter(str(label) for label in table.labels[chosen].tolist())
+        labels = dict(sorted(counts.items()))
+        parties.append({"name": name, "file": f"{name}.npz", "rows": len(chosen), "labels": labels})
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **about,
+        "n_samples": int(table.X.shape[0]),
+        "n_features": int(table.X.shape[1]),
+        "parties": parties,
+    }
+
+
+def _write_part(path: Path, table: Table, rows: np.ndarray) -> None:
+    """Dense rows as X, sparse ones as scipy.sparse.save_npz lays them out; names and labels beside them."""
+    import numpy as np
+
+    from partsong.data.scan import is_sparse
+
+    chosen = table.X[rows]
+    arrays: dict[str, Any] = {"X": np.ascontiguousarray(chosen)} if not is_sparse(chosen) else _sparse_arrays(chosen)
+    if table.feature_names is not None:
+        arrays["feature_names"] = np.array(table.feature_names, dtype=np.str_)
+    if table.sample_names is not None:
+        arrays["sample_names"] = np.array([table.sample_names[row] for row in rows.tolist()], dtype=np.str_)
+    if table.labels is not None:
+        arrays["labels"] = table.labels[rows]
+    with path.open("wb") as stream:
+        np.savez(stream, **arrays)
+
+
+def _sparse_arrays(X: Any) -> dict[str, Any]:
+    import numpy as np
+
+    X = X.tocsr()
+    return {
+        "format": np.array(b"csr"),
+        "shape": np.array(X.shape),
+        "data": X.data,
+        "indices": X.indices,
+        "indptr": X.indptr,
+    }
+
+
+def _listed(folder: Path) -> list[Part]:
+    path = folder / LISTING
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        is_ours = content["format"] == FORMAT and content["version"] == VERSION
+        parts = [Part(entry["name"], entry["file"]) for entry in content["parties"]]
+        are_names = all(isinstance(text, str) and text for part in parts for text in (part.name, part.file))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"{path} cannot be read as a list of parts ({error}). Split the data again.") from error
+    if not is_ours or not are_names:
+        raise FormatError(f"{path}: this is not version {VERSION} of a {FORMAT} file. Split the data again.")
+    if not parts:
+        raise FormatError(f"{path}: lists no parties. Split the data again.")
+    for part in parts:
+        if Path(part.file).name != part.file or part.file.startswith("."):
+            raise FormatError(f"{path}: {part.file!r} is not the plain name of a file beside it. Split the data again.")
+    if len({part.name for part in parts}) < len(parts):
+        raise FormatError(f"{path}: two parties have the same name. Split the data again.")
+    return parts

@@ -1,0 +1,94 @@
+"""`partsong split`: one table to the parts of several parties, for simulations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.choices import finite
+from partsong.cli.guard import guarded
+from partsong.cli.holdings import read_table
+from partsong.cli.options import AsJson, Data, Key, Label, Transpose, examples
+from partsong.cli.outputs import put_json, visible
+from partsong.cli.parts_folder import require_free, write_parts
+from partsong.errors import ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from partsong.data.table import Table
+
+EPILOG = examples(
+    "partsong split counts.csv --parties 5 -o parts/",
+    "partsong split cells.h5ad --parties 8 --by cell_type --concentration 0.1 --seed 1 -o parts/",
+)
+
+
+@guarded
+def split(
+    data: Data,
+    parties: Annotated[int, typer.Option("--parties", "-p", min=1, help="Number of parties.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
+    ],
+    by: Annotated[
+        str | None, typer.Option(help="Column (or array) of labels: every party gets its own mixture of them.")
+    ] = None,
+    concentration: Annotated[
+        float,
+        typer.Option(help="With --by: small for few labels per party, large for the same mixture.", callback=finite),
+    ] = 0.3,
+    iid: Annotated[bool, typer.Option("--iid", help="Equal random shares (what happens by default).")] = False,
+    contiguous: Annotated[bool, typer.Option("--contiguous", help="Equal runs of neighbouring rows.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="a fresh one, told")] = None,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+) -> None:
+    """Split a table among parties, to try out a federation on one machine."""
+    if (by is not None) + iid + contiguous > 1:
+        raise typer.BadParameter("choose one of --by, --iid and --contiguous.", param_hint="--by")
+    if by is not None and label is not None and by != label:
+        raise typer.BadParameter("--by names the labels already.", param_hint="--label")
+    from partsong.streams import fresh_seed
+
+    require_free(output.expanduser())
+    seed = fresh_seed() >> 32 if seed is None else seed
+    how = "by" if by is not None else "contiguous" if contiguous else "iid"
+    table = read_table(data, label=by or label, transpose=transpose, key=key)
+    rows = shares_of(table, parties, how, concentration, seed)
+    about: dict[str, Any] = {"source": data.name, "split": how, "by": by, "seed": seed}
+    about["concentration"] = concentration if how == "by" else None
+    listing = write_parts(output.expanduser(), table, rows, about)
+    if as_json:
+        put_json({"output": output, **listing})
+    elif not quiet:
+        _tell(output, listing)
+
+
+def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
+    """The rows of each party by name; the same seed gives the same shares."""
+    from partsong.data.partition import by_label, contiguous, iid, party_names
+    from partsong.streams import stream
+
+    n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
+    if how == "contiguous":
+        shares = contiguous(n_rows, parties)
+    elif how == "iid":
+        shares = iid(n_rows, parties, generator)
+    elif table.labels is None:
+        raise ParameterError(f"{table.source}: there are no labels to split by. Use --iid or --contiguous.")
+    else:
+        shares = by_label(table.labels, parties, generator, concentration)
+    return dict(zip(party_names(parties), shares, strict=True))
+
+
+def _tell(output: Path, listing: dict[str, Any]) -> None:
+    for party in listing["parties"]:
+        labels = ", ".join(f"{visible(label)}: {count}" for label, count in party["labels"].items())
+        typer.echo(f"{party['name']}  {party['rows']} rows" + (f"  ({labels})" if labels else ""))
+    typer.echo(f"{len(listing['parties'])} parts in {output}; seed {listing['seed']}")

@@ -1,0 +1,111 @@
+"""`partsong transform`: new rows and a model to weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.choices import WEIGHT_ENDINGS
+from partsong.cli.guard import guarded
+from partsong.cli.holdings import named_source, read_table
+from partsong.cli.options import AsJson, Data, Key, Label, Threads, Transpose, examples
+from partsong.cli.outputs import put_json, require_distinct, require_writable
+from partsong.errors import ShapeError
+
+if TYPE_CHECKING:
+    from partsong.data.table import Table
+    from partsong.io.model_file import Model
+
+EPILOG = examples(
+    "partsong transform new.csv model.safetensors -o W.csv",
+    "partsong transform new.h5ad model.safetensors -o W.h5ad --drop-extra",
+)
+
+
+@guarded
+def transform(
+    data: Data,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad."),
+    ],
+    drop_extra: Annotated[
+        bool, typer.Option("--drop-extra", help="Leave out columns that the model does not know.")
+    ] = False,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+) -> None:
+    """Weights of new rows: the non-negative least squares fit to a model's parts."""
+    from partsong.io.model_file import load_model
+    from partsong.io.weights import write_weights
+
+    require_distinct({"DATA": data, "MODEL": model, "--output": output})
+    require_writable("--output", output, WEIGHT_ENDINGS)
+    known = load_model(model)
+    table = matched(read_table(data, label=label, transpose=transpose, key=key), known, drop_extra)
+    began = time.perf_counter()
+    W, error = weights_of(table, known, threads)
+    write_weights(output, W, table.sample_names)
+    result = {
+        "output": output,
+        "model": model,
+        "shape": table.X.shape,
+        "n_components": len(known.components),
+        "relative_error": error,
+        "explained_variance": 1.0 - error**2,
+        "seconds": round(time.perf_counter() - began, 6),
+    }
+    if as_json:
+        put_json(result)
+    elif not quiet:
+        typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}")
+
+
+def matched(table: Table, model: Model, drop_extra: bool) -> Table:
+    """The table with the model's columns in the model's order: by name where both have names, else by number."""
+    if table.feature_names is not None and model.feature_names is not None:
+        return table.aligned_to(model.feature_names, drop_extra=drop_extra)
+    wanted, held = model.components.shape[1], int(table.X.shape[1])
+    if wanted != held:
+        who = "the data have" if table.feature_names is None else "the model has"
+        raise ShapeError(
+            f"{table.source}: {held} columns, but the model has {wanted}, and {who} no names to match them by. "
+            "Bring the data to the columns of the fit, in the same order."
+        )
+    return table
+
+
+def weights_of(table: Table, model: Model, threads: int | None) -> tuple[Any, float]:
+    """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖."""
+    import numpy as np
+
+    from partsong.data.check import require_factorizable
+    from partsong.data.matrix import as_matrix
+    from partsong.fitting import solver_of
+    from partsong.threads import available, kernels_on
+
+    with named_source(table):
+        require_factorizable(table.X)
+    matrix = as_matrix(table.X, model.components.dtype)
+    penalties = (_number(model.settings.get(name)) for name in ("alpha_w", "alpha_h", "l1_ratio"))
+    Ht = np.ascontiguousarray(model.components.T)
+    with kernels_on(threads or available()):
+        W = solver_of("hals", *penalties).solve_rows(matrix, Ht)
+        distance = max(0.0, matrix.squared_distance(W, Ht))
+        norm = matrix.squared_norm
+    return W, math.sqrt(distance / norm) if norm > 0 else 0.0
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -1,0 +1,210 @@
+"""Fitting, in the steps that every caller shares: a start, rounds that are followed, a model.
+
+`fit_rows` is centralised NMF; `pursue` and `conclude` are its two halves for any program, so that a caller can go on
+from an earlier run, or protect the second half from an interrupt that ended the first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+from partsong import recipes, threads
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import (
+    Checkpoint,
+    Engine,
+    Layout,
+    Matrix,
+    Outcome,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+    State,
+    UpdateRule,
+)
+from partsong.engines.sequential import Sequential
+from partsong.errors import ParameterError
+from partsong.finished import Finished, finish
+from partsong.local.alternate import Alternate, Rows
+from partsong.local.equations import Penalty
+from partsong.local.momentum import Extrapolation, NoExtrapolation
+from partsong.local.multiplicative import Multiplicative
+from partsong.local.start import Beginning, anchors, double_svd, random_beginning
+from partsong.programs.shared_statistics import SharedStatistics
+from partsong.running import Follower, HistoryRow, Run, Stop
+from partsong.streams import stream
+
+Watch = Callable[[Round, HistoryRow], None]
+
+DEFAULT_RANK = 20
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
+
+
+@dataclass(frozen=True, slots=True)
+class RowFit:
+    """Centralised NMF as a value: rank, solver, start, and when to stop."""
+
+    rank: int
+    solver: Alternate
+    init: str = "auto"
+    seed: int = 0
+    max_iter: int = 500
+    stop: Stop = Stop()
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.init not in INITS:
+            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A program with all that it takes to run it; `start` is where it begins (None: where it would by itself).
+
+    `error_of` tells the relative error of a round; `threads` are those that the conclusion may use.
+    """
+
+    program: Any
+    shards: Sequence[Shard]
+    schedule: Schedule
+    stop: Stop = Stop()
+    engine: Engine = Sequential()
+    reduction: Reduction = InTheOpen()
+    start: Checkpoint | None = None
+    threads: int = 1
+    error_of: Callable[[Round], float] = lambda done: done.metrics.get("relative_error", math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an earlier part of the same run left behind: where it stood, its history, its best round."""
+
+    checkpoint: Checkpoint
+    history: tuple[HistoryRow, ...] = ()
+    best: Round | None = None
+
+
+def fit_rows(
+    matrix: Matrix,
+    settings: RowFit,
+    *,
+    beginning: Beginning | None = None,
+    earlier: Earlier | None = None,
+    began: float | None = None,
+    watch: Watch = lambda done, row: None,
+) -> tuple[Run, Finished]:
+    """X ≈ W H of the rows of a matrix; `beginning` replaces the start that the settings name."""
+    began = time.perf_counter() if began is None else began
+    task = rows_task(matrix, settings, beginning, is_started=earlier is not None)
+    run = pursue(task, earlier=earlier, began=began, watch=watch)
+    return run, conclude(task, run)
+
+
+def rows_task(
+    matrix: Matrix, settings: RowFit, beginning: Beginning | None = None, *, is_started: bool = False
+) -> Task:
+    """Centralised NMF as the program of a single party; where a run was started before, no start is computed."""
+    program = SharedStatistics(settings.rank, settings.solver)
+    start = None
+    if not is_started:
+        if beginning is None:
+            with threads.kernels_on(settings.threads):
+                beginning = beginning_of(matrix, settings)
+        server, model = program.start_from(beginning.Ht)
+        start = Checkpoint(0, {"all": Rows(beginning.W)}, server, model)
+    schedule = Schedule(settings.max_iter, kernel_threads=settings.threads)
+    return Task(program, [Shard("all", matrix)], schedule, settings.stop, start=start, threads=settings.threads)
+
+
+def pursue(
+    task: Task,
+    *,
+    earlier: Earlier | None = None,
+    began: float | None = None,
+    watch: Watch = lambda done, row: None,
+) -> Run:
+    """The rounds of a task, from its start or from where an earlier part of the same run stood, to their end.
+
+    The same rounds, and the same best one, as if the run had never been interrupted.
+    """
+    history = earlier.history if earlier is not None else ()
+    if task.stop.outcome([row.objective for row in history], 0.0) is Outcome.CONVERGED:
+        return Run(Outcome.CONVERGED, history, None, earlier.best if earlier is not None else None)
+    follower = Follower(task.stop, time.perf_counter() if began is None else began, error_of=task.error_of, watch=watch)
+    resume = earlier.checkpoint if earlier is not None else task.start
+    rounds = task.engine.run(task.program, task.shards, task.schedule, reduction=task.reduction, resume=resume)
+    run = follower.follow(rounds, history)
+    return run if earlier is None else _with_earlier_best(run, earlier)
+
+
+def conclude(task: Task, run: Run) -> Finished:
+    """The model of a run that has ended, or of the start where not even one round was done."""
+    start = None
+    if run.best is None and run.last is None:
+        start = task.program.components(_first_server(task))
+    with threads.kernels_on(task.threads):
+        return finish(task.program, task.program.solver, task.shards, run, start)
+
+
+def _first_server(task: Task) -> State:
+    if task.start is not None:
+        return task.start.server
+    return task.program.start_server(Layout.of(task.shards, task.schedule.seed))[0]
+
+
+def _with_earlier_best(run: Run, earlier: Earlier) -> Run:
+    """Of equals the later one is the best, as in `running.Follower`."""
+    before = min((row.objective for row in earlier.history), default=math.inf)
+    after = min((row.objective for row in run.history[len(earlier.history) :]), default=math.inf)
+    is_beaten = earlier.best is None or (run.best is not None and after <= before)
+    return run if is_beaten else replace(run, best=earlier.best)
+
+
+def solver_of(
+    rule: str | UpdateRule, alpha_W: float = 0.0, alpha_H: float | str = "same", l1_ratio: float = 0.0
+) -> Alternate:
+    """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
+    l1, l2 = float(l1_ratio), 1.0 - float(l1_ratio)
+    on_H = alpha_W if alpha_H == "same" else float(alpha_H)
+    penalties = Penalty(alpha_W * l1, alpha_W * l2), Penalty(on_H * l1, on_H * l2)
+    if not isinstance(rule, str):
+        return Alternate(rule, *penalties, NoExtrapolation())
+    rules = recipes.solver_rules()
+    if rule not in rules:
+        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join(rules)}.")
+    return Alternate(rules[rule], *penalties, Extrapolation() if rule == "hals" else NoExtrapolation())
+
+
+def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
+    """The start that the settings name; "auto" takes anchors."""
+    generator = stream(settings.seed, "start")
+    if settings.init == "random":
+        return random_beginning(matrix, settings.rank, generator)
+    if settings.init in ("nndsvd", "nndsvda"):
+        fill = matrix.mean if settings.init == "nndsvda" else 0.0
+        return double_svd(matrix, settings.rank, generator, fill=fill)
+    beginning = anchors(matrix, settings.rank, generator)
+    if isinstance(settings.solver.rule, Multiplicative):  # zeros would stay zeros for ever
+        return Beginning(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
+    return beginning
+
+
+def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
+    """The rank asked for, or min(n, m, 20)."""
+    n, m = shape
+    if wanted is None:
+        return min(n, m, DEFAULT_RANK)
+    if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
+        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
+    if int(wanted) > 1000 and int(wanted) > 10 * max(n, m):
+        raise ParameterError(
+            f"n_components={wanted} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
+            "Choose a number of components of that order."
+        )
+    return int(wanted)

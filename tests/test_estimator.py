@@ -1,0 +1,316 @@
+"""partsong.NMF as scikit-learn users meet it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import partsong
+from partsong import threads
+from partsong.core import Outcome
+from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.local.coordinate import CoordinateDescent
+
+SOLVERS = ["hals", "cd", "mu", "pg", "ipalm", "bpp"]
+INITS = ["auto", "anchors", "random", "nndsvd", "nndsvda"]
+
+
+def planted(n=80, m=20, k=4, seed=0, noise=0.05):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(0.5, size=(n, k)) @ rng.gamma(0.5, size=(k, m)) + noise * rng.random((n, m))
+
+
+@parametrize_with_checks([partsong.NMF(), partsong.NMF(n_components=2, init="random", max_iter=20)])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("solver", [*SOLVERS, CoordinateDescent(sweeps=2, alpha=0.1)])
+@pytest.mark.parametrize("init", INITS)
+def test_every_solver_and_start_explains_planted_data(solver, init):
+    X = planted()
+    iterations = 60 if solver in ("hals", "cd", "bpp") else 300
+    model = partsong.NMF(4, solver=solver, init=init, random_state=0, max_iter=iterations, tol=1e-6).fit(X)
+    assert model.components_.shape == (4, 20)
+    assert (model.components_ >= 0).all()
+    slow = solver in ("mu", "pg", "ipalm")
+    assert model.explained_variance_ > (0.95 if slow else 0.99)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", [np.asarray, np.asfortranarray, sp.csr_array, sp.csc_array])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fit_transform_and_transform_agree(solver, form, dtype):
+    X = form(planted().astype(dtype))
+    model = partsong.NMF(4, solver=solver, random_state=0, max_iter=15)
+    W = model.fit_transform(X)
+    again = model.transform(X)
+    assert W.dtype == again.dtype == model.components_.dtype == dtype
+    gap = np.abs(W @ model.components_ - model.inverse_transform(again)).max()
+    assert gap <= 1e-6 * np.abs(W @ model.components_).max()
+
+
+def test_error_scale_order_and_shares_are_as_stated():
+    X = planted(noise=0.3)
+    model = partsong.NMF(5, random_state=1)
+    W = model.fit_transform(X)
+    exact = np.linalg.norm(X - W @ model.components_)
+    assert model.reconstruction_err_ == pytest.approx(exact, rel=1e-9)
+    assert model.relative_error_ == pytest.approx(exact / np.linalg.norm(X), rel=1e-9)
+    assert model.explained_variance_ == pytest.approx(1 - model.relative_error_**2)
+    assert_allclose(np.linalg.norm(model.components_, axis=1), 1)
+    R = W @ model.components_
+    shares = [np.vdot(np.outer(W[:, j], model.components_[j]), R) / np.vdot(R, R) for j in range(5)]
+    assert_allclose(model.component_shares_, shares, rtol=1e-9)
+    assert (np.diff(model.component_shares_) <= 0).all()
+    assert model.component_shares_.sum() == pytest.approx(1)
+
+
+def test_history_tells_the_error_of_each_iteration():
+    X = planted(noise=0.3)
+    model = partsong.NMF(4, random_state=0, solver="cd", init="random", tol=0, max_iter=12).fit(X)
+    rows = model.history_
+    assert [row.iteration for row in rows] == list(range(1, 13))
+    assert model.n_iter_ == 12
+    assert (np.diff([row.seconds for row in rows]) > 0).all()
+    errors = [row.relative_error for row in rows]
+    assert (np.diff(errors) <= 1e-12).all(), "plain coordinate descent never goes up"
+    assert model.relative_error_ <= errors[-1] * (1 + 1e-9), "the final weights are solved for"
+    assert model.outcome_ is Outcome.MAX_ROUNDS
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_same_seed_same_bytes(init):
+    X = planted(300, 60)
+    first = partsong.NMF(6, init=init, random_state=3, max_iter=10).fit(X)
+    again = partsong.NMF(6, init=init, random_state=3, max_iter=10).fit(X)
+    assert first.components_.tobytes() == again.components_.tobytes()
+    other = partsong.NMF(6, init="random", random_state=4, max_iter=10).fit(X)
+    assert first.components_.tobytes() != other.components_.tobytes()
+
+
+def test_thread_count_changes_rounding_only(monkeypatch):
+    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    X = planted(500, 40)
+    fits = {
+        n: [partsong.NMF(4, random_state=0, n_threads=n, max_iter=5, tol=0).fit(X) for _ in range(2)] for n in (1, 2)
+    }
+    for pair in fits.values():
+        assert pair[0].components_.tobytes() == pair[1].components_.tobytes()
+    assert_allclose(fits[1][0].components_, fits[2][0].components_, rtol=1e-6, atol=1e-8)
+
+
+def test_custom_start():
+    X = planted()
+    rng = np.random.default_rng(0)
+    W, H = rng.random((80, 4)), rng.random((4, 20))
+    kept = W.copy(), H.copy()
+    model = partsong.NMF(4, init="custom").fit(X, W=W, H=H)
+    assert model.explained_variance_ > 0.99
+    assert_array_equal(W, kept[0])
+    assert_array_equal(H, kept[1])
+    partsong.NMF(4, init="custom").fit(X, H=H)
+    with pytest.raises(ParameterError, match="needs H"):
+        partsong.NMF(4, init="custom").fit(X)
+    with pytest.raises(ShapeError, match=r"H must have shape \(4, 20\)"):
+        partsong.NMF(4, init="custom").fit(X, H=H[:2])
+    with pytest.raises(ParameterError, match="non-negative"):
+        partsong.NMF(4, init="custom").fit(X, H=-H)
+    with pytest.raises(ParameterError, match="custom"):
+        partsong.NMF(4).fit(X, H=H)
+
+
+def test_same_start_as_scikit_learn_reaches_as_low():
+    from sklearn.decomposition import NMF as Reference
+
+    X = planted(noise=0.3)
+    rng = np.random.default_rng(0)
+    W, H = rng.random((80, 4)), rng.random((4, 20))
+    reference = Reference(4, init="custom", max_iter=2000, tol=1e-9).fit(X, W=W.copy(), H=H.copy())
+    reference.fit_transform(X, W=W.copy(), H=H.copy())
+    ours = partsong.NMF(4, init="custom", max_iter=2000, tol=1e-9).fit(X, W=W, H=H)
+    assert ours.reconstruction_err_ <= reference.reconstruction_err_ * 1.01
+
+
+def test_penalties_mean_the_same_at_any_size():
+    """Repeating rows or columns leaves the balance of error and penalty as it was."""
+    X = planted(noise=0.3)
+    settings = {"alpha_W": 0.02, "alpha_H": 0.02, "l1_ratio": 0.5, "init": "random", "random_state": 0, "tol": 1e-8}
+    plain = partsong.NMF(4, max_iter=2000, **settings).fit(X)
+    tall = partsong.NMF(4, max_iter=2000, **settings).fit(np.vstack([X, X, X]))
+    assert tall.relative_error_ == pytest.approx(plain.relative_error_, rel=1e-3)
+    assert_allclose(tall.components_, plain.components_, atol=5e-3 * plain.components_.max())
+    free = partsong.NMF(4, random_state=0).fit(X)
+    assert plain.relative_error_ > free.relative_error_
+    assert (plain.components_ == 0).mean() >= (free.components_ == 0).mean()
+
+
+def test_objective_with_penalties_equals_scikit_learn():
+    from sklearn.decomposition import NMF as Reference
+
+    X = planted(noise=0.3)
+    rng = np.random.default_rng(0)
+    W, H = rng.random((80, 3)), rng.random((3, 20))
+    settings = {"alpha_W": 0.01, "alpha_H": 0.03, "l1_ratio": 0.3, "init": "custom", "max_iter": 5000, "tol": 1e-10}
+    reference = Reference(3, **settings)
+    their_W = reference.fit_transform(X, W=W.copy(), H=H.copy())
+    ours = partsong.NMF(3, **settings)
+    our_W = ours.fit_transform(X, W=W, H=H)
+
+    def objective(W, H):
+        n, m = X.shape
+        on_W = m * 0.01 * (0.3 * W.sum() + 0.35 * np.square(W).sum())
+        on_H = n * 0.03 * (0.3 * H.sum() + 0.35 * np.square(H).sum())
+        return 0.5 * np.square(X - W @ H).sum() + on_W + on_H
+
+    assert objective(our_W, ours.components_) == pytest.approx(objective(their_W, reference.components_), rel=1e-3)
+
+
+def test_top_features_by_name_and_number():
+    pandas = pytest.importorskip("pandas")
+    X = np.kron(np.eye(2), np.ones((5, 3))) * [[1, 2, 3, 3, 2, 1]]
+    frame = pandas.DataFrame(X, columns=list("abcdef"))
+    model = partsong.NMF(2, random_state=0).fit(frame)
+    assert sorted(model.top_features(1)) == [["c"], ["d"]]
+    assert sorted(map(set, partsong.NMF(2, random_state=0).fit(X).top_features(2))) == [{1, 2}, {3, 4}]
+    with pytest.raises(FeatureError, match="order"):
+        model.transform(frame[list("bacdef")])
+    assert model.get_feature_names_out().tolist() == ["nmf0", "nmf1"]
+
+
+def test_time_budget_and_interrupt_keep_the_model():
+    X = planted(2000, 300, 10, noise=0.5)
+    model = partsong.NMF(10, tol=0, max_iter=10**6, time_budget=0.3, random_state=0)
+    began = time.perf_counter()
+    model.fit(X)
+    assert model.outcome_ is Outcome.TIME_SPENT
+    assert time.perf_counter() - began < 20
+    assert model.explained_variance_ > 0.5
+
+    model = partsong.NMF(10, tol=0, max_iter=10**6, random_state=0)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    model.fit(X)
+    assert model.outcome_ is Outcome.INTERRUPTED
+    assert model.explained_variance_ > 0.5
+
+
+def test_progress_goes_to_standard_error(capsys):
+    partsong.NMF(2, verbose=1, max_iter=3, random_state=0).fit(planted())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "NMF of 80 × 20" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda X: X.__setitem__((3, 5), np.nan), DataError, ["NaN", "3", "5"]),
+        (lambda X: X.__setitem__((7, 0), np.inf), DataError, ["inf", "7"]),
+        (lambda X: X.__setitem__((slice(2, 40), 1), -1.0), DataError, ["Negative values in data", "2"]),
+    ],
+)
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_bad_values_are_named(change, error, words, form):
+    X = planted()
+    change(X)
+    with pytest.raises(error) as caught:
+        partsong.NMF(3).fit(form(X))
+    assert isinstance(caught.value, ValueError)
+    for word in words:
+        assert word in str(caught.value)
+    fitted = partsong.NMF(3, max_iter=2).fit(planted())
+    with pytest.raises(error):
+        fitted.transform(form(X))
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, "3", True, 10**9, 100_000])
+def test_senseless_ranks_are_refused(k):
+    with pytest.raises(ParameterError, match="n_components"):
+        partsong.NMF(k).fit(planted())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"solver": "hal"}, {"init": "svd"}, {"tol": -1}, {"max_iter": 0}, {"time_budget": 0}, {"l1_ratio": 2},
+     {"alpha_W": -1}, {"alpha_H": "x"}, {"n_threads": 0}, {"random_state": -1}, {"random_state": "a"}],
+)  # fmt: skip
+def test_senseless_settings_are_refused(settings):
+    with pytest.raises(ParameterError):
+        partsong.NMF(2, **settings).fit(planted())
+
+
+def test_other_bad_input():
+    for bad, error in (
+        (np.empty((0, 3)), PartsongError), (np.empty((3, 0)), PartsongError), (np.ones(4), ShapeError),
+        (np.array([["a", "b"]]), (DataTypeError, DataError)), (np.ones((2, 2), complex), PartsongError),
+    ):  # fmt: skip
+        with pytest.raises(error) as caught:
+            partsong.NMF(1).fit(bad)
+        assert isinstance(caught.value, PartsongError)
+        assert isinstance(caught.value, ValueError | TypeError)
+    model = partsong.NMF(2, max_iter=2).fit(planted())
+    with pytest.raises(ShapeError, match="X has 19 features, but NMF is expecting 20"):
+        model.transform(planted()[:, 1:])
+    with pytest.raises(ShapeError, match="2 columns"):
+        model.inverse_transform(np.ones((3, 5)))
+
+
+def test_legal_corners():
+    zero = partsong.NMF(3, random_state=0).fit(np.zeros((6, 4)))
+    assert zero.relative_error_ == 0
+    assert np.isfinite(zero.components_).all()
+    X = planted()
+    X[5] = 0
+    X[:, 7] = 0
+    W = partsong.NMF(4, random_state=0).fit_transform(X)
+    assert_array_equal(W[5], 0)
+    constant = partsong.NMF(2, random_state=0).fit(np.ones((5, 5)))
+    assert constant.relative_error_ < 1e-3
+    wide = partsong.NMF(30, random_state=0, max_iter=20).fit(planted(5, 8))
+    assert wide.components_.shape == (30, 8)
+    assert wide.explained_variance_ > 0.999
+    assert partsong.NMF().fit(planted(12, 7)).n_components_ == 7
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    n=st.integers(1, 12), m=st.integers(1, 12), k=st.integers(1, 15), seed=st.integers(0, 10**6),
+    density=st.floats(0, 1), solver=st.sampled_from(SOLVERS), init=st.sampled_from(INITS), sparse=st.booleans(),
+    dtype=st.sampled_from([np.float32, np.float64, np.int32, np.uint8]),
+)  # fmt: skip
+def test_any_legal_matrix_is_factorized(n, m, k, seed, density, solver, init, sparse, dtype):
+    rng = np.random.default_rng(seed)
+    X = (rng.random((n, m)) * 9 * (rng.random((n, m)) < density)).astype(dtype)
+    model = partsong.NMF(k, solver=solver, init=init, max_iter=3, random_state=seed)
+    W = model.fit_transform(sp.csr_array(X) if sparse else X)
+    assert W.shape == (n, k)
+    assert np.isfinite(W).all()
+    assert (W >= 0).all()
+    assert np.isfinite(model.components_).all()
+    assert 0 <= model.relative_error_ <= 1 + 1e-3
+
+
+def test_clones_are_equal():
+    model = partsong.NMF(3, solver=CoordinateDescent(sweeps=4), alpha_W=0.1)
+    assert clone(model).get_params() == model.get_params()
+
+
+def test_memory_map_is_read_in_place(tmp_path):
+    X = planted(3000, 50).astype(np.float32)
+    np.save(tmp_path / "X.npy", X)
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    ours = partsong.NMF(4, random_state=0, max_iter=10, tol=0).fit(mapped)
+    plain = partsong.NMF(4, random_state=0, max_iter=10, tol=0).fit(X)
+    assert_allclose(ours.components_, plain.components_, rtol=1e-3, atol=1e-4)
