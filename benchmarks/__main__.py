@@ -16,7 +16,7 @@ USUAL = ("speed", "floor", "memory", "compiling")
 def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure speed, product floor, memory and compile time. Real data: set PARTSONG_DATA to their folder.",
+        description="Measure speed, product floor, memory, compile time. PARTSONG_DATA names the folder of real data.",
     )
     parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help=f"default: {' '.join(USUAL)}")
     parser.add_argument("--quick", action="store_true", help="tiny data and short runs, to see that everything works")
@@ -136,8 +136,9 @@ def _tune(chosen: argparse.Namespace, words: list[str]) -> None:
         [
             "# Sweeps per product and extrapolation, on generated data",
             f"{machine.processor()}, {chosen.threads} threads. Seconds and iterations to 99.9 % of the best explained "
-            f"variance of any setting, {seeds} seeds (median, smallest–largest), at most {seconds:g} s a run; the start "
-            "is the same for all and not counted. Cost: median seconds over the smallest of all settings, mean over data.",
+            f"variance of any setting, {seeds} seeds (median, smallest–largest), at most {seconds:g} s a run; the "
+            "start is the same for all and not counted. Cost: median seconds over the smallest of all settings, mean "
+            "over data.",
             f"```\n{machine.command(words)}\n```",
         ]
     )

@@ -1,8 +1,9 @@
 """Rounds: for each seed every method once, in rotated order, so that a slow minute of the machine hits all alike.
 
 The first round lets every method run to the time limit (or until it stands still) and so finds the best explained
-variance. Later rounds end a run once it has passed what it has to reach; a method that missed 99.9 % in the first round is
-asked for 99 % from then on, and one that missed that too is not run again. `thorough` runs everything to the limit.
+variance. Later rounds end a run once it has passed what it has to reach; a method that missed 99.9 % in the first
+round is asked for 99 % from then on, and one that missed that too is not run again. `thorough` runs everything to the
+limit.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _nimfa(problem: Problem, seed: int, threads: int, recorder: Recorder) -> Non
             recorder(np.asarray(self.W), np.asarray(self.H))
 
     if not hasattr(np, "mat"):
-        np.mat = np.asmatrix  # type: ignore[attr-defined]  # what NumPy 2 took away and nimfa still calls
+        setattr(np, "mat", np.asmatrix)  # noqa: B010  # NumPy 2 took it away and nimfa still calls it
     W, H = problem.random_start(seed)
     V = np.asmatrix(_dense(problem), dtype="d")
     recorder.start()
@@ -161,7 +161,8 @@ PEERS = (
     Contestant(
         "nimfa",
         _nimfa,
-        "LSNMF in float64, the common random start; a subclass that looks after each update; sparse data are made dense",
+        "LSNMF in float64, common random start; a subclass that looks after each update; sparse data are made dense; "
+        "np.mat given back to NumPy for it",
         "nimfa",
         "nimfa",
     ),

@@ -57,13 +57,15 @@ class Report:
         yield ""
         yield (
             "Measure: seconds to 99 % and 99.9 % of the best explained variance 1 − ‖X−WH‖²/‖X‖² (float64) that any "
-            "method reached on that data. The clock includes start and initialisation; it leaves out imports, compiling "
-            "(below), bringing data into the form a library takes, and evaluation. Each method runs once per seed, in "
+            "method reached on that data. The clock includes checks, start and initialisation; it leaves out imports, "
+            "compiling (below), bringing data into the form a library takes, and evaluation. Each method runs once per "
+            "seed, in "
             f"rotated order, {settings.get('seeds', '?')} seeds, at most {settings.get('seconds', 0):g} s a run on the "
-            "largest data. The first seed runs to the limit or until the last third of its time brings less than 0.001 %; "
-            "later ones end once they have passed what is asked. Methods that missed 99 % on the first seed are not run "
-            "again. Iterates are looked at whenever the clock shows 2 % more. Times are medians (smallest–largest); "
-            "ratios are taken within a seed, then the median. `–` = never within the limit."
+            "largest data. The first seed runs to the limit, or until the last third of its time brings less than "
+            "0.001 %; later ones end once they have passed what is asked of them. Methods that missed 99.9 % on the "
+            "first seed are asked for 99 % afterwards, those that missed 99 % are not run again. Iterates are looked at "
+            "whenever the clock shows 2 % more. Times are medians (smallest–largest); ratios are taken within a seed, "
+            "then the median; `>` where a method never got there in the time it had. `–` = never within the limit."
         )
         for name, why in self.results.skipped.items():
             yield ""
@@ -79,7 +81,7 @@ class Report:
         yield ""
         yield f"{description[0].upper()}{description[1:]} ({shape}). Best explained variance: {best:.5f}."
         yield ""
-        yield "| method | seconds to 99 % | seconds to 99.9 % | best reached | × partsong, 99 % | × partsong, 99.9 % | seeds |"
+        yield "| method | s to 99 % | s to 99.9 % | best reached | time / partsong's, 99 % | the same, 99.9 % | seeds |"
         yield "|---|---|---|---|---|---|---|"
         for contestant in self.contestants:
             held = [run for run in runs if run.contestant == contestant.name]
@@ -163,8 +165,8 @@ class Report:
         yield "## Above the product floor"
         yield ""
         yield (
-            "Milliseconds, medians, interleaved: the two products X Hᵀ and Wᵀ X alone (in one pass or two, whichever is "
-            "cheaper), and a full iteration with everything around them."
+            "Milliseconds, medians, interleaved: the two products X Hᵀ and Wᵀ X alone (in one pass or two, whichever "
+            "is cheaper), and a full iteration with everything around them."
         )
         yield ""
         yield "| data | products | one sweep | ratio | one sweep, extrapolated | default | repeats |"
@@ -218,8 +220,12 @@ def _seconds(runs: Sequence[Run], target: float) -> str:
         return UNKNOWN
     if not math.isfinite(found.median):
         return NEVER
-    most = "never" if math.isinf(found.high) else f"{found.high:.2f}"
-    return f"{found.median:.2f}" if found.count == 1 else f"{found.median:.2f} ({found.low:.2f}–{most})"
+    most = "never" if math.isinf(found.high) else _digits(found.high)
+    return _digits(found.median) + ("" if found.count == 1 else f" ({_digits(found.low)}–{most})")
+
+
+def _digits(seconds: float) -> str:
+    return f"{seconds:.4f}" if seconds < 0.1 else f"{seconds:.3f}" if seconds < 1 else f"{seconds:.2f}"
 
 
 def shown(found: Ratio | None) -> str:

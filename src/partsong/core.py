@@ -67,6 +67,8 @@ class Matrix(Protocol):
     @property
     def squared_norm(self) -> float: ...
     @property
+    def stored(self) -> int: ...
+    @property
     def mean(self) -> float: ...
     def visit(self, Ht: Array, update: Callable[[int, int, Array], None], F: Array) -> tuple[Array, Array]:
         """For blocks of rows call update(start, stop, X Hᵀ of the block), which fills F; return FᵀF and XᵀF."""
@@ -85,6 +87,12 @@ class Matrix(Protocol):
 
     def columns(self, indices: Array) -> Array:
         """Some of the columns, as a dense array."""
+
+    def column_energies(self) -> Any:
+        """Σ_i X_ij² for each column j, as a NumPy array in float64."""
+
+    def gram_column(self, j: int) -> Any:
+        """Xᵀ x_j for column j, as a NumPy array in float64."""
 
     def native(self, values: Array) -> Array:
         """An array of any kind in the number type and place of this matrix."""

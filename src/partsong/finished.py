@@ -61,8 +61,7 @@ def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: boo
 
 def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Run, start_H: Array) -> Finished:
     """`complete` from the best round of a run, or from the start where not even one round was finished."""
-    chosen = run.best if run.best is not None else run.last
-    H = start_H if chosen is None else program.components(chosen.checkpoint.server)
+    H = start_H if run.best is None else program.components(run.best)
     rescale = not (solver.penalty_W or solver.penalty_H)
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from partsong.core import Outcome, Round
+from partsong.core import Outcome, Round, State
 from partsong.errors import ParameterError
 
 WINDOW = 5
@@ -59,12 +59,12 @@ def _is_flat(values: Sequence[float], tol: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a run ended, round by round; `best` is the round with the smallest objective, `last` the latest."""
+    """How a run ended: its history, the latest round, and the server's state where the objective was smallest."""
 
     outcome: Outcome
     history: tuple[HistoryRow, ...]
     last: Round | None
-    best: Round | None
+    best: State
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Follower:
                 values.append(value)
                 last = done
                 if value <= least:
-                    best, least = done, value
+                    best, least = done.checkpoint.server, value
                 self.watch(done, row)
                 ending = self.stop.outcome(values, seconds)
                 if ending is not None:

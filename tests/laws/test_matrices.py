@@ -85,6 +85,8 @@ def test_products_and_numbers(form, tmp_path):
     assert_allclose(to(matrix.transposed_times(matrix.native(A))), X.T @ A)
     assert_allclose(to(matrix.transposed_times(matrix.native(A[:, :1].copy()))), X.T @ A[:, :1])
     assert_allclose(to(matrix.columns(np.array([3, 0, 5]))), X[:, [3, 0, 5]])
+    assert_allclose(matrix.column_energies(), np.square(X).sum(axis=0))
+    assert_allclose(matrix.gram_column(4), X.T @ X[:, 4])
     exact = np.square(X - A @ B.T).sum()
     assert matrix.squared_distance(matrix.native(A), matrix.native(B)) == pytest.approx(exact)
     if "csr" not in form or "torch" not in form:

@@ -83,12 +83,12 @@ class CheckpointFile:
         rows = [_without_nan(row) for row in self.journal.history[: point.index]]
         sent = [entry for entry in self.journal.sent if entry[0] <= point.index]
         marked = replace(point, server=_bookmark(point, self.journal))
-        self.saved_at = time.perf_counter()
         try:
             save_checkpoint(self.path, marked, context={**self.context, "history": rows, "sent": sent})
             self.saved_index = point.index
         except FileError as error:
             typer.echo(f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}", err=True)
+        self.saved_at = time.perf_counter()
 
 
 def open_checkpoint(path: Path) -> tuple[Earlier, list[Sent], Mapping[str, Any]]:

@@ -45,11 +45,6 @@ class Session:
     sent: list[Sent] = field(default_factory=list)
 
     @property
-    def rounds(self) -> int:
-        """The most iterations."""
-        return int(getattr(self.settings, "rounds", 0) or getattr(self.settings, "max_iter", 0))
-
-    @property
     def folder(self) -> RunFolder | None:
         """The run folder, if one is wanted."""
         place = self.options.run_folder
@@ -76,6 +71,7 @@ def _require_outputs(options: FitOptions) -> None:
         run_folder.make_usable(options.run_folder.expanduser(), options.overwrite)
     outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
     require_distinct({"DATA": options.data, **outputs})
+    require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
     endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": ()}
     for option, path in outputs.items():
         if path is not None:
@@ -100,8 +96,7 @@ def _fit(session: Session) -> bool:
     options, settings = session.options, session.settings
     task = task_of(settings, session.holdings, is_started=session.earlier is not None, record=options.record)
     if session.folder is not None:
-        asked = {"data": options.data, **asdict(settings), "resumed_from": options.resume, "started": provenance.now()}
-        session.folder.begin(asked, provenance.machine_versions(settings.threads))
+        session.folder.begin(_asked(session), provenance.machine_versions(settings.threads))
     journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent)
     file = _checkpoint_file(session, journal)
     recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
@@ -116,6 +111,13 @@ def _fit(session: Session) -> bool:
         _save(session, done, result, recorder)
         report(result)
     return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
+
+
+def _asked(session: Session) -> dict[str, Any]:
+    """What settings.json says: enough to do the same again."""
+    options = session.options
+    reading = {"data": options.data, "label": options.label, "transpose": options.transpose, "key": options.key}
+    return {**reading, **asdict(session.settings), "resumed_from": options.resume, "started": provenance.now()}
 
 
 def _checkpoint_file(session: Session, journal: Journal) -> CheckpointFile | None:
@@ -151,7 +153,7 @@ def _rounds(
     title = f"{len(session.holdings.tables)} parties" if session.holdings.is_federation else f"{rows} × {columns}"
     is_shown = not session.options.quiet and sys.stderr.isatty()
     try:
-        with progress(int(is_shown), session.rounds, session.settings.time_budget, title) as bar:
+        with progress(int(is_shown), session.settings.most_rounds, session.settings.time_budget, title) as bar:
             return pursue(task, earlier=session.earlier, began=began, watch=watcher(bar))
     except BaseException:
         if file is not None:

@@ -68,6 +68,11 @@ class RowSettings:
     time_budget: float | None
     threads: int
 
+    @property
+    def most_rounds(self) -> int:
+        """Where the fit ends at the latest."""
+        return self.max_iter
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FederationSettings:
@@ -83,6 +88,11 @@ class FederationSettings:
     time_budget: float | None
     threads: int
     engine: str
+
+    @property
+    def most_rounds(self) -> int:
+        """Where the fit ends at the latest."""
+        return self.rounds
 
 
 Settings = RowSettings | FederationSettings

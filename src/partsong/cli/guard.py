@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import typer
 
+from partsong.cli.outputs import visible
 from partsong.errors import PartsongError
 
 BAD_INPUT = 1
@@ -44,7 +45,7 @@ def guarded(command: Command) -> Command:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
-            typer.echo("Interrupted before there was anything to save.", err=True)
+            typer.echo("Interrupted; no result was saved.", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except (PartsongError, MemoryError, OSError) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
@@ -63,9 +64,8 @@ def tell(error: BaseException) -> None:
     message = _as_options(str(error).strip() or type(error).__name__)
     if isinstance(error, MemoryError):
         message = "There is not enough memory for this. Use --dtype float32, a sparse format, or .npy (read from disk)."
-    typer.echo(f"Error: {message}", err=True)
-    for note in getattr(error, "__notes__", ()):
-        typer.echo(note, err=True)
+    for line in (*f"Error: {message}".splitlines(), *getattr(error, "__notes__", ())):
+        typer.echo(visible(line), err=True)
 
 
 def _as_options(message: str) -> str:
@@ -93,7 +93,8 @@ def holding_interrupts(note: str) -> Iterator[Interrupts]:
             raise KeyboardInterrupt
         typer.echo(note, err=True)
 
-    if threading.current_thread() is not threading.main_thread():
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if is_ignored or threading.current_thread() is not threading.main_thread():
         yield pressed
         return
     before = signal.signal(signal.SIGINT, hold)

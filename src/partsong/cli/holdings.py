@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.parts_folder import is_parts_folder, read_parts
+from partsong.cli.parts_folder import LISTING, is_parts_folder, read_parts
 from partsong.errors import FileError, PartsongError
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def read_table(path: Path, *, label: str | None = None, transpose: bool = False,
 
     if is_parts_folder(path.expanduser()):
         raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
+    if path.name == LISTING:
+        raise FileError(f"{path} lists the parts of several parties. Name its folder instead.")
     return read(path, label=label, transpose=transpose, key=key)
 
 
@@ -102,17 +104,15 @@ def _sampled(X: Any) -> Iterator[bytes]:
 
     n_rows = int(X.shape[0])
     n_bytes = int(X.data.nbytes if is_sparse(X) else X.nbytes)
-    n_taken = n_rows if n_bytes <= WHOLE_BYTES else min(n_rows, SAMPLED_ROWS)
+    is_whole = n_bytes <= WHOLE_BYTES or n_rows <= SAMPLED_ROWS
+    spread = np.linspace(0, n_rows - 1, SAMPLED_ROWS).astype(np.int64).tolist()
+    rows = [slice(0, n_rows)] if is_whole else [slice(row, row + 1) for row in spread]
     if is_sparse(X):
         X = X.tocsr()
-        yield np.ascontiguousarray(X.indptr, dtype=np.int64).tobytes()
-        if n_taken == n_rows:
-            yield X.indices.astype(np.int64).tobytes()
-            yield X.data.tobytes()
-            return
-    for row in np.unique(np.linspace(0, n_rows - 1, n_taken).astype(np.int64)).tolist():
+        yield X.indptr.astype(np.int64).tobytes()
+    for chosen in rows:
         if is_sparse(X):
-            part = slice(X.indptr[row], X.indptr[row + 1])
+            part = slice(X.indptr[chosen.start], X.indptr[chosen.stop])
             yield X.indices[part].astype(np.int64).tobytes() + X.data[part].tobytes()
         else:
-            yield np.ascontiguousarray(X[row]).tobytes()
+            yield np.ascontiguousarray(X[chosen]).tobytes()

@@ -34,6 +34,11 @@ class DenseMatrix:
         """Rows and columns."""
         return self.X.shape[0], self.X.shape[1]
 
+    @property
+    def stored(self) -> int:
+        """Entries kept: all of them."""
+        return self.shape[0] * self.shape[1]
+
     @cached_property
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
@@ -109,6 +114,16 @@ class DenseMatrix:
         for a, b, tile in self._tiles(0, self.shape[0]):
             out[a:b] = tile[:, indices]
         return out
+
+    def column_energies(self) -> np.ndarray:
+        """Σ_i X_ij² for each column j."""
+        return np.sum(
+            [np.einsum("ij,ij->j", t, t, dtype=np.float64) for _, _, t in self._tiles(0, self.shape[0])], axis=0
+        )
+
+    def gram_column(self, j: int) -> np.ndarray:
+        """Xᵀ x_j."""
+        return np.sum([tile.T @ tile[:, j] for _, _, tile in self._tiles(0, self.shape[0])], axis=0, dtype=np.float64)
 
     def native(self, values: Any) -> np.ndarray:
         """As a NumPy array of this matrix's number type."""

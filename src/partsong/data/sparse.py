@@ -36,6 +36,11 @@ class SparseMatrix:
         """The number type of the entries."""
         return np.dtype(self.by_row.dtype)
 
+    @property
+    def stored(self) -> int:
+        """Entries kept: those that are not zero."""
+        return int(self.by_row.nnz)
+
     @cached_property
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
@@ -91,7 +96,26 @@ class SparseMatrix:
 
     def columns(self, indices: np.ndarray) -> np.ndarray:
         """Some of the columns, as a dense array."""
-        return np.ascontiguousarray(self.by_column[indices].toarray().T)
+        out = np.zeros((self.shape[0], len(indices)), self.dtype)
+        side = self.by_column
+        for position, j in enumerate(indices):
+            entries = slice(side.indptr[j], side.indptr[j + 1])
+            out[side.indices[entries], position] = side.data[entries]
+        return out
+
+    def column_energies(self) -> np.ndarray:
+        """Σ_i X_ij² for each column j."""
+        columns = np.repeat(np.arange(self.shape[1]), np.diff(self.by_column.indptr))
+        return np.bincount(columns, np.square(self.by_column.data, dtype=np.float64), self.shape[1])
+
+    def gram_column(self, j: int) -> np.ndarray:
+        """Xᵀ x_j, from the rows where x_j is not zero."""
+        out = np.zeros(self.shape[1])
+        one, rows = self.by_column, self.by_row
+        entries = slice(one.indptr[j], one.indptr[j + 1])
+        chosen, values = one.indices[entries], one.data[entries]
+        compiled_sparse.add_rows(rows.indptr, rows.indices, rows.data, chosen, values, out)
+        return out
 
     def native(self, values: Any) -> np.ndarray:
         """As a NumPy array of this matrix's number type."""
@@ -109,9 +133,6 @@ class SparseMatrix:
     def _gather(self, side: Any, B: np.ndarray) -> np.ndarray:
         out = np.empty((side.shape[0], B.shape[1]), self.dtype)
         B = np.ascontiguousarray(B, self.dtype)
-        if B.shape[1] == 1:
-            compiled_sparse.vector_times_rows(side.indptr, side.indices, side.data, B[:, 0], out[:, 0])
-            return out
         threads.over(self._pieces(side, B.shape[1]), lambda a, b: _product_into(side, B, a, out[a:b]))
         return out
 

@@ -33,6 +33,11 @@ class TensorMatrix:
         """The tensor's number type."""
         return self.X.dtype
 
+    @property
+    def stored(self) -> int:
+        """Entries kept."""
+        return int(self._values.numel())
+
     @cached_property
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
@@ -77,6 +82,19 @@ class TensorMatrix:
         chosen = torch.zeros((self.shape[1], len(indices)), dtype=self.X.dtype, device=self.X.device)
         chosen[torch.as_tensor(indices, device=self.X.device), torch.arange(len(indices), device=self.X.device)] = 1
         return self.X @ chosen
+
+    def column_energies(self) -> Any:
+        """Σ_i X_ij² for each column j, on the host."""
+        import torch
+
+        if self.X.layout is _strided():
+            return (self.X.double() ** 2).sum(0).cpu().numpy()
+        squares = torch.zeros(self.shape[1], dtype=torch.float64, device=self.X.device)
+        return squares.index_add_(0, self.X.col_indices().long(), self._values.double() ** 2).cpu().numpy()
+
+    def gram_column(self, j: int) -> Any:
+        """Xᵀ x_j, on the host."""
+        return (self.transposed @ self.columns([j]))[:, 0].double().cpu().numpy()
 
     def native(self, values: Any) -> Any:
         """As a tensor of this matrix's number type and device."""

@@ -27,29 +27,40 @@ def run_rounds(
     layout = Layout.of(shards, schedule.seed)
     by_name = {shard.name: shard for shard in shards}
     point = resume if resume is not None else start(program, by_name, layout, visit, schedule.kernel_threads)
-    for index in range(point.index, schedule.rounds):
-        began = time.perf_counter()
-        names = schedule.participants(layout.parties, index)
-        occasion = Occasion(index, names, layout)
-        with threads.kernels_on(schedule.kernel_threads):
-            parties, uploads = _local(program, by_name, point, names, visit, schedule.kernel_threads, index)
-            aggregate, traffic, answers = _reduce(program, reduction, uploads, occasion)
-            server, model = program.finish(point.server, aggregate)
-        metrics = program.metrics(server)
-        bytes_up = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
-        bytes_down = point.model.nbytes + answers
-        point = Checkpoint(index + 1, {**point.parties, **parties}, server, model)
-        yield Round(
-            index,
-            model,
-            metrics,
-            names,
-            bytes_up,
-            bytes_down,
-            time.perf_counter() - began,
-            point,
-            tuple(traffic) if record else (),
-        )
+    while point.index < schedule.rounds:
+        done = _one_round(program, by_name, schedule, layout, reduction, point, visit, record)
+        point = done.checkpoint
+        yield done
+        del done
+
+
+def _one_round(
+    program: Program,
+    shards: dict[str, Shard],
+    schedule: Schedule,
+    layout: Layout,
+    reduction: Reduction,
+    point: Checkpoint,
+    visit: Visit,
+    record: bool,
+) -> Round:
+    began = time.perf_counter()
+    names = schedule.participants(layout.parties, point.index)
+    with threads.kernels_on(schedule.kernel_threads):
+        parties, uploads = _local(program, shards, point, names, visit, schedule.kernel_threads)
+        aggregate, traffic, answers = _reduce(program, reduction, uploads, Occasion(point.index, names, layout))
+        server, model = program.finish(point.server, aggregate)
+    return Round(
+        point.index,
+        model,
+        program.metrics(server),
+        names,
+        {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names},
+        point.model.nbytes + answers,
+        time.perf_counter() - began,
+        Checkpoint(point.index + 1, {**point.parties, **parties}, server, model),
+        tuple(traffic) if record else (),
+    )
 
 
 def start(
@@ -72,10 +83,9 @@ def _local(
     names: Sequence[str],
     visit: Visit,
     kernel_threads: int,
-    index: int,
 ) -> tuple[dict[str, State], dict[str, Message]]:
     def work(name: str) -> tuple[State, Message]:
-        with threads.kernels_on(kernel_threads), named(name, "local", index):
+        with threads.kernels_on(kernel_threads), named(name, "local", point.index):
             return program.local(shards[name], point.parties[name], point.model)
 
     done = visit(work, names)

@@ -41,7 +41,8 @@ class _Account:
 
 def read_carefully(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]]:
     """Values and text columns, as the quick reading gives them; raises FormatError with places if that cannot be."""
-    values, texts = array("d"), tuple([] for _ in layout.text_at)  # type: tuple[array[float], tuple[list[str], ...]]
+    values = array("d")
+    texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
     ragged, not_numbers = _Account(), _Account()
     at_values, n_rows = layout.values_at, 0
     for line, row in rows_of(path, layout.delimiter):

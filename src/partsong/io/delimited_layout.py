@@ -15,6 +15,7 @@ from partsong.io.opening import open_text
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "missing", "?", "-", "."})
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}
+FEWEST_COUNTED = 4  # fewer numbers in a row may well be data
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def _is_header(first: Sequence[str], second: Sequence[str] | None, label: str | 
     corner_is_open = not first[0].strip() and bool(second[0].strip())
     counted = [cell.strip() for cell in first[1:]]
     return corner_is_open or any(
-        len(counted) > 1 and counted == [str(start + at) for at in range(len(counted))] and _is_text(first[0])
+        len(counted) >= FEWEST_COUNTED
+        and counted == [str(start + at) for at in range(len(counted))]
+        and _is_text(first[0])
         for start in (0, 1)
     )
 
@@ -133,10 +136,10 @@ def _find(path: Path, header: tuple[str, ...], label: str) -> int:
 
 
 def _require_right_delimiter(path: Path, delimiter: str, first: Sequence[str], second: Sequence[str]) -> None:
-    if len(first) > 1 or len(second) > 1:
+    if len(first) > 1:
         return
     for other, name in DELIMITER_NAMES.items():
-        if other != delimiter and first[0].strip().count(other) and second[0].strip().count(other):
+        if other != delimiter and other in first[0].strip() and other in delimiter.join(second).strip():
             raise FormatError(
                 f"{path}: fields seem to be separated by {name}, but the name says {DELIMITER_NAMES[delimiter]}. "
                 "Name it .tsv if it has tabs, .csv if it has commas, or export it again with commas."

@@ -23,10 +23,8 @@ def times_rows(indptr, indices, data, B, start, out):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True, fastmath=FAST)
-def vector_times_rows(indptr, indices, data, b, out):  # type: ignore[no-untyped-def]
-    """out[i] = Σ_p data[p] b[indices[p]]: one column of the product above."""
-    for i in range(out.shape[0]):
-        total = 0.0
-        for p in range(indptr[i], indptr[i + 1]):
-            total += data[p] * b[indices[p]]
-        out[i] = total
+def add_rows(indptr, indices, data, rows, weights, out):  # type: ignore[no-untyped-def]
+    """out += Σ_r weights[r] · row rows[r]."""
+    for r in range(rows.shape[0]):
+        for p in range(indptr[rows[r]], indptr[rows[r] + 1]):
+            out[indices[p]] += weights[r] * data[p]

@@ -17,7 +17,6 @@ from partsong.local.equations import NormalEquations, Penalty
 from partsong.local.momentum import Extrapolation, NoExtrapolation, Pace
 from partsong.local.rules import RuleState
 
-
 SUPPORT_SWEEPS = 20
 """Sweeps that find most of the support before an exact solve."""
 

@@ -51,9 +51,8 @@ def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginn
 
 
 def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix:
-    n, m = matrix.shape
-    stored = getattr(getattr(matrix, "by_row", None), "nnz", n * m)
-    share = ANCHOR_EFFORT / max(1, stored * rank)
+    n = matrix.shape[0]
+    share = ANCHOR_EFFORT / max(1, matrix.stored * rank)
     wanted = max(10 * rank, int(n * share))
     if wanted >= n:
         return matrix
@@ -61,38 +60,23 @@ def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix
 
 
 def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
-    """Indices of at most `rank` columns, fewer where X has a lower rank."""
+    """Indices of at most `rank` columns, fewer where X has a lower rank: pivoted Cholesky of XᵀX, column by column."""
     n, m = matrix.shape
-    residual = _column_energies(matrix)
+    residual = matrix.column_energies()
     enough = 1e-6 * float(residual.max(initial=0.0))
-    basis = np.zeros((min(rank, n, m), n))
+    factor = np.zeros((min(rank, n, m), m))
     chosen: list[int] = []
-    for i in range(len(basis)):
+    for i, row in enumerate(factor):
         best = int(np.argmax(residual))
-        if residual[best] <= enough or residual[best] <= 0:
+        if residual[best] <= enough:
             break
-        column = kernels.of(matrix.columns([best])).to_numpy(matrix.columns([best]))[:, 0].astype(np.float64)
-        for _ in range(2):
-            column -= basis[:i].T @ (basis[:i] @ column)
-        size = float(np.linalg.norm(column))
-        if size == 0:
-            break
-        basis[i] = column / size
-        product = matrix.transposed_times(matrix.native(basis[i][:, None]))
-        residual -= np.square(kernels.of(product).to_numpy(product)[:, 0], dtype=np.float64)
+        row += matrix.gram_column(best)
+        row -= factor[:i, best] @ factor[:i]
+        row /= np.sqrt(residual[best])
+        residual -= np.square(row)
         chosen.append(best)
         residual[chosen] = -1.0
     return np.array(chosen, dtype=np.int64)
-
-
-def _column_energies(matrix: Matrix) -> np.ndarray:
-    """Σ_i X_ij² per column j, without a second copy of X."""
-    if hasattr(matrix, "by_column"):
-        squares = matrix.by_column.copy()
-        squares.data = np.square(squares.data, dtype=np.float64)
-        return np.asarray(squares.sum(axis=1), np.float64).ravel()
-    X = kernels.of(matrix.X).to_numpy(matrix.X)  # type: ignore[attr-defined]
-    return np.einsum("ij,ij->j", X, X, dtype=np.float64)
 
 
 def double_svd(

@@ -1,0 +1,175 @@
+"""Delimited text: layouts that occur, and errors that name the line and the column."""
+
+import gzip
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from partsong.errors import FeatureError, FileError, FormatError, ParameterError
+from partsong.io import delimited
+from partsong.io.delimited_faults import read_carefully
+from partsong.io.delimited_layout import layout_of
+from partsong.io.read import read
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="t.csv"):
+        path = tmp_path / name
+        raw = text if isinstance(text, bytes) else text.encode()
+        path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+        return path
+
+    return write_file
+
+
+VALUES = [[1.0, 2.0], [3.0, 4.5]]
+
+
+@pytest.mark.parametrize(
+    ("text", "features", "samples"),
+    [
+        pytest.param("1,2\n3,4.5\n", None, None, id="numbers only"),
+        pytest.param("a,b\n1,2\n3,4.5\n", ("a", "b"), None, id="header"),
+        pytest.param("id,a,b\nr,1,2\ns,3,4.5\n", ("a", "b"), ("r", "s"), id="header and names"),
+        pytest.param("r,1,2\ns,3,4.5\n", None, ("r", "s"), id="names without header"),
+        pytest.param(",a,b\n0,1,2\n1,3,4.5\n", ("a", "b"), ("0", "1"), id="pandas index"),
+        pytest.param(",0,1\n0,1,2\n1,3,4.5\n", ("0", "1"), ("0", "1"), id="pandas without names"),
+        pytest.param('"a","b"\n"r",1,2\n"s",3,4.5\n', ("a", "b"), ("r", "s"), id="as R writes it"),
+        pytest.param('id,a,b\n"r, x",1,2\n"s ""y""",3,4.5\n', ("a", "b"), ("r, x", 's "y"'), id="quotes"),
+        pytest.param('id,a,b\n"r\nx",1,2\ns,3,4.5\n', ("a", "b"), ("r\nx", "s"), id="line break in a name"),
+        pytest.param('"a\nb",c\n1,2\n3,4.5\n', ("a\nb", "c"), None, id="line break in the header"),
+        pytest.param("\ufeffa,b\r\n1,2\r\n3,4.5\r\n", ("a", "b"), None, id="Excel: mark and line ends"),
+        pytest.param("a,b\r1,2\r3,4.5", ("a", "b"), None, id="old Mac line ends"),
+        pytest.param("\na,b\n\n1, 2\n  \n 3 ,4.5\n\n", ("a", "b"), None, id="blank lines and blanks"),
+        pytest.param('a,b\n"1","2"\n"3","4.5"\n', ("a", "b"), None, id="quoted numbers"),
+        pytest.param("größe,µ\n1e0,2\n3,45e-1\n", ("größe", "µ"), None, id="not only ASCII"),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "T.CSV.gz", "t.tsv.gz"])
+def test_layouts(write, text, features, samples, name):
+    if "tsv" in name:
+        samples = samples and tuple(sample.replace(",", "\t") for sample in samples)
+        text = text.replace(",", "\t")
+    table = read(write(text, name))
+    np.testing.assert_array_equal(table.X, VALUES)
+    assert table.X.dtype == np.float64
+    assert (table.feature_names, table.sample_names, table.labels) == (features, samples, None)
+
+
+def test_counted_columns_are_a_header(write):
+    table = read(write("id,1,2,3,4\nr,5,6,7,8\n"))
+    assert (table.feature_names, table.sample_names, table.X.shape) == (("1", "2", "3", "4"), ("r",), (1, 4))
+
+
+def test_one_row_and_one_column(write):
+    assert read(write("1,2,3")).X.shape == (1, 3)
+    assert read(write("a\n1\n2\n")).X.tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"), [("x,y", ["x", "y"]), ("1,0", [1, 0]), ("0.5,2", [0.5, 2.0]), ("1,", ["1", ""])]
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_labels_are_taken_out(write, labels, expected, at):
+    rows = [["a", "b"], ["1", "2"], ["3", "4.5"]]
+    for row, label in zip(rows, ["kind", *labels.split(",")], strict=True):
+        row.insert(at, label)
+    table = read(write("\n".join(",".join(row) for row in rows)), label="kind")
+    np.testing.assert_array_equal(table.X, VALUES)
+    assert table.feature_names == ("a", "b")
+    assert table.labels.tolist() == expected
+    assert table.labels.dtype.kind == {str: "U", int: "i", float: "f"}[type(expected[0])]
+
+
+def test_transpose_turns_names_too(write):
+    table = read(write("gene,s1,s2,s3\ng1,1,2,3\ng2,4,5,6\n"), transpose=True)
+    assert (table.feature_names, table.sample_names) == (("g1", "g2"), ("s1", "s2", "s3"))
+    assert table.X.tolist() == [[1, 4], [2, 5], [3, 6]]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("", FormatError, "empty"),
+        ("\n \n", FormatError, "empty"),
+        ("a,b\n", FormatError, "no rows"),
+        ("a,b\n1,2\n3\n4,5,6\n", FormatError, r"2 line\(s\) do not have 2 fields.*line 3 has 1; line 4 has 3"),
+        ("1,2\n1,2,3\n", FormatError, "line 2 has 3"),
+        ("a,b\n1,2\n3,x\n", FormatError, "line 3, column 'b' reads 'x'"),
+        ("1,2\n3,x\n", FormatError, "line 2, column 2 reads 'x'"),
+        ("a,b\n1,2\n3,\n", FormatError, "line 3, column 'b' is empty.*missing values"),
+        ("a,b\n1,NA\n3,2\n", FormatError, "line 2, column 'b' reads 'NA'.*missing values"),
+        ("a,b\n" + "1,x\n1,1\n" * 9, FormatError, r"9 cell\(s\).*\(and 4 more\)"),
+        ("a,b,c\n1,m,3\n4,f,6\n", FormatError, "Text throughout: column 'b'.*label="),
+        ("5.1,3.5,setosa\n4.9,3.0,setosa\n", FormatError, "Text throughout: column 3"),
+        ("a,a,b,b\n1,2,3,4\n", FeatureError, "more than once: names 'a', 'b'"),
+        ("a,b,\n1,2,3\n", FeatureError, "without a name: column 2"),
+        ("a;b\n1;2\n", FormatError, "separated by semicolons"),
+        ("a\tb\n1\t2\n", FormatError, "separated by tabs.*tsv"),
+        ("a;b\n1,5;2,5\n1,5;2,5\n", FormatError, "semicolons"),
+        ('a,b\n"1,5","2,5"\n', FormatError, "decimal comma"),
+        ("a,b\n1,1_0\n", FormatError, "1_0"),
+        ('a,b\n1,2\n"3,4\n5,6\n', FormatError, "fields"),
+        (b"a,b\n1,2\n\xe9,4\n", FormatError, r"byte position 8 \(line 3\) holds 0xe9"),
+        ("a,b\n1,2\n".encode("utf-16"), FormatError, "UTF-16"),
+    ],
+)
+@pytest.mark.parametrize("gz", ["", ".gz"])
+def test_errors_say_what_and_where(write, text, error, says, gz):
+    with pytest.raises(error, match=f"(?s){says}") as caught:
+        read(write(text, f"t.csv{gz}"))
+    assert "t.csv" in str(caught.value)
+
+
+def test_labels_that_cannot_be_found(write):
+    path = write("a,b\n1,2\n")
+    with pytest.raises(FeatureError, match=r"label='z' is not a column.*'a', 'b'"):
+        read(path, label="z")
+    with pytest.raises(FeatureError, match="header"):
+        read(write("1,2\n3,4\n"), label="z")
+    with pytest.raises(ParameterError, match="transpose"):
+        read(path, label="a", transpose=True)
+    with pytest.raises(ParameterError, match="key"):
+        read(path, key="a")
+
+
+def test_a_file_that_is_not_gzipped_but_says_so(tmp_path):
+    (tmp_path / "t.csv.gz").write_text("a,b\n1,2\n")
+    with pytest.raises(FileError, match="gz"):
+        read(tmp_path / "t.csv.gz")
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=6).map(
+    lambda text: f"n{text.strip()}"
+)
+
+
+@given(
+    X=hnp.arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=st.floats(allow_nan=False)),
+    data=st.data(),
+)
+@settings(max_examples=80, deadline=None)
+def test_quick_and_careful_reading_agree(tmp_path_factory, X, data):
+    """On files that csv.writer wrote; the careful one reads every file, the quick one gives up on unusual ones."""
+    import csv
+
+    features = data.draw(st.lists(NAMES, min_size=X.shape[1], max_size=X.shape[1], unique_by=str.strip))
+    samples = data.draw(st.lists(NAMES, min_size=len(X), max_size=len(X)))
+    path = tmp_path_factory.mktemp("agree") / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["name", *features])
+        writer.writerows([sample, *row] for sample, row in zip(samples, X.tolist(), strict=True))
+    table = read(path)
+    np.testing.assert_array_equal(table.X, X)
+    assert table.feature_names == tuple(name.strip() for name in features)
+    assert table.sample_names == tuple(name.strip() for name in samples)
+    layout = layout_of(path, ",", None)
+    quick, careful = delimited._read_quickly(path, layout), read_carefully(path, layout)
+    if quick is not None:
+        np.testing.assert_array_equal(quick[0], careful[0])
+        assert quick[1] == careful[1]
