@@ -84,5 +84,10 @@ def blas() -> str:
 
 def command(arguments: list[str]) -> str:
     """What was typed, with folders left out of file names."""
-    shown = [os.path.basename(word) if os.path.isabs(word) else word for word in arguments]
-    return " ".join(["python -m benchmarks", *shown])
+    data = ["PARTSONG_DATA=…"] if os.environ.get("PARTSONG_DATA") else []
+    return " ".join([*data, "python -m benchmarks", *map(_without_folder, arguments)])
+
+
+def _without_folder(word: str) -> str:
+    option, is_given, value = word.rpartition("=")
+    return option + is_given + (os.path.basename(value) if os.path.isabs(value) else value)

@@ -2,8 +2,9 @@
 
 The first round lets every method run to the time limit (or until it stands still) and so finds the best explained
 variance. Later rounds end a run once it has passed what it has to reach; a method that missed 99.9 % in the first
-round is asked for 99 % from then on, and one that missed that too is not run again. `thorough` runs everything to the
-limit.
+round is asked for 99 % from then on, and one that missed that too is not run again, unless a target depends on it.
+A run that cannot reach its next level within the limit, at twice its recent pace, ends there. `thorough` runs
+everything to the limit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.contestants import Contestant, run
 from benchmarks.curves import LEVELS, Run
 from benchmarks.evaluation import Problem
 
-BEYOND = 0.5
+BEYOND = 0.7
 """A later run ends when its distance from the best is this share of the distance it is asked for."""
 WARM_ROWS = 256
 WARM_SECONDS = 0.02
@@ -48,27 +49,32 @@ class Rounds:
         for turn in range(seeds):
             shift = turn % max(1, len(able))
             for contestant in [*able[shift:], *able[:shift]]:
-                goal, hint = self._goal(contestant.name, turn)
+                goal, hint = self._goal(contestant, turn)
                 if goal is not None:
                     self._one(contestant, turn, goal, hint)
         return self.runs
 
-    def _goal(self, name: str, turn: int) -> tuple[float | None, float]:
+    def _goal(self, contestant: Contestant, turn: int) -> tuple[float | None, float]:
         """The explained variance to reach in this turn (None: leave it out), and about how long that takes."""
         if turn == 0 or self.thorough:
             return math.inf, math.inf
-        best = max(run.best for run in (*self.known, *self.runs))
-        first = next((run for run in self.runs if run.contestant == name), None)
+        best = self._best()
+        first = next((run for run in self.runs if run.contestant == contestant.name), None)
         if first is None or first.stopped == "failed":
             return None, math.inf
         for level in sorted(LEVELS, reverse=True):
             goal = best * (1 - BEYOND * (1 - level))
-            if math.isfinite(first.time_to(level * best)):
+            if contestant.always_asked or math.isfinite(first.time_to(level * best)):
                 return goal, 2 * first.time_to(goal) + 0.2
         return None, math.inf
 
+    def _best(self) -> float:
+        return max((run.best for run in (*self.known, *self.runs)), default=math.inf)
+
     def _one(self, contestant: Contestant, seed: int, goal: float, hint: float) -> None:
-        recorder = Recorder(self.problem, self.limit, goal, hint)
+        best = math.inf if self.thorough else self._best()
+        targets = tuple(level * best for level in LEVELS) if math.isfinite(best) else ()
+        recorder = Recorder(self.problem, self.limit, goal, hint, targets)
         run(contestant, self.problem, seed, self.threads, recorder)
         done = Run(
             self.workload,

@@ -26,7 +26,7 @@ def _nmf_torch(problem: Problem, seed: int, threads: int, recorder: Recorder) ->
     none = {"alpha_W": 0.0, "l1_ratio_W": 0.0, "alpha_H": 0.0, "l1_ratio_H": 0.0}
     model = Watched(
         problem.rank,
-        init="random",
+        init="nndsvdar",
         beta_loss=2.0,
         tol=0.0,
         random_state=seed,
@@ -139,7 +139,7 @@ PEERS = (
     Contestant(
         "nmf-torch",
         _nmf_torch,
-        "HALS, random start; a subclass that looks after each update of W; sparse data are made dense",
+        "HALS, its default start nndsvdar; a subclass that looks after each update of W; sparse data are made dense",
         "nmf",
         "nmf-torch",
     ),

@@ -62,10 +62,12 @@ class Report:
             "seed, in "
             f"rotated order, {settings.get('seeds', '?')} seeds, at most {settings.get('seconds', 0):g} s a run on the "
             "largest data. The first seed runs to the limit, or until the last third of its time brings less than "
-            "0.001 %; later ones end once they have passed what is asked of them. Methods that missed 99.9 % on the "
-            "first seed are asked for 99 % afterwards, those that missed 99 % are not run again. Iterates are looked at "
-            "whenever the clock shows 2 % more. Times are medians (smallest–largest); ratios are taken within a seed, "
-            "then the median; `>` where a method never got there in the time it had. `–` = never within the limit."
+            "0.001 %; later ones end once they have passed what is asked of them; any ends that could not reach its "
+            "next level within the limit at twice its recent pace. Methods that missed 99.9 % on the "
+            "first seed are asked for 99 % afterwards, those that missed 99 % are not run again (but scikit-learn "
+            "cd is always asked for both). Iterates are looked "
+            "at whenever the clock shows 2 % more. Times are medians (smallest–largest); ratios are taken within a "
+            "seed, then the median. `–` means never within the limit, `>` a ratio to a method that never got there."
         )
         for name, why in self.results.skipped.items():
             yield ""

@@ -40,6 +40,7 @@ class Results:
     def save(self, file: Path) -> None:
         held = {name: getattr(self, name) for name in self.__dataclass_fields__}
         held["runs"] = [run.as_dict() for run in self.runs]
+        file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(file.name + ".partial")
         partial.write_text(json.dumps(held), encoding="utf-8")
         os.replace(partial, file)

@@ -10,26 +10,19 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from partsong import kernels, recipes, threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Checkpoint, Matrix, Schedule, Shard, UpdateRule
+from partsong import fitting, kernels, recipes, threads
+from partsong.core import Matrix, UpdateRule
 from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError, ShapeError
-from partsong.finished import Finished, finish
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.equations import Penalty
-from partsong.local.momentum import Extrapolation, NoExtrapolation
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.start import Beginning, anchors, double_svd, random_beginning
-from partsong.programs.shared_statistics import SharedStatistics
+from partsong.finished import Finished
+from partsong.fitting import RowFit, fit_rows, rank_of, solver_of
+from partsong.local.alternate import Alternate
+from partsong.local.start import Beginning
 from partsong.progress import progress
-from partsong.running import Follower, Run, Stop
-from partsong.streams import stream
+from partsong.running import Run, Stop
 from partsong.validation import validated, whole_seed
 
-DEFAULT_RANK = 20
-INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "custom")
+INITS = (*fitting.INITS, "custom")
 
 
 class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -151,51 +144,26 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         stop = self._check_settings()
         X = validated(self, X, reset=True)
         matrix = as_matrix(X, self.dtype)
-        rank = _rank(self.n_components, matrix.shape)
+        rank = rank_of(self.n_components, matrix.shape)
+        beginning = self._beginning(matrix, rank, W, H)
+        init = "auto" if self.init == "custom" else self.init
         seed = whole_seed(self.random_state)
-        with threads.kernels_on(self._threads()):
-            beginning = self._beginning(matrix, rank, seed, W, H)
-        program = SharedStatistics(rank, self._solver())
-        run = self._run(program, matrix, beginning, began, stop)
-        with threads.kernels_on(self._threads()):
-            done = finish(program, program.solver, [Shard("all", matrix)], run, beginning.Ht.T)
+        settings = RowFit(rank, self._solver(), init, seed, int(self.max_iter), stop, self._threads())
+        title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
+        with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
+            run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
         self._keep(done, run, rank)
         return done
 
-    def _run(self, program: SharedStatistics, matrix: Matrix, beginning: Beginning, began: float, stop: Stop) -> Run:
-        server, model = program.start_from(beginning.Ht)
-        start = Checkpoint(0, {"all": Rows(beginning.W)}, server, model)
-        schedule = Schedule(self.max_iter, kernel_threads=self._threads())
-        title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
-        with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
-            rounds = Sequential().run(program, [Shard("all", matrix)], schedule, reduction=InTheOpen(), resume=start)
-            return Follower(stop, began, watch=bar).follow(rounds)
-
-    def _beginning(self, matrix: Matrix, rank: int, seed: int, W: Any, H: Any) -> Beginning:
-        generator = stream(seed, "start")
+    def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:
         if self.init == "custom":
             return _given(matrix, rank, W, H)
         if W is not None or H is not None:
             raise ParameterError(f"W and H are used with init='custom' only; init is {self.init!r}.")
-        if self.init == "random":
-            return random_beginning(matrix, rank, generator)
-        if self.init in ("nndsvd", "nndsvda"):
-            return double_svd(matrix, rank, generator, fill=matrix.mean if self.init == "nndsvda" else 0.0)
-        beginning = anchors(matrix, rank, generator)
-        if isinstance(self._solver().rule, Multiplicative):  # zeros would stay zeros for ever
-            return Beginning(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
-        return beginning
+        return None
 
     def _solver(self) -> Alternate:
-        l1, l2 = float(self.l1_ratio), 1.0 - float(self.l1_ratio)
-        alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
-        on_W = Penalty(self.alpha_W * l1, self.alpha_W * l2)
-        on_H = Penalty(float(alpha_H) * l1, float(alpha_H) * l2)
-        if not isinstance(self.solver, str):
-            return Alternate(self.solver, on_W, on_H, NoExtrapolation())
-        rules = recipes.solver_rules()
-        momentum = Extrapolation() if self.solver == "hals" else NoExtrapolation()
-        return Alternate(rules[self.solver], on_W, on_H, momentum)
+        return solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
     def _threads(self) -> int:
         return threads.available() if self.n_threads is None else int(self.n_threads)
@@ -222,7 +190,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.n_components_ = rank
         self.n_iter_ = len(run.history)
         self.outcome_ = run.outcome
-        self.history_ = list(run.history)
+        self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in run.history]
         self.reconstruction_err_ = float(np.sqrt(done.squared_error))
         self.relative_error_ = done.relative_error
         self.explained_variance_ = 1.0 - done.relative_error**2
@@ -237,22 +205,6 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def _rank(wanted: Any, shape: tuple[int, int]) -> int:
-    """The rank asked for, or min(n, m, 20)."""
-    n, m = shape
-    if wanted is None:
-        return min(n, m, DEFAULT_RANK)
-    if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
-        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
-    rank = int(wanted)
-    if rank > 1000 and rank > 10 * max(n, m):
-        raise ParameterError(
-            f"n_components={rank} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
-            f"Choose a number of components of that order."
-        )
-    return rank
 
 
 def _given(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:

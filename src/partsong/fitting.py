@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
 from partsong import recipes, threads
 from partsong.aggregate.reduction import InTheOpen
-from partsong.core import (
-    Checkpoint,
-    Engine,
-    Layout,
-    Matrix,
-    Outcome,
-    Reduction,
-    Round,
-    Schedule,
-    Shard,
-    State,
-    UpdateRule,
-)
+from partsong.core import Checkpoint, Engine, Layout, Matrix, Outcome, Reduction, Round, Schedule, Shard, UpdateRule
 from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError
 from partsong.finished import Finished, finish
@@ -65,7 +53,7 @@ class RowFit:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A program with all that it takes to run it; `start` is where it begins (None: where it would by itself).
+    """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
 
     `error_of` tells the relative error of a round; `threads` are those that the conclusion may use.
     """
@@ -76,18 +64,18 @@ class Task:
     stop: Stop = Stop()
     engine: Engine = Sequential()
     reduction: Reduction = InTheOpen()
-    start: Checkpoint | None = None
+    begin: Callable[[], Checkpoint] | None = None
     threads: int = 1
     error_of: Callable[[Round], float] = lambda done: done.metrics.get("relative_error", math.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What an earlier part of the same run left behind: where it stood, its history, its best round."""
+    """What an earlier part of the same run left behind: where it stood, its history, the server's state at its best."""
 
     checkpoint: Checkpoint
     history: tuple[HistoryRow, ...] = ()
-    best: Round | None = None
+    best: Any = None
 
 
 def fit_rows(
@@ -101,25 +89,23 @@ def fit_rows(
 ) -> tuple[Run, Finished]:
     """X ≈ W H of the rows of a matrix; `beginning` replaces the start that the settings name."""
     began = time.perf_counter() if began is None else began
-    task = rows_task(matrix, settings, beginning, is_started=earlier is not None)
+    task = rows_task(matrix, settings, beginning)
     run = pursue(task, earlier=earlier, began=began, watch=watch)
     return run, conclude(task, run)
 
 
-def rows_task(
-    matrix: Matrix, settings: RowFit, beginning: Beginning | None = None, *, is_started: bool = False
-) -> Task:
-    """Centralised NMF as the program of a single party; where a run was started before, no start is computed."""
+def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
+    """Centralised NMF as the program of a single party; the start is computed when the task is pursued."""
     program = SharedStatistics(settings.rank, settings.solver)
-    start = None
-    if not is_started:
-        if beginning is None:
-            with threads.kernels_on(settings.threads):
-                beginning = beginning_of(matrix, settings)
-        server, model = program.start_from(beginning.Ht)
-        start = Checkpoint(0, {"all": Rows(beginning.W)}, server, model)
+
+    def begin() -> Checkpoint:
+        with threads.kernels_on(settings.threads):
+            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
+        server, model = program.start_from(chosen.Ht)
+        return Checkpoint(0, {"all": Rows(chosen.W)}, server, model)
+
     schedule = Schedule(settings.max_iter, kernel_threads=settings.threads)
-    return Task(program, [Shard("all", matrix)], schedule, settings.stop, start=start, threads=settings.threads)
+    return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
 
 
 def pursue(
@@ -131,30 +117,39 @@ def pursue(
 ) -> Run:
     """The rounds of a task, from its start or from where an earlier part of the same run stood, to their end.
 
-    The same rounds, and the same best one, as if the run had never been interrupted.
+    The same rounds, and the same best of them, as if the run had never been interrupted.
     """
     history = earlier.history if earlier is not None else ()
     if task.stop.outcome([row.objective for row in history], 0.0) is Outcome.CONVERGED:
         return Run(Outcome.CONVERGED, history, None, earlier.best if earlier is not None else None)
     follower = Follower(task.stop, time.perf_counter() if began is None else began, error_of=task.error_of, watch=watch)
-    resume = earlier.checkpoint if earlier is not None else task.start
-    rounds = task.engine.run(task.program, task.shards, task.schedule, reduction=task.reduction, resume=resume)
-    run = follower.follow(rounds, history)
+    run = follower.follow(_rounds(task, earlier), history)
     return run if earlier is None else _with_earlier_best(run, earlier)
+
+
+def _rounds(task: Task, earlier: Earlier | None) -> Iterator[Round]:
+    """The start is handed over and not kept: its W is as large as the party's."""
+    return task.engine.run(
+        task.program,
+        task.shards,
+        task.schedule,
+        reduction=task.reduction,
+        resume=earlier.checkpoint if earlier is not None else (task.begin() if task.begin is not None else None),
+    )
 
 
 def conclude(task: Task, run: Run) -> Finished:
     """The model of a run that has ended, or of the start where not even one round was done."""
     start = None
-    if run.best is None and run.last is None:
+    if run.best is None:
         start = task.program.components(_first_server(task))
     with threads.kernels_on(task.threads):
         return finish(task.program, task.program.solver, task.shards, run, start)
 
 
-def _first_server(task: Task) -> State:
-    if task.start is not None:
-        return task.start.server
+def _first_server(task: Task) -> Any:
+    if task.begin is not None:
+        return task.begin().server
     return task.program.start_server(Layout.of(task.shards, task.schedule.seed))[0]
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from partsong import threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Checkpoint, Engine, Layout, Reduction, Round, Schedule, Shard
+from partsong.core import Engine, Round, Schedule, Shard
 from partsong.engines.parallel import Parallel
 from partsong.evaluate.metrics import relative_error
-from partsong.finished import Finished, finish
-from partsong.running import Follower, HistoryRow, Run, Stop
+from partsong.finished import Finished
+from partsong.fitting import Task, Watch, conclude, pursue
+from partsong.running import Run, Stop
 
 
 def simulate(
@@ -23,27 +22,14 @@ def simulate(
     *,
     stop: Stop = Stop(),
     engine: Engine = Parallel(),
-    reduction: Reduction = InTheOpen(),
-    resume: Checkpoint | None = None,
-    history: Sequence[HistoryRow] = (),
     began: float | None = None,
-    watch: Callable[[Round, HistoryRow], None] = lambda done, row: None,
+    watch: Watch = lambda done, row: None,
 ) -> tuple[Run, Finished]:
-    """Run to the end and put the model on its stated scale; `resume` and `history` continue an earlier run."""
-    follower = Follower(
-        stop,
-        time.perf_counter() if began is None else began,
-        error_of=error_in_simulation(program, shards),
-        watch=watch,
-    )
-    rounds = engine.run(program, shards, schedule, reduction=reduction, resume=resume)
-    run = follower.follow(rounds, history)
-    if resume is not None:
-        start = program.components(resume.server)
-    else:
-        start = program.components(program.start_server(Layout.of(shards, schedule.seed))[0])
-    with threads.kernels_on(threads.available()):
-        return run, finish(program, program.solver, shards, run, start)
+    """Run to the end and put the model on its stated scale."""
+    error_of = error_in_simulation(program, shards)
+    task = Task(program, shards, schedule, stop, engine, threads=threads.available(), error_of=error_of)
+    run = pursue(task, began=began, watch=watch)
+    return run, conclude(task, run)
 
 
 def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round], float]:

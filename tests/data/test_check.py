@@ -44,8 +44,13 @@ def test_ordinary_data_pass(X, container):
 @every_container
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
-    [(np.nan, "nan", "NaN"), (np.inf, "infinite", "inf"), (-np.inf, "infinite", "inf"), (-1.0, "negative", "Negative values in data")],
-)  # fmt: skip
+    [
+        (np.nan, "nan", "NaN"),
+        (np.inf, "infinite", "inf"),
+        (-np.inf, "infinite", "inf"),
+        (-1.0, "negative", "Negative values in data"),
+    ],
+)
 def test_bad_values_are_found_where_they_are(X, container, value, kind, text):
     X[2, 1] = X[4, 3] = value
     finding = found(container(X), kind, feature_names=("a", "b", "c", "d"))

@@ -32,7 +32,9 @@ class TestParquet:
     def test_float32_is_kept_and_decimals_and_nulls_become_floats(self, tmp_path, frame):
         frame[["a"]].astype(np.float32).to_parquet(tmp_path / "t.parquet")
         assert read(tmp_path / "t.parquet").X.dtype == np.float32
-        odd = pandas.DataFrame({"d": [decimal.Decimal("1.5"), decimal.Decimal("2.5")], "n": [1, None], "f": [True, None]})
+        odd = pandas.DataFrame(
+            {"d": [decimal.Decimal("1.5"), decimal.Decimal("2.5")], "n": [1, None], "f": [True, None]}
+        )
         odd.to_parquet(tmp_path / "o.parquet")
         np.testing.assert_array_equal(read(tmp_path / "o.parquet").X, [[1.5, 1, 1], [2.5, np.nan, np.nan]])
 
@@ -127,7 +129,9 @@ class TestH5ad:
             read(path)
 
 
-@pytest.mark.parametrize(("name", "package"), [("t.parquet", "pyarrow.parquet"), ("t.h5ad", "h5py"), ("t.h5ad", "anndata.io")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("t.parquet", "pyarrow.parquet"), ("t.h5ad", "h5py"), ("t.h5ad", "anndata.io")]
+)
 def test_missing_packages_are_named_with_their_extra(tmp_path, monkeypatch, name, package):
     (tmp_path / name).touch()
     monkeypatch.setitem(sys.modules, package, None)

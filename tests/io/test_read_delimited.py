@@ -144,7 +144,7 @@ def test_a_file_that_is_not_gzipped_but_says_so(tmp_path):
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=6).map(
-    lambda text: f"n{text.strip()}"
+    lambda text: f"x{text.strip()}"
 )
 
 

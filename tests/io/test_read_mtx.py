@@ -98,7 +98,7 @@ def test_one_file_of_names_is_enough(tmp_path, genes, barcodes):
 
 
 def test_names_of_another_length(tmp_path):
-    with pytest.raises(FormatError, match="5 x 3.*2 features and 5 barcodes"):
+    with pytest.raises(FormatError, match=r"5 x 3.*2 features and 5 barcodes"):
         read(tenx(tmp_path / "run", S, genes=GENES[:2]))
 
 

@@ -105,7 +105,7 @@ def test_npz_that_leaves_open_which_matrix_is_meant(tmp_path):
     path = npz(tmp_path / "d.npz", a=X, b=X)
     with pytest.raises(FormatError, match=r"'a' \(4, 3\) float64, 'b'.*key="):
         read(path)
-    with pytest.raises(ParameterError, match="no array 'c'.*'a'"):
+    with pytest.raises(ParameterError, match=r"no array 'c'.*'a'"):
         read(path, key="c")
     with pytest.raises(ShapeError, match="reshape"):
         read(npz(tmp_path / "images.npz", X=np.zeros((4, 2, 2)), a=X, b=X))
@@ -174,10 +174,20 @@ def test_sparse_npz_becomes_csr(tmp_path, form):
     assert read(tmp_path / "s.npz", transpose=True).X.shape == (4, 6)
 
 
+def test_sparse_npz_may_hold_names_and_labels(tmp_path):
+    S = sparse.csr_array(X)
+    sparse.save_npz(tmp_path / "s.npz", S)
+    with np.load(tmp_path / "s.npz") as parts:
+        path = npz(tmp_path / "n.npz", **parts, features=np.array(list("abc")), y=np.arange(4))
+    table = read(path)
+    assert (table.feature_names, table.labels.tolist()) == (("a", "b", "c"), [0, 1, 2, 3])
+    np.testing.assert_array_equal(table.X.toarray(), X)
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"indices": np.array([0, 9])}, {"indices": np.array([0, -1])}, {"indptr": np.array([0, 9, 2])}, {"shape": np.array([10**14, 2])}],
-)  # fmt: skip
+    [{"indices": [0, 9]}, {"indices": [0, -1]}, {"indptr": [0, 9, 2]}, {"shape": [10**14, 2]}, {"shape": [2, 2, 2]}],
+)
 @pytest.mark.parametrize("form", [b"csr", b"csc"])
 def test_sparse_npz_with_hostile_indices(tmp_path, changes, form):
     parts = {

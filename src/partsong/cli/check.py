@@ -10,7 +10,7 @@ import typer
 
 from partsong.cli.guard import BAD_INPUT, guarded
 from partsong.cli.holdings import read_table
-from partsong.cli.options import AsJson, Data, Key, Label, Transpose, examples
+from partsong.cli.options import AsJson, Data, Key, Label, OptionalPath, Transpose, examples
 from partsong.cli.outputs import put_json, require_distinct, require_writable, visible
 from partsong.errors import PartsongError
 
@@ -27,7 +27,7 @@ def check(
     transpose: Transpose = False,
     key: Key = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write every row with something to say about it to this .csv file.")
+        OptionalPath, typer.Option(help="Write every row with something to say about it to this .csv file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

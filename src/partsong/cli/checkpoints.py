@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from partsong.cli.choices import state_types
-from partsong.core import Checkpoint, Message, Round, State
+from partsong.core import Checkpoint, Round, State
 from partsong.errors import FileError, FormatError
 from partsong.fitting import Earlier
 from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
@@ -24,20 +24,19 @@ Sent = tuple[int, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """What a checkpoint file keeps in place of the server's state: that state, and the one of the best round."""
+    """What a checkpoint file keeps in place of the server's state: that state, and the one at its best."""
 
     server: State
     best: State
-    best_index: int
 
 
 @dataclass(slots=True)
 class Journal:
-    """A run so far: where it stands, its history, its best round, and who sent how much."""
+    """A run so far: where it stands, its history, the server's state at its best, and who sent how much."""
 
     checkpoint: Checkpoint | None = None
     history: list[HistoryRow] = field(default_factory=list)
-    best: Round | None = None
+    best: State = None
     least: float = math.inf
     sent: list[Sent] = field(default_factory=list)
 
@@ -48,14 +47,14 @@ class Journal:
         return Journal(earlier.checkpoint, list(earlier.history), earlier.best, least, sent)
 
     def note(self, done: Round, row: HistoryRow) -> None:
-        """One more round; the best one is chosen as running.Follower does.
+        """One more round; the best is chosen as running.Follower does.
 
         The checkpoint comes last: an interrupt in between leaves the journal at the round before.
         """
         self.history.append(row)
         self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
         if row.objective <= self.least:
-            self.best, self.least = done, row.objective
+            self.best, self.least = done.checkpoint.server, row.objective
         self.checkpoint = done.checkpoint
 
 
@@ -82,7 +81,7 @@ class CheckpointFile:
             return
         rows = [_without_nan(row) for row in self.journal.history[: point.index]]
         sent = [entry for entry in self.journal.sent if entry[0] <= point.index]
-        marked = replace(point, server=_bookmark(point, self.journal))
+        marked = replace(point, server=Bookmark(point.server, self.journal.best))
         try:
             save_checkpoint(self.path, marked, context={**self.context, "history": rows, "sent": sent})
             self.saved_index = point.index
@@ -103,20 +102,7 @@ def open_checkpoint(path: Path) -> tuple[Earlier, list[Sent], Mapping[str, Any]]
     mark = stored.server
     if not is_sound or not isinstance(mark, Bookmark) or len(history) != stored.index:
         raise FormatError(f"{path}: not a checkpoint that `partsong fit` wrote. Start the run anew.")
-    best = None if mark.best is None else _round(mark)
-    return Earlier(replace(stored, server=mark.server), history, best), sent, context
-
-
-def _bookmark(point: Checkpoint, journal: Journal) -> Bookmark:
-    if journal.best is None:
-        return Bookmark(point.server, None, -1)
-    return Bookmark(point.server, journal.best.checkpoint.server, journal.best.index)
-
-
-def _round(mark: Bookmark) -> Round:
-    """The best round as far as a model needs it: its number and the server's state."""
-    point = Checkpoint(mark.best_index + 1, {}, mark.best, Message({}))
-    return Round(mark.best_index, point.model, {}, (), {}, 0, 0.0, point)
+    return Earlier(replace(stored, server=mark.server), history, mark.best), sent, context
 
 
 def _without_nan(row: HistoryRow) -> list[Any]:

@@ -10,7 +10,18 @@ import typer
 from partsong.cli.choices import DTYPES, ENGINES, INITS, METHODS, SOLVERS, finite, one_of
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.guard import guarded
-from partsong.cli.options import AsJson, Key, Label, Threads, Transpose, examples
+from partsong.cli.options import (
+    AsJson,
+    Key,
+    Label,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    Threads,
+    Transpose,
+    examples,
+)
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
@@ -39,10 +50,10 @@ def fit(
         ),
     ],
     output: Annotated[
-        Path | None, _option("--output", "-o", panel=KEEPING, help="The model file to write (.safetensors).")
+        OptionalPath, _option("--output", "-o", panel=KEEPING, help="The model file to write (.safetensors).")
     ] = None,
     n_components: Annotated[
-        int | None,
+        OptionalInt,
         _option(
             "--components",
             "-k",
@@ -60,7 +71,7 @@ def fit(
     ] = "auto",
     alpha_w: Annotated[float, _option("--alpha-w", panel=MODEL, min=0.0, help="Penalty on W.", callback=finite)] = 0.0,
     alpha_h: Annotated[
-        float | None,
+        OptionalFloat,
         _option("--alpha-h", panel=MODEL, min=0.0, help="Penalty on H.", callback=finite, show_default="as --alpha-w"),
     ] = None,
     l1_ratio: Annotated[
@@ -75,7 +86,7 @@ def fit(
     max_iter: Annotated[int, _option("--max-iter", panel=STOPPING, min=1, help="Most iterations (a file).")] = 500,
     rounds: Annotated[int, _option("--rounds", panel=STOPPING, min=1, help="Most rounds (a folder of parts).")] = 100,
     time_budget: Annotated[
-        float | None,
+        OptionalFloat,
         _option(
             "--time-budget",
             panel=STOPPING,
@@ -87,7 +98,7 @@ def fit(
         str, _option("--method", panel=PARTIES, help=f"One of {', '.join(METHODS)}.", callback=one_of(METHODS))
     ] = "exact",
     local_steps: Annotated[
-        int | None,
+        OptionalInt,
         _option(
             "--local-steps",
             panel=PARTIES,
@@ -104,10 +115,10 @@ def fit(
         bool, _option("--record", panel=PARTIES, help="Keep all that parties send in the run folder.")
     ] = False,
     seed: Annotated[
-        int | None, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a fresh one, told")
+        OptionalInt, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a fresh one, told")
     ] = None,
     dtype: Annotated[
-        str | None,
+        OptionalText,
         _option(
             "--dtype", panel=COMPUTING, help="float32 or float64.", callback=one_of(DTYPES), show_default="as the data"
         ),
@@ -117,23 +128,23 @@ def fit(
     transpose: Transpose = False,
     key: Key = None,
     weights: Annotated[
-        Path | None, _option("--weights", panel=KEEPING, help="Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
+        OptionalPath, _option("--weights", panel=KEEPING, help="Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
     ] = None,
     run_folder: Annotated[
-        Path | None, _option("--run-folder", panel=KEEPING, help="Folder for settings, versions, history and result.")
+        OptionalPath, _option("--run-folder", panel=KEEPING, help="Folder for settings, versions, history and result.")
     ] = None,
     overwrite: Annotated[
         bool, _option("--overwrite", panel=KEEPING, help="The run folder may hold an earlier run.")
     ] = False,
     checkpoint: Annotated[
-        Path | None, _option("--checkpoint", panel=KEEPING, help="File to go on from later. It holds private weights.")
+        OptionalPath, _option("--checkpoint", panel=KEEPING, help="File to go on from later. It holds private weights.")
     ] = None,
     checkpoint_every: Annotated[
         float,
         _option("--checkpoint-every", panel=KEEPING, min=0.0, callback=finite, help="Seconds between checkpoints."),
     ] = 30.0,
     resume: Annotated[
-        Path | None, _option("--resume", panel=KEEPING, help="Go on from this checkpoint, with its settings.")
+        OptionalPath, _option("--resume", panel=KEEPING, help="Go on from this checkpoint, with its settings.")
     ] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,

@@ -94,7 +94,7 @@ def _fit(session: Session) -> bool:
     """Whether Ctrl-C was pressed."""
     began = time.perf_counter()
     options, settings = session.options, session.settings
-    task = task_of(settings, session.holdings, is_started=session.earlier is not None, record=options.record)
+    task = task_of(settings, session.holdings, record=options.record)
     if session.folder is not None:
         session.folder.begin(_asked(session), provenance.machine_versions(settings.threads))
     journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent)

@@ -25,11 +25,11 @@ HARDWARE = {"threads", "engine", "time_budget"}
 """Settings that say nothing about a model."""
 
 
-def task_of(settings: Settings, holdings: Holdings, *, is_started: bool, record: bool) -> Task:
-    """The task; where a run was started before, no start is computed."""
+def task_of(settings: Settings, holdings: Holdings, *, record: bool) -> Task:
+    """The task; its start is computed when it is pursued."""
     if isinstance(settings, RowSettings):
         matrix = as_matrix(holdings.tables[ALONE].X, settings.dtype)
-        return rows_task(matrix, _row_fit(settings), is_started=is_started)
+        return rows_task(matrix, _row_fit(settings))
     return _federation(settings, holdings, record)
 
 

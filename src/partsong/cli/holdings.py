@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.parts_folder import LISTING, is_parts_folder, read_parts
+from partsong.cli.parts_folder import LISTING, holds_matrix, is_parts_folder, read_parts
 from partsong.errors import FileError, PartsongError
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ def read_holdings(path: Path, *, label: str | None, transpose: bool, key: str | 
 
     place = path.expanduser()
     is_federation = is_parts_folder(place)
+    if place.is_dir() and not is_federation and not holds_matrix(place):
+        raise FileError(
+            f"{path}: a folder is data if it holds matrix.mtx, and a federation if `partsong split` wrote it "
+            f"({LISTING}); this one holds neither. Name the file to read."
+        )
     if is_federation:
         tables = read_parts(place)
     else:

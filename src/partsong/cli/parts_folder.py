@@ -35,8 +35,12 @@ class Part:
 
 def is_parts_folder(path: Path) -> bool:
     """Whether this is a folder of parts; one that holds matrix.mtx is data."""
-    holds_data = any((path / name).exists() for name in ("matrix.mtx", "matrix.mtx.gz"))
-    return path.is_dir() and not holds_data and (path / LISTING).is_file()
+    return path.is_dir() and not holds_matrix(path) and (path / LISTING).is_file()
+
+
+def holds_matrix(path: Path) -> bool:
+    """Whether this is a folder as 10x Genomics writes it."""
+    return any((path / name).exists() for name in ("matrix.mtx", "matrix.mtx.gz"))
 
 
 def require_free(folder: Path) -> None:

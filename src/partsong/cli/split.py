@@ -10,7 +10,7 @@ import typer
 from partsong.cli.choices import finite
 from partsong.cli.guard import guarded
 from partsong.cli.holdings import read_table
-from partsong.cli.options import AsJson, Data, Key, Label, Transpose, examples
+from partsong.cli.options import AsJson, Data, Key, Label, OptionalInt, OptionalText, Transpose, examples
 from partsong.cli.outputs import put_json, visible
 from partsong.cli.parts_folder import require_free, write_parts
 from partsong.errors import ParameterError
@@ -34,7 +34,7 @@ def split(
         Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
     ],
     by: Annotated[
-        str | None, typer.Option(help="Column (or array) of labels: every party gets its own mixture of them.")
+        OptionalText, typer.Option(help="Column (or array) of labels: every party gets its own mixture of them.")
     ] = None,
     concentration: Annotated[
         float,
@@ -42,7 +42,7 @@ def split(
     ] = 0.3,
     iid: Annotated[bool, typer.Option("--iid", help="Equal random shares (what happens by default).")] = False,
     contiguous: Annotated[bool, typer.Option("--contiguous", help="Equal runs of neighbouring rows.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="a fresh one, told")] = None,
+    seed: Annotated[OptionalInt, typer.Option(min=0, help="Random seed.", show_default="a fresh one, told")] = None,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,

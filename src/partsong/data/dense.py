@@ -13,11 +13,11 @@ import numpy as np
 from partsong import kernels, threads
 from partsong.kernels import compiled_sweeps
 
-TILE_BYTES = 4 << 20
+TILE_BYTES = 2 << 20
 MAPPED_TILE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseMatrix:
     """Rows as a two-dimensional array, C or F order, in memory or mapped from a file larger than memory.
 
@@ -123,7 +123,8 @@ class DenseMatrix:
 
     def gram_column(self, j: int) -> np.ndarray:
         """Xᵀ x_j."""
-        return np.sum([tile.T @ tile[:, j] for _, _, tile in self._tiles(0, self.shape[0])], axis=0, dtype=np.float64)
+        parts = [tile.T @ tile[:, j] for _, _, tile in self._tiles(0, self.shape[0])]
+        return np.asarray(np.sum(parts, axis=0, dtype=np.float64))
 
     def native(self, values: Any) -> np.ndarray:
         """As a NumPy array of this matrix's number type."""

@@ -15,7 +15,7 @@ from partsong.kernels import compiled_sparse
 TILE_ROWS = 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SparseMatrix:
     """Rows in CSR form, with the CSR form of the transpose kept beside it; nothing is ever made dense.
 

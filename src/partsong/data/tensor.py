@@ -10,7 +10,7 @@ from typing import Any
 from partsong import kernels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorMatrix:
     """A two-dimensional torch tensor, strided or sparse CSR, on any device; products stay on that device."""
 

@@ -27,6 +27,7 @@ def run_rounds(
     layout = Layout.of(shards, schedule.seed)
     by_name = {shard.name: shard for shard in shards}
     point = resume if resume is not None else start(program, by_name, layout, visit, schedule.kernel_threads)
+    del resume  # as large as the parties' states, and soon behind us
     while point.index < schedule.rounds:
         done = _one_round(program, by_name, schedule, layout, reduction, point, visit, record)
         point = done.checkpoint

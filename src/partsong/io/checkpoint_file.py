@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from partsong.core import Checkpoint, Message
-from partsong.errors import FormatError
+from partsong.errors import FormatError, PartsongError
 from partsong.io.opening import parsing
-from partsong.io.state_tree import Decoder, Encoder
+from partsong.io.state_tree import Decoder, Encoder, Tensors
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
 
 _KIND = FileKind("partsong-checkpoint", 1, is_private=True)
@@ -33,16 +33,19 @@ def load_checkpoint(path: str | os.PathLike[str], state_types: Sequence[type]) -
     tensors, content = read_tensors(path, _KIND)
     place = Path(path)
     with parsing(place, "a checkpoint"):
-        if (
-            not isinstance(content, dict)
-            or set(content) != {"context", "tree"}
-            or not isinstance(content["context"], dict)
-        ):
-            raise FormatError(f"{place}: does not hold a context and a tree of states. Start the run anew.")
-        checkpoint = decoder.decode(content["tree"], tensors)
-        if not isinstance(checkpoint, Checkpoint) or not _is_sound(checkpoint):
-            raise FormatError(f"{place}: holds states, but they do not make a checkpoint. Start the run anew.")
-        return checkpoint, content["context"]
+        try:
+            return _decoded(content, tensors, decoder)
+        except PartsongError as error:  # also of a class that refuses its fields
+            raise FormatError(f"{place}: {error}") from error
+
+
+def _decoded(content: JSON, tensors: Tensors, decoder: Decoder) -> tuple[Checkpoint, Mapping[str, JSON]]:
+    if not isinstance(content, dict) or set(content) != {"context", "tree"} or not isinstance(content["context"], dict):
+        raise FormatError("it does not hold a context and a tree of states. Start the run anew.")
+    checkpoint = decoder.decode(content["tree"], tensors)
+    if not isinstance(checkpoint, Checkpoint) or not _is_sound(checkpoint):
+        raise FormatError("it holds states, but they do not make a checkpoint. Start the run anew.")
+    return checkpoint, content["context"]
 
 
 def _is_sound(checkpoint: Checkpoint) -> bool:

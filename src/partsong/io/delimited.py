@@ -26,8 +26,8 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 def read_delimited(path: Path, wanted: Wanted) -> Table:
     """Read a table of numbers with an optional header line, column of sample names, and column of labels.
 
-    The first column holds sample names if it is not numeric or has no title. `transpose` is for files that hold one
-    feature per line.
+    The first column holds sample names if it is not numeric, has no title, or is titled "sample". `transpose` is for
+    files that hold one feature per line.
     """
     wanted.refuse(path, "key")
     wanted.require_samples_in_rows(path)

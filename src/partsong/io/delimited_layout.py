@@ -15,6 +15,7 @@ from partsong.io.opening import open_text
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "missing", "?", "-", "."})
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}
+SAMPLE_TITLE = "sample"
 FEWEST_COUNTED = 4  # fewer numbers in a row may well be data
 
 
@@ -84,8 +85,8 @@ def layout_of(path: Path, delimiter: str, label: str | None) -> Layout:
     names_come_first = len(second) == len(header) + 1  # as R writes it: the column of names has no title
     header = ("", *header) if names_come_first else header
     label_at = None if label is None else _find(path, header, label)
-    unnamed = names_come_first or header[0] == "" or _is_text(second[0])
-    names_at = 0 if unnamed and label_at != 0 else None
+    are_names = names_come_first or header[0].lower() in ("", SAMPLE_TITLE) or _is_text(second[0])
+    names_at = 0 if are_names and label_at != 0 else None
     layout = Layout(delimiter, header, n_lines, len(header), names_at, label_at)
     if not layout.values_at:
         raise FormatError(f"{path}: no columns are left besides names and labels. Check the export.")

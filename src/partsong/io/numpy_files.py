@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,10 +33,7 @@ class _Header:
 
     @property
     def n_bytes(self) -> int:
-        size = self.dtype.itemsize
-        for side in self.shape:
-            size *= side
-        return self.offset + size
+        return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 
 def read_npy(path: Path, wanted: Wanted) -> Table:
@@ -48,8 +46,7 @@ def read_npy(path: Path, wanted: Wanted) -> Table:
         _require_numbers(str(path), header.dtype)
         on_disk = header.n_bytes > header.offset and header.dtype.isnative
         X = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
-        X = X if header.dtype.isnative else X.astype(header.dtype.newbyteorder("="))
-        return Table(X.T if wanted.transpose else X, source=str(path))
+        return Table(_native(X.T if wanted.transpose else X), source=str(path))
 
 
 def read_npz(path: Path, wanted: Wanted) -> Table:
@@ -65,11 +62,9 @@ def read_npz(path: Path, wanted: Wanted) -> Table:
             wanted.refuse(path, "key")
         key = "X" if is_sparse else _choose(path, headers, wanted.key)
         with np.load(path, allow_pickle=False) as arrays:
-            if is_sparse:
-                X = _sparse(path, headers, wanted.transpose)
-            else:
-                X = _require_matrix(path, key, arrays[key])
-                X = X.T if wanted.transpose else X
+            X: Any = _sparse(path, headers, arrays) if is_sparse else _dense(path, key, headers[key], arrays)
+            X = X.T if wanted.transpose else X
+            X = X.tocsr() if is_sparse else X
             features = _names(path, headers, arrays, FEATURE_KEYS, X.shape[1])
             samples = _names(path, headers, arrays, SAMPLE_KEYS, X.shape[0])
             labels = _labels(path, headers, arrays, wanted.label, key, X.shape[0])
@@ -137,11 +132,29 @@ def _choose(path: Path, headers: Mapping[str, _Header], key: str | None) -> str:
     return candidates[0]
 
 
-def _require_matrix(path: Path, key: str, X: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _dense(path: Path, key: str, header: _Header, arrays: Any) -> npt.NDArray[Any]:
     where = f"{path}, array {key!r}"
-    _require_numbers(where, X.dtype)
-    if X.ndim != 2:
-        raise ShapeError(f"{where}: has shape {X.shape}, not samples x features. Save X.reshape(len(X), -1) instead.")
+    _require_numbers(where, header.dtype)
+    if len(header.shape) != 2:
+        raise ShapeError(
+            f"{where}: has shape {header.shape}, not samples x features. Save X.reshape(len(X), -1) instead."
+        )
+    return _native(arrays[key])
+
+
+def _sparse(path: Path, headers: Mapping[str, _Header], arrays: Any) -> Any:
+    from scipy import sparse
+
+    shape = tuple(int(side) for side in arrays["shape"].ravel()[:3])
+    require_plausible(path, shape, math.prod(headers["data"].shape))
+    matrix = sparse.load_npz(path)
+    _require_numbers(str(path), matrix.dtype)
+    if hasattr(matrix, "check_format"):
+        matrix.check_format(full_check=True)  # indices out of range would crash compiled code
+    return sparse.csr_array(matrix)
+
+
+def _native(X: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return X if X.dtype.isnative else X.astype(X.dtype.newbyteorder("="))
 
 
@@ -176,16 +189,3 @@ def _labels(
         if name in headers and headers[name].shape == (length,) and headers[name].dtype.kind in "biufUS":
             return np.asarray(arrays[name])
     return None
-
-
-def _sparse(path: Path, headers: Mapping[str, _Header], transpose: bool) -> Any:
-    from scipy import sparse
-
-    with np.load(path, allow_pickle=False) as arrays:
-        shape = tuple(int(side) for side in arrays["shape"].ravel()[:3])
-    require_plausible(path, shape, int(np.prod(headers["data"].shape, dtype=np.int64)))
-    matrix = sparse.load_npz(path)
-    _require_numbers(str(path), matrix.dtype)
-    if hasattr(matrix, "check_format"):
-        matrix.check_format(full_check=True)  # indices out of range would crash compiled code
-    return sparse.csr_array(matrix.T if transpose else matrix)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from partsong.errors import DataTypeError, FeatureError, FileError, ShapeError
 from partsong.io.atomic import replacing
+from partsong.io.delimited_layout import SAMPLE_TITLE
 from partsong.io.opening import optional
 
 
@@ -65,9 +67,9 @@ def _checked(
         )
     if len(set(component_names)) < n_components:
         raise FeatureError(f"Component names must differ; got {', '.join(component_names[:5])}, …. Rename some.")
-    return _Weights(
-        W, None if sample_names is None else tuple(map(str, sample_names)), tuple(map(str, component_names))
-    )
+    kept = W if W.dtype in (np.float32, np.float64) else W.astype(np.float64)
+    samples = None if sample_names is None else tuple(map(str, sample_names))
+    return _Weights(kept, samples, tuple(map(str, component_names)))
 
 
 def _write_text(draft: Path, weights: _Weights) -> None:
@@ -75,19 +77,15 @@ def _write_text(draft: Path, weights: _Weights) -> None:
     with ExitStack() as stack:
         raw = stack.enter_context(draft.open("wb"))
         if name.endswith(".gz"):  # without name and time, so that equal weights are equal bytes
-            raw = cast(Any, stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)))
-        text = stack.enter_context(_as_text(raw))
-        writer = csv.writer(text, delimiter="\t" if ".tsv" in name else ",", lineterminator="\n")
+            raw = cast(Any, stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0)))
+        text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+        writer = csv.writer(
+            text, delimiter="\t" if name.removesuffix(".gz").endswith(".tsv") else ",", lineterminator="\n"
+        )
         names = weights.samples
-        writer.writerow(weights.components if names is None else ("sample", *weights.components))
+        writer.writerow(weights.components if names is None else (SAMPLE_TITLE, *weights.components))
         rows = map(np.ndarray.tolist, weights.W)
         writer.writerows(rows if names is None else ([sample, *row] for sample, row in zip(names, rows, strict=True)))
-
-
-def _as_text(raw: IO[bytes]) -> IO[str]:
-    import io
-
-    return io.TextIOWrapper(raw, encoding="utf-8", newline="")
 
 
 def _write_npy(draft: Path, weights: _Weights) -> None:
@@ -100,7 +98,7 @@ def _write_parquet(draft: Path, weights: _Weights) -> None:
     columns = [arrow.array(np.ascontiguousarray(column)) for column in weights.W.T]
     names = list(weights.components)
     if weights.samples is not None:
-        columns, names = [arrow.array(weights.samples, type=arrow.string()), *columns], ["sample", *names]
+        columns, names = [arrow.array(weights.samples, type=arrow.string()), *columns], [SAMPLE_TITLE, *names]
     parquet.write_table(arrow.table(columns, names=names), draft)
 
 

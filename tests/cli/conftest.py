@@ -1,0 +1,78 @@
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from partsong.cli.main import app
+
+SITES = "abc"
+
+
+def runner():
+    """Standard output and standard error apart, which older versions have to be told."""
+    try:
+        return CliRunner(mix_stderr=False)
+    except TypeError:
+        return CliRunner()
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """Run the command line in a folder of its own; the exit code is checked, and the result given back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words, code=0):
+        result = runner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == code, f"exit code {result.exit_code}\n{result.output}\n{result.exception!r}"
+        return result
+
+    return run
+
+
+@pytest.fixture
+def told(invoke):
+    """The one JSON object that a command prints with --json."""
+
+    def run(*words, code=0):
+        result = invoke(*words, "--json", code=code)
+        lines = result.stdout.splitlines()
+        assert len(lines) == 1
+        return json.loads(lines[0], parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+    return run
+
+
+@pytest.fixture
+def X():
+    rng = np.random.default_rng(0)
+    return rng.random((45, 3)) @ rng.random((3, 12)) + 0.05 * rng.random((45, 12))
+
+
+@pytest.fixture
+def names():
+    return tuple(f"gene {j}" for j in range(12))
+
+
+@pytest.fixture
+def data_csv(tmp_path, X, names):
+    """Sample names, twelve columns, and a column of labels."""
+    lines = [",".join(["sample", *names, "site"])]
+    lines += [",".join([f"patient-{i}", *map(repr, row.tolist()), SITES[i % 3]]) for i, row in enumerate(X)]
+    path = tmp_path / "data.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def data_npy(tmp_path, X):
+    path = tmp_path / "data.npy"
+    np.save(path, X)
+    return path
+
+
+@pytest.fixture
+def parts(invoke, data_csv, tmp_path):
+    invoke("split", data_csv, "--parties", 3, "--by", "site", "--seed", 1, "-o", "parts", "--quiet")
+    return tmp_path / "parts"

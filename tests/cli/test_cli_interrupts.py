@@ -1,0 +1,80 @@
+"""Ctrl-C at awkward moments, and numbers that go wrong on the way."""
+
+import csv
+import json
+import os
+import signal
+
+import pytest
+
+import partsong
+from partsong.cli import fit_session
+from partsong.cli.guard import holding_interrupts
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals to oneself are a POSIX affair")
+
+
+@pytest.fixture(autouse=True)
+def interrupts_work():
+    """Also under a shell that ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_the_first_is_held_back_and_the_second_is_not(capsys):
+    with holding_interrupts("wait") as pressed:
+        press()
+        assert pressed.count == 1
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert capsys.readouterr().err == "wait\n"
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
+    plain = fit_session.conclude
+
+    def conclude(*given):
+        press()
+        return plain(*given)
+
+    monkeypatch.setattr(fit_session, "conclude", conclude)
+    result = invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--json", code=130)
+    assert json.loads(result.stdout)["outcome"] == "converged"
+    assert "again" in result.stderr
+    assert partsong.load_model("m.safetensors").components.shape == (3, 12)
+
+
+def test_before_the_first_iteration_is_done(told, data_npy, monkeypatch):
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    monkeypatch.setattr(SharedStatistics, "local", lambda *given: press())
+    said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt", code=130)
+    assert said["iterations"] == 0
+    assert said["outcome"] == "interrupted"
+    assert partsong.load_model("m.safetensors").components.shape == (3, 12)
+
+
+def test_while_the_data_are_read(invoke, data_npy, monkeypatch, tmp_path):
+    monkeypatch.setattr(fit_session, "read_holdings", lambda *given, **more: press())
+    result = invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=130)
+    assert "Interrupted" in result.stderr
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_divergence_is_an_outcome(told, data_npy, monkeypatch, tmp_path):
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    nan = float("nan")
+    monkeypatch.setattr(SharedStatistics, "metrics", lambda *given: {"relative_error": nan, "objective": nan})
+    said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--run-folder", "run", "--checkpoint", "c.ckpt")
+    assert said["outcome"] == "diverged"
+    assert said["relative_error"] is not None
+    rows = list(csv.DictReader((tmp_path / "run/history.csv").read_text().splitlines()))
+    assert rows[0]["relative_error"] == ""

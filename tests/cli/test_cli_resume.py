@@ -1,0 +1,147 @@
+import json
+
+import numpy as np
+import pytest
+
+import partsong
+from partsong.cli.checkpoints import open_checkpoint
+
+
+def same_model(a, b):
+    a, b = partsong.load_model(a), partsong.load_model(b)
+    np.testing.assert_array_equal(a.components, b.components)
+    np.testing.assert_array_equal(a.shares, b.shares)
+    assert a.relative_error == b.relative_error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--solver", "ipalm", "--init", "nndsvda"],
+        ["--solver", "mu", "--dtype", "float32"],
+        ["--solver", "bpp", "--alpha-w", 0.01, "--l1-ratio", 0.5],
+        ["--init", "random", "-k", 1],
+    ],
+)
+def test_centralised_runs_go_on_bit_for_bit(invoke, data_npy, options):
+    begin = ["fit", data_npy, "-k", 3, "--seed", 4, "--tol", 0, *options, "-q"]
+    invoke(*begin, "--max-iter", 10, "-o", "whole.safetensors")
+    invoke(*begin, "--max-iter", 4, "-o", "half.safetensors", "--checkpoint", "c.ckpt")
+    invoke("fit", data_npy, "--resume", "c.ckpt", "--max-iter", 10, "-o", "joined.safetensors", "-q")
+    same_model("whole.safetensors", "joined.safetensors")
+
+
+@pytest.mark.parametrize("method", ["exact", "fedavg"])
+def test_federations_go_on_bit_for_bit(told, parts, tmp_path, method):
+    begin = ["fit", parts, "-k", 3, "--seed", 4, "--tol", 0, "--method", method]
+    whole = told(*begin, "--rounds", 10, "-o", "whole.safetensors", "--run-folder", "whole")
+    told(*begin, "--rounds", 4, "-o", "half.safetensors", "--checkpoint", "c.ckpt", "--engine", "sequential")
+    again = ["fit", parts, "--resume", "c.ckpt", "--rounds", 10, "-o", "joined.safetensors", "--run-folder", "joined"]
+    joined = told(*again)
+    same_model("whole.safetensors", "joined.safetensors")
+    for name in ("method", "iterations", "relative_error", "bytes_up_per_party", "bytes_down_per_party"):
+        assert joined[name] == whole[name]
+    assert (tmp_path / "whole/bytes.csv").read_text() == (tmp_path / "joined/bytes.csv").read_text()
+
+
+def test_the_best_round_may_lie_before_the_checkpoint(invoke, data_npy, monkeypatch):
+    """Rounds that only get worse after the fourth: the model is the fourth's, resumed or not."""
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    plain = SharedStatistics.metrics
+
+    def metrics(self, server):
+        told = dict(plain(self, server))
+        worse = 1.0 if server.memory.count > 4 else 0.0
+        return {name: value + worse for name, value in told.items()}
+
+    monkeypatch.setattr(SharedStatistics, "metrics", metrics)
+    begin = ["fit", data_npy, "-k", 3, "--seed", 4, "--tol", 0, "-q"]
+    invoke(*begin, "--max-iter", 9, "-o", "whole.safetensors")
+    invoke(*begin, "--max-iter", 6, "-o", "half.safetensors", "--checkpoint", "c.ckpt")
+    invoke("fit", data_npy, "--resume", "c.ckpt", "--max-iter", 9, "-o", "joined.safetensors", "-q")
+    same_model("whole.safetensors", "joined.safetensors")
+    same_model("half.safetensors", "joined.safetensors")
+
+
+def test_a_run_that_had_converged_stays_where_it_is(told, data_npy):
+    first = told("fit", data_npy, "-k", 3, "-o", "a.safetensors", "--checkpoint", "c.ckpt")
+    again = told("fit", data_npy, "-o", "b.safetensors", "--resume", "c.ckpt")
+    assert first["outcome"] == again["outcome"] == "converged"
+    assert first["iterations"] == again["iterations"]
+    assert again["seconds"] >= 0
+    assert again["resumed_from"] == "c.ckpt"
+    same_model("a.safetensors", "b.safetensors")
+
+
+def test_checkpoints_are_written_on_the_way(invoke, data_npy, tmp_path, monkeypatch):
+    from partsong.cli import checkpoints
+
+    saved = []
+    plain = checkpoints.save_checkpoint
+    monkeypatch.setattr(
+        checkpoints,
+        "save_checkpoint",
+        lambda path, point, **more: (saved.append(point.index), plain(path, point, **more)),
+    )
+    begin = ["fit", data_npy, "-k", 3, "-o", "m.safetensors", "--tol", 0, "--max-iter", 5, "--checkpoint", "c.ckpt"]
+    invoke(*begin, "--checkpoint-every", 0)
+    assert saved == [1, 2, 3, 4, 5]
+    assert (tmp_path / "c.ckpt").stat().st_mode & 0o077 == 0  # private weights are inside
+    saved.clear()
+    invoke(*begin)
+    assert saved == [5]
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_fit(invoke, data_npy, tmp_path, monkeypatch):
+    from partsong.cli import checkpoints
+    from partsong.errors import FileError
+
+    def full(path, point, **more):
+        raise FileError("the disk is full.")
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
+    result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
+    assert "disk is full" in result.stderr
+    assert (tmp_path / "m.safetensors").exists()
+
+
+def test_other_data_and_settings_are_refused_by_name(invoke, data_npy, parts, X, tmp_path):
+    begin = ["-k", 3, "--seed", 4, "--max-iter", 3, "--checkpoint", "c.ckpt"]
+    invoke("fit", data_npy, *begin, "-o", "m.safetensors", "-q")
+    again = ["--resume", "c.ckpt", "-o", "m2.safetensors"]
+    message = invoke("fit", data_npy, *again, "-k", 5, "--seed", 9, "--solver", "mu", code=1).stderr
+    for name in ("n_components (3 there, 5 here)", "seed (4 there, 9 here)", "solver (hals there, mu here)"):
+        assert name in message
+    np.save(tmp_path / "other.npy", X + 1)
+    assert "data (other values)" in invoke("fit", "other.npy", *again, code=1).stderr
+    np.save(tmp_path / "fewer.npy", X[1:])
+    assert "data (other shape)" in invoke("fit", "fewer.npy", *again, code=1).stderr
+    assert "method (centralised there, exact here)" in invoke("fit", parts, *again, code=1).stderr
+    assert not (tmp_path / "m2.safetensors").exists()
+
+
+def test_what_may_change(told, data_npy):
+    begin = ["fit", data_npy, "-k", 3, "--tol", 0, "-o", "m.safetensors"]
+    told(*begin, "--max-iter", 3, "--checkpoint", "c.ckpt", "--time-budget", 1e-9)
+    said = told("fit", data_npy, "-o", "m.safetensors", "--resume", "c.ckpt", "--tol", 1e-2, "--threads", 1)
+    assert said["outcome"] == "max-rounds"  # the most iterations are those of before, the time budget is not
+    assert said["iterations"] == 3
+
+
+def test_a_checkpoint_of_something_else_is_refused(invoke, data_npy, tmp_path):
+    from partsong.core import Checkpoint, Message
+    from partsong.io.checkpoint_file import save_checkpoint
+
+    save_checkpoint(tmp_path / "c.ckpt", Checkpoint(0, {}, (), Message({})), context={"history": []})
+    assert "anew" in invoke("fit", data_npy, "-o", "m.safetensors", "--resume", "c.ckpt", code=1).stderr
+
+
+def test_the_file_knows_what_it_belongs_to(invoke, data_npy, tmp_path):
+    invoke("fit", data_npy, "-k", 3, "--max-iter", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
+    earlier, sent, context = open_checkpoint(tmp_path / "c.ckpt")
+    assert earlier.checkpoint.index == len(earlier.history) == 3
+    assert len(sent) == 3
+    assert context["data"]["all"]["shape"] == [45, 12]
+    assert str(tmp_path) not in json.dumps(dict(context))
