@@ -157,4 +157,4 @@ _DECODERS: dict[frozenset[str], Callable[[Decoder, Node, Tensors], Any]] = {
 def _key(key: Any, where: str) -> str | int:
     if type(key) not in (str, int):
         raise DataTypeError(f"{where} has a key of type {type(key).__name__}. Use text or whole numbers as keys.")
-    return key  # type: ignore[no-any-return]
+    return key
