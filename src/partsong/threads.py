@@ -20,8 +20,8 @@ from partsong.errors import ParameterError
 
 T = TypeVar("T")
 
-SMALL_WORK = 2_000_000
-"""Below this many floating-point operations a second thread costs more than it saves."""
+SMALL_WORK = 40_000_000
+"""Below this many floating-point operations waking a second thread costs more than it saves."""
 
 _kernel_threads: ContextVar[int] = ContextVar("partsong_kernel_threads", default=1)
 _pool: ThreadPoolExecutor | None = None

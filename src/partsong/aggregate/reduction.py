@@ -58,7 +58,7 @@ class InTheOpen:
 
 
 def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, shape) for name, shape, _ in message.signature)
+    return tuple((name, tuple(array.shape)) for name, array in sorted(message.arrays.items()))
 
 
 def _require_finite(party: str, message: Message) -> None:

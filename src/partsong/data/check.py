@@ -35,7 +35,7 @@ def inspect(
 ) -> tuple[Finding, ...]:
     """Everything that can be said about X before a fit, errors first.
 
-    Memory maps are read in blocks of about 64 MB; sparse matrices are looked at through their stored values.
+    Memory maps are read in blocks of about 16 MB; sparse matrices are looked at through their stored values.
     """
     errors = tuple(_errors(X, feature_names, sample_names))
     unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}
@@ -76,7 +76,7 @@ def _scannable(X: Any) -> Any:
         return X.detach().cpu().numpy()
     if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
         raise TypeError("it hides masked values, which would be used as if they were data; fill or drop them first.")
-    return np.asarray(X)
+    return X if isinstance(X, np.memmap) else np.asarray(X)
 
 
 def _form_errors(X: Any) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from partsong import kernels, threads
+from partsong.data.mapped import give_back, mapping
 from partsong.kernels import compiled_sweeps
 
 TILE_BYTES = 2 << 20
@@ -105,8 +105,14 @@ class DenseMatrix:
         return np.ascontiguousarray(sum(parts[1:], parts[0]).T)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
-        """Some of the rows, in memory."""
-        return DenseMatrix(np.ascontiguousarray(self.X[indices], self.dtype), self.dtype)
+        """Some of the rows, in memory; `indices` ascend."""
+        if mapping(self.X) is None:
+            return DenseMatrix(np.ascontiguousarray(self.X[indices], self.dtype), self.dtype)
+        out = np.empty((len(indices), self.shape[1]), self.dtype)
+        for a, b, tile in self._tiles(0, self.shape[0]):
+            here = slice(*np.searchsorted(indices, (a, b)))
+            out[here] = tile[indices[here] - a]
+        return DenseMatrix(out, self.dtype)
 
     def columns(self, indices: np.ndarray) -> np.ndarray:
         """Some of the columns, as a new array."""
@@ -147,33 +153,18 @@ class DenseMatrix:
         return threads.ranges(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))
 
     def _tiles(self, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        mapped = _mapping(self.X)
+        mapped = mapping(self.X)
+        is_by_row = self.X.flags.c_contiguous
         bytes_per_row = max(1, self.shape[1] * self.dtype.itemsize)
         height = max(64, (MAPPED_TILE_BYTES if mapped else TILE_BYTES) // bytes_per_row)
         for a in range(start, stop, height):
             b = min(a + height, stop)
             yield a, b, np.asarray(self.X[a:b], self.dtype)
             if mapped is not None:
-                _give_back(mapped, self.X, a, b)
+                give_back(mapped, self.X, *((a, b) if is_by_row else (0, self.shape[1])))
 
     def _over_tiles(self, function: Callable[[np.ndarray], float]) -> list[float]:
         def work(start: int, stop: int) -> float:
             return sum(function(tile) for _, _, tile in self._tiles(start, stop))
 
         return threads.over(self._pieces(1), work)
-
-
-def _mapping(X: np.ndarray) -> mmap.mmap | None:
-    """The file mapping behind a row-major np.memmap, if there is one."""
-    found = getattr(X, "_mmap", None)
-    return found if found is not None and X.flags.c_contiguous else None
-
-
-def _give_back(mapped: mmap.mmap, X: np.ndarray, start: int, stop: int) -> None:
-    """Tell the system that these rows' pages are not needed again soon; the file still holds them."""
-    if not hasattr(mapped, "madvise"):
-        return
-    offset = X.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
-    first = (offset + start * X.strides[0]) // mmap.PAGESIZE * mmap.PAGESIZE
-    length = offset + stop * X.strides[0] - first
-    mapped.madvise(mmap.MADV_DONTNEED, first, length // mmap.PAGESIZE * mmap.PAGESIZE or mmap.PAGESIZE)

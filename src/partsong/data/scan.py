@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-BLOCK_BYTES = 64 * 2**20
+from partsong.data.mapped import give_back, mapping
+
+BLOCK_BYTES = 16 * 2**20
 
 Indices = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -110,15 +112,13 @@ def _blanks(row_has_value: Flags, column_has_value: Flags, constant: Indices) ->
 
 
 def _blocks(X: npt.NDArray[Any]) -> Iterator[tuple[slice, slice, npt.NDArray[Any]]]:
-    """Views of about 64 MB along the way the matrix lies in memory or on disk."""
-    n_rows, n_columns = X.shape
-    if X.flags.f_contiguous and not X.flags.c_contiguous:
-        step = max(1, BLOCK_BYTES // max(1, n_rows * X.itemsize))
-        for start in range(0, n_columns, step):
-            part = slice(start, min(start + step, n_columns))
-            yield slice(0, n_rows), part, X[:, part]
-        return
-    step = max(1, BLOCK_BYTES // max(1, n_columns * X.itemsize))
-    for start in range(0, n_rows, step):
-        part = slice(start, min(start + step, n_rows))
-        yield part, slice(0, n_columns), X[part]
+    """Views of about 16 MB along the way the matrix lies in memory or on disk; mapped pages are given back."""
+    is_by_column = X.flags.f_contiguous and not X.flags.c_contiguous
+    long, short = X.shape[::-1] if is_by_column else X.shape
+    mapped = mapping(X)
+    step = max(1, BLOCK_BYTES // max(1, short * X.itemsize))
+    for start in range(0, long, step):
+        part, every = slice(start, min(start + step, long)), slice(0, short)
+        yield (every, part, X[:, part]) if is_by_column else (part, every, X[part])
+        if mapped is not None:
+            give_back(mapped, X, part.start, part.stop)

@@ -12,7 +12,9 @@ import numpy as np
 from partsong import kernels, threads
 from partsong.kernels import compiled_sparse
 
-TILE_ROWS = 2048
+TILE_ROWS = 4096
+GATHER_COST = 4
+"""What an entry of a sparse product costs, in multiply-adds of a dense one: factor rows are fetched at random."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,7 @@ class SparseMatrix:
                 gram += F[a:b].T @ F[a:b]
             return gram
 
-        parts = threads.over(self._pieces(self.by_row, k), work)
+        parts = threads.over(self._pieces(self.by_row, k, 2 * k), work)
         gram = sum(parts[1:], parts[0])
         return gram.astype(self.dtype), self.transposed_times(F)
 
@@ -77,7 +79,7 @@ class SparseMatrix:
                 b = min(a + TILE_ROWS, stop)
                 update(a, b, _product(self.by_row, Ht, a, b))
 
-        threads.over(self._pieces(self.by_row, Ht.shape[1]), work)
+        threads.over(self._pieces(self.by_row, Ht.shape[1], 2 * Ht.shape[1]), work)
 
     def times(self, B: np.ndarray) -> np.ndarray:
         """X B."""
@@ -136,9 +138,10 @@ class SparseMatrix:
         threads.over(self._pieces(side, B.shape[1]), lambda a, b: _product_into(side, B, a, out[a:b]))
         return out
 
-    def _pieces(self, side: Any, columns: int) -> list[tuple[int, int]]:
+    def _pieces(self, side: Any, columns: int, per_row: int = 0) -> list[tuple[int, int]]:
+        """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""
         rows = side.shape[0]
-        effort = side.indptr + np.arange(rows + 1, dtype=np.int64) * columns // 8
+        effort = side.indptr * np.int64(GATHER_COST) + np.arange(rows + 1, dtype=np.int64) * per_row
         return threads.ranges(rows, 2.0 * columns * float(effort[-1]), effort)
 
 
