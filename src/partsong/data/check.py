@@ -35,7 +35,7 @@ def inspect(
 ) -> tuple[Finding, ...]:
     """Everything that can be said about X before a fit, errors first.
 
-    Memory maps are read in blocks of about 16 MB; sparse matrices are looked at through their stored values.
+    Memory maps are read in blocks of about 8 MB; sparse matrices are looked at through their stored values.
     """
     errors = tuple(_errors(X, feature_names, sample_names))
     unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}

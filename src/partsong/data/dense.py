@@ -14,7 +14,7 @@ from partsong.data.mapped import give_back, mapping
 from partsong.kernels import compiled_sweeps
 
 TILE_BYTES = 2 << 20
-MAPPED_TILE_BYTES = 16 << 20
+MAPPED_TILE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, eq=False)

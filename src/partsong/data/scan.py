@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partsong.data.mapped import give_back, mapping
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 8 * 2**20
 
 Indices = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -112,7 +112,7 @@ def _blanks(row_has_value: Flags, column_has_value: Flags, constant: Indices) ->
 
 
 def _blocks(X: npt.NDArray[Any]) -> Iterator[tuple[slice, slice, npt.NDArray[Any]]]:
-    """Views of about 16 MB along the way the matrix lies in memory or on disk; mapped pages are given back."""
+    """Views of about 8 MB along the way the matrix lies in memory or on disk; mapped pages are given back."""
     is_by_column = X.flags.f_contiguous and not X.flags.c_contiguous
     long, short = X.shape[::-1] if is_by_column else X.shape
     mapped = mapping(X)
