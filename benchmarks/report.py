@@ -19,6 +19,11 @@ NEVER = "–"
 UNKNOWN = "?"
 
 
+def _arrives(runs: Sequence[Run], target: float) -> bool:
+    """Whether at least one seed got there."""
+    return any(math.isfinite(run.time_to(target)) for run in runs)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Everything that is known, as Markdown; `pictures` maps a workload to its picture's file name."""
@@ -143,23 +148,29 @@ class Report:
         """The smallest median ratio over all data, methods of other libraries, and both levels."""
         claim = f"nowhere below {NEVER_BELOW}× of any listed peer"
         found: dict[str, Ratio] = {}
+        missed: list[str] = []
         for name, _ in self.workloads:
             ours = self.results.of(name, OURS)
             for contestant in self.contestants:
                 if contestant.module == "partsong" or contestant.against != OURS:
                     continue
                 for level in LEVELS:
-                    held = median_ratio(ours, self.results.of(name, contestant.name), level * self.results.best(name))
+                    theirs, target = self.results.of(name, contestant.name), level * self.results.best(name)
+                    held = median_ratio(ours, theirs, target)
+                    where = f"{contestant.name} on {name} at {100 * level:g} %"
                     if held is not None:
-                        found[f"{contestant.name} on {name} at {100 * level:g} %"] = held
+                        found[where] = held
+                    elif _arrives(theirs, target) and not _arrives(ours, target):
+                        missed.append(f"{where}, which partsong did not reach at all")
         if not found:
             return f"{claim}: not measured."
         least = min(found, key=lambda where: found[where].value)
         below = {where: held for where, held in found.items() if held.value < NEVER_BELOW and held.bound != ">"}
-        if not below:
+        if not below and not missed:
             return f"{claim}: met in all {len(found)} comparisons; the least is {shown(found[least])} ({least})."
-        worst = "; ".join(f"{where} {shown(held)}" for where, held in below.items())
-        return f"{claim}: NOT met in {len(below)} of {len(found)} comparisons: {worst}."
+        worst = "; ".join([*missed, *(f"{where} {shown(held)}" for where, held in below.items())])
+        total = len(found) + len(missed)
+        return f"{claim}: NOT met in {len(below) + len(missed)} of {total} comparisons: {worst}."
 
     def _floor(self) -> Iterator[str]:
         if not self.results.floor:

@@ -134,7 +134,17 @@ def written(outcomes: list[Outcome], heading: str) -> str:
         cells = [_cell(by_setting[setting][name]) for name in names]
         start = "off" if setting.start is None else f"from {setting.start}"
         lines.append(f"| {setting.sweeps} | {start} | {' | '.join(cells)} | {cost[setting]:.2f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", _choice(by_setting, cost), ""])
+
+
+def _choice(by_setting: dict[Setting, dict[str, Outcome]], cost: dict[Setting, float]) -> str:
+    """The setting that `partsong.recipes` should hold: the cheapest of those that arrived on every seed."""
+    sure = [s for s, held in by_setting.items() if all(math.isfinite(spread(o.seconds).high) for o in held.values())]
+    if not sure:
+        return "No setting reached the level on every seed."
+    best = min(sure, key=lambda s: (cost[s], s.sweeps))
+    start = "without extrapolation" if best.start is None else f"extrapolation from {best.start}"
+    return f"Cheapest of the settings that reached the level on every seed: {best.sweeps} sweeps, {start}."
 
 
 def _cell(outcome: Outcome) -> str:

@@ -314,3 +314,31 @@ def test_memory_map_is_read_in_place(tmp_path):
     ours = partsong.NMF(4, random_state=0, max_iter=10, tol=0).fit(mapped)
     plain = partsong.NMF(4, random_state=0, max_iter=10, tol=0).fit(X)
     assert_allclose(ours.components_, plain.components_, rtol=1e-3, atol=1e-4)
+
+
+def test_save_and_load(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(planted(), columns=[f"g{i}" for i in range(20)])
+    model = partsong.NMF(4, alpha_W=0.001, l1_ratio=0.5, random_state=0).fit(frame)
+    model.save(tmp_path / "m.safetensors")
+    again = partsong.NMF.load(tmp_path / "m.safetensors")
+    assert_array_equal(again.transform(frame), model.transform(frame))
+    assert again.top_features(3) == model.top_features(3)
+    assert partsong.load_model(tmp_path / "m.safetensors").seed == 0
+    with pytest.raises(FeatureError):
+        again.transform(frame[frame.columns[::-1]])
+    federated = partsong.FederatedNMF(3, rounds=3, random_state=0).fit([frame[:40], frame[40:]])
+    federated.save(tmp_path / "f.safetensors")
+    assert_allclose(partsong.NMF.load(tmp_path / "f.safetensors").transform(frame), federated.transform(frame))
+
+
+def test_values_that_leave_the_range_of_the_precision_are_refused():
+    X = planted().astype(np.float32)
+    for factor in (1e20, 1e-20):
+        with pytest.raises(DataError, match=r"range of float32.*float64"):
+            partsong.NMF(3).fit(X * np.float32(factor))
+        scaled = partsong.NMF(3, dtype="float64", random_state=0).fit(X.astype(np.float64) * factor)
+        plain = partsong.NMF(3, dtype="float64", random_state=0).fit(X.astype(np.float64))
+        assert scaled.relative_error_ == pytest.approx(plain.relative_error_, rel=1e-6)
+    with pytest.raises(DataError, match="float32"):
+        partsong.NMF(3, dtype="float32").fit(X.astype(np.float64) * 1e20)

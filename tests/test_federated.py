@@ -97,7 +97,7 @@ def test_bad_input_names_the_party():
             partsong.FederatedNMF(3).fit(bad)
     with pytest.raises(ParameterError, match="2 names"):
         partsong.FederatedNMF(3).fit(good, names=["a", "b"])
-    for settings in ({"method": "avg"}, {"rounds": 0}, {"local_steps": 0}, {"n_components": 0}):
+    for settings in ({"method": "avg"}, {"start": "alone"}, {"rounds": 0}, {"local_steps": 0}, {"n_components": 0}):
         with pytest.raises(ParameterError):
             partsong.FederatedNMF(**settings).fit(good)
     with pytest.raises(ShapeError, match="X has 14 features"):
@@ -132,3 +132,10 @@ def test_streams_are_named():
     assert stream(1, "a", 2).random() == stream(1, "a", 2).random()
     keys = {key(1, "a", 2), key(1, "a2"), key(1, "a", "2"), key(12, "a"), key(1, "2", "a"), key(1, 2, "a")}
     assert len(keys) == 6
+
+
+def test_independent_starts_disagree_on_the_order_of_parts():
+    common = partsong.FederatedNMF(4, method="fedavg", local_steps=50, rounds=2, random_state=0).fit(parts())
+    settings = {"method": "fedavg", "local_steps": 50, "rounds": 2, "random_state": 0, "start": "independent"}
+    independent = partsong.FederatedNMF(4, **settings).fit(parts())
+    assert common.relative_error_ < independent.relative_error_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from numbers import Integral, Real
 from typing import Any
@@ -20,6 +21,7 @@ from partsong.local.alternate import Alternate
 from partsong.local.start import Beginning
 from partsong.progress import progress
 from partsong.running import Run, Stop
+from partsong.saving import fill_from_file, save_fitted
 from partsong.validation import validated, whole_seed
 
 INITS = (*fitting.INITS, "custom")
@@ -69,8 +71,8 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, adding up to 1.
     reconstruction_err_, relative_error_, explained_variance_ : float
         ‖X − W H‖, the same over ‖X‖, and 1 − ‖X − W H‖² / ‖X‖².
-    n_iter_, outcome_, history_ :
-        Iterations made, why the fit ended, and (iteration, seconds, relative_error, …) for each of them.
+    n_iter_, outcome_, history_, seed_ :
+        Iterations made, why the fit ended, (iteration, seconds, relative_error, …) for each of them, and the seed used.
     """
 
     def __init__(
@@ -139,6 +141,37 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model (H, names, settings, error; never W or rows) as safetensors with JSON metadata."""
+        check_is_fitted(self)
+        alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
+        save_fitted(
+            self,
+            path,
+            {
+                "method": "centralised",
+                "solver": self.solver if isinstance(self.solver, str) else repr(self.solver),
+                "init": self.init,
+                "tol": float(self.tol),
+                "max_iter": int(self.max_iter),
+                "alpha_w": float(self.alpha_W),
+                "alpha_h": float(alpha_H),
+                "l1_ratio": float(self.l1_ratio),
+                "dtype": str(self.components_.dtype),
+            },
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NMF:
+        """A fitted estimator from a model file, ready to transform; also from files of the command line."""
+        estimator = cls()
+        settings = fill_from_file(estimator, path)
+        penalties = (settings.get(name, 0.0) for name in ("alpha_w", "alpha_h", "l1_ratio"))
+        alpha_W, alpha_H, l1_ratio = (float(v) if isinstance(v, int | float) else 0.0 for v in penalties)
+        return estimator.set_params(
+            n_components=estimator.n_components_, alpha_W=alpha_W, alpha_H=alpha_H, l1_ratio=l1_ratio
+        )
+
     def _fit(self, X: Any, W: Any, H: Any) -> Finished:
         began = time.perf_counter()
         stop = self._check_settings()
@@ -153,6 +186,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
             run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
         self._keep(done, run, rank)
+        self.seed_ = seed
         return done
 
     def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from numbers import Integral
@@ -22,11 +23,13 @@ from partsong.errors import FeatureError, ParameterError, PartsongError, ShapeEr
 from partsong.finished import Finished
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
+from partsong.saving import save_fitted
 from partsong.simulation import simulate
 from partsong.streams import key
 from partsong.validation import whole_seed
 
 METHODS = ("exact", "fedavg")
+STARTS = ("common", "independent")
 
 
 class FederatedNMF(BaseEstimator):
@@ -45,6 +48,8 @@ class FederatedNMF(BaseEstimator):
         The most exchanges.
     local_steps : int
         Sweeps ("exact") or iterations ("fedavg") at a party between exchanges.
+    start : {"common", "independent"}
+        "fedavg" only: one H for all and W fitted to it first, or an H of its own at every party.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run.
     n_jobs : int or None
@@ -68,6 +73,7 @@ class FederatedNMF(BaseEstimator):
         method: str | Program = "exact",
         rounds: int = 100,
         local_steps: int = 3,
+        start: str = "common",
         tol: float = 1e-4,
         time_budget: float | None = None,
         random_state: Any = None,
@@ -79,6 +85,7 @@ class FederatedNMF(BaseEstimator):
         self.method = method
         self.rounds = rounds
         self.local_steps = local_steps
+        self.start = start
         self.tol = tol
         self.time_budget = time_budget
         self.random_state = random_state
@@ -94,6 +101,10 @@ class FederatedNMF(BaseEstimator):
         shards = self._shards(X, names, seed)
         run, done = self._run(program, shards, seed, stop, began)
         self._keep(run, done, shards)
+        self.seed_ = seed
+        columns = next((list(part.columns) for part in X if hasattr(part, "columns")), None)
+        if columns is not None:
+            self.feature_names_in_ = np.array([str(name) for name in columns], dtype=object)
         return self
 
     def transform(self, X: Any) -> np.ndarray:
@@ -117,6 +128,13 @@ class FederatedNMF(BaseEstimator):
             raise ShapeError(f"Weights need {len(self.components_)} columns, one per component; got {weights.shape}.")
         return weights @ self.components_
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it."""
+        check_is_fitted(self)
+        method = self.method if isinstance(self.method, str) else repr(self.method)
+        told = {"method": method, "rounds": int(self.rounds), "local_steps": int(self.local_steps), "start": self.start}
+        save_fitted(self, path, {**told, "tol": float(self.tol), "parties": len(self.parties_)})
+
     def _program(self) -> Any:
         for name, value in (
             ("n_components", self.n_components),
@@ -125,10 +143,13 @@ class FederatedNMF(BaseEstimator):
         ):
             if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
                 raise ParameterError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        if self.start not in STARTS:
+            raise ParameterError(f"Unknown start {self.start!r}; choose one of {', '.join(STARTS)}.")
         if self.method == "exact":
             return recipes.shared_statistics(int(self.n_components), sweeps=int(self.local_steps))
         if self.method == "fedavg":
-            return recipes.fedavg(int(self.n_components), steps=int(self.local_steps))
+            steps, is_independent = int(self.local_steps), self.start == "independent"
+            return recipes.fedavg(int(self.n_components), steps=steps, independent=is_independent)
         if isinstance(self.method, str):
             raise ParameterError(f"Unknown method {self.method!r}; choose one of {', '.join(METHODS)}, or a Program.")
         return self.method
@@ -172,7 +193,7 @@ def _at_party(who: str, X: Any, dtype: Any) -> Matrix:
         values = X.to_numpy() if hasattr(X, "to_numpy") else X
         if not hasattr(values, "tocsr") and not hasattr(values, "device"):
             values = np.asanyarray(values)
-        require_factorizable(values)
+        require_factorizable(values, dtype=dtype)
         return as_matrix(values, dtype)
     except PartsongError as error:
         raise type(error)(f"In {who}: {error}") from error

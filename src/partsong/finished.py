@@ -43,16 +43,16 @@ def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: boo
     """
     if rescale:
         Ht = _unit_columns(Ht)
+    Ht = _sorted(Ht, _shares(_solve(solver, shards, Ht, exactly=False), Ht))
     weights = _solve(solver, shards, Ht)
-    order = np.argsort(-_shares(weights, Ht), kind="stable")
-    if (np.diff(order) < 0).any():
-        Ht = kernels.of(Ht).like(kernels.of(Ht).to_numpy(Ht)[:, order], Ht)
-        weights = _solve(solver, shards, Ht)
-        order = np.argsort(-_shares(weights, Ht), kind="stable")
-        if (np.diff(order) < 0).any():  # dependent components: W is not unique, but W H is
-            Ht, weights = Ht[:, order], {name: W[:, order] for name, W in weights.items()}
-    Ht, weights = _contiguous(Ht), {name: _contiguous(W) for name, W in weights.items()}
     shares = _shares(weights, Ht)
+    if (np.diff(shares) > 0).any():  # close calls
+        Ht = _sorted(Ht, shares)
+        weights = _solve(solver, shards, Ht)
+        shares = _shares(weights, Ht)
+    if (np.diff(shares) > 0).any():  # dependent components: W is not unique, but W H is
+        weights = {name: _sorted(W, shares) for name, W in weights.items()}
+        Ht, shares = _sorted(Ht, shares), np.sort(shares)[::-1]
     error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
     norm = sum(shard.matrix.squared_norm for shard in shards)
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
@@ -66,13 +66,14 @@ def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Ru
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale)
 
 
-def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array) -> dict[str, Array]:
-    Ht = _contiguous(Ht)
-    return {shard.name: solver.solve_rows(shard.matrix, shard.matrix.native(Ht)) for shard in shards}
+def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array, exactly: bool = True) -> dict[str, Array]:
+    return {s.name: solver.solve_rows(s.matrix, s.matrix.native(Ht), exactly=exactly) for s in shards}
 
 
-def _contiguous(F: Array) -> Array:
-    return kernels.of(F).rows_of(F.T)
+def _sorted(F: Array, shares: np.ndarray) -> Array:
+    """Columns of F by falling share, in contiguous memory."""
+    order = np.argsort(-shares, kind="stable")
+    return kernels.of(F).like(np.ascontiguousarray(kernels.of(F).to_numpy(F)[:, order]), F)
 
 
 def _unit_columns(Ht: Array) -> Array:

@@ -121,7 +121,7 @@ def pursue(
     """
     history = earlier.history if earlier is not None else ()
     if task.stop.outcome([row.objective for row in history], 0.0) is Outcome.CONVERGED:
-        return Run(Outcome.CONVERGED, history, None, earlier.best if earlier is not None else None)
+        return Run(Outcome.CONVERGED, history, earlier.best if earlier is not None else None)
     follower = Follower(task.stop, time.perf_counter() if began is None else began, error_of=task.error_of, watch=watch)
     run = follower.follow(_rounds(task, earlier), history)
     return run if earlier is None else _with_earlier_best(run, earlier)

@@ -16,7 +16,7 @@ from partsong.local.pivoting import BlockPivoting
 from partsong.programs.consensus import CommonStart, Consensus, IndependentStart
 from partsong.programs.shared_statistics import SharedStatistics
 
-SWEEPS = 3
+SWEEPS = 5
 """Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning.py)."""
 
 

@@ -59,11 +59,10 @@ def _is_flat(values: Sequence[float], tol: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a run ended: its history, the latest round, and the server's state where the objective was smallest."""
+    """How a run ended: its history, and the server's state where the objective was smallest (None: no round)."""
 
     outcome: Outcome
     history: tuple[HistoryRow, ...]
-    last: Round | None
     best: State
 
 
@@ -82,7 +81,7 @@ class Follower:
 
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
-        rows, last, best, least = list(history), None, None, math.inf
+        rows, best, least = list(history), None, math.inf
         values = [row.objective for row in rows]
         earlier = rows[-1].seconds if rows else 0.0
         outcome = Outcome.MAX_ROUNDS
@@ -94,7 +93,6 @@ class Follower:
                 row = HistoryRow(done.index + 1, seconds, error, value, sum(done.bytes_up.values()), done.bytes_down)
                 rows.append(row)
                 values.append(value)
-                last = done
                 if value <= least:
                     best, least = done.checkpoint.server, value
                 self.watch(done, row)
@@ -104,4 +102,4 @@ class Follower:
                     break
         except KeyboardInterrupt:
             outcome = Outcome.INTERRUPTED
-        return Run(outcome, tuple(rows), last, best)
+        return Run(outcome, tuple(rows), best)

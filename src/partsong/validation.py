@@ -34,7 +34,7 @@ def validated(estimator: Any, X: Any, *, reset: bool) -> Any:
     except TypeError as error:
         raise DataTypeError(str(error)) from error
     checked = _kept_on_disk(X, checked)
-    require_factorizable(checked)
+    require_factorizable(checked, dtype=getattr(estimator, "dtype", None))
     return checked
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from partsong.cli import provenance, run_folder
+from partsong.cli import run_folder
 from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
 from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.cli.fit_report import Result, report
@@ -25,6 +25,7 @@ from partsong.cli.run_folder import Recorder, RunFolder
 from partsong.core import Outcome, Round
 from partsong.finished import Finished
 from partsong.fitting import Earlier, Task, conclude, pursue
+from partsong.io import provenance
 from partsong.io.model_file import save_model
 from partsong.io.weights import write_weights
 from partsong.progress import Watch, progress
@@ -80,7 +81,8 @@ def _require_outputs(options: FitOptions) -> None:
 
 def _prepare(options: FitOptions, given: Collection[str]) -> Session:
     earlier, sent, context = open_checkpoint(options.resume) if options.resume is not None else (None, [], None)
-    holdings = read_holdings(options.data, label=options.label, transpose=options.transpose, key=options.key)
+    reading = {"label": options.label, "key": options.key, "dtype": options.dtype}
+    holdings = read_holdings(options.data, transpose=options.transpose, **reading)
     settings = settle(options, given, holdings, None if context is None else context["settings"])
     data = {}
     if options.checkpoint is not None or options.resume is not None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from partsong.cli import provenance
 from partsong.cli.choices import engine_named, program_named
 from partsong.cli.fit_settings import FederationSettings, RowSettings, Settings
 from partsong.cli.holdings import ALONE, Holdings
@@ -15,6 +14,7 @@ from partsong.core import Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.finished import Finished
 from partsong.fitting import RowFit, Task, rows_task, solver_of
+from partsong.io import provenance
 from partsong.io.model_file import Model
 from partsong.running import Stop
 from partsong.simulation import error_in_simulation

@@ -46,7 +46,9 @@ class Holdings:
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
-def read_holdings(path: Path, *, label: str | None, transpose: bool, key: str | None) -> Holdings:
+def read_holdings(
+    path: Path, *, label: str | None, transpose: bool, key: str | None, dtype: str | None = None
+) -> Holdings:
     """Read DATA and refuse what cannot be factorized, saying whose it is."""
     from partsong.data.check import require_factorizable
 
@@ -63,7 +65,7 @@ def read_holdings(path: Path, *, label: str | None, transpose: bool, key: str | 
         tables = {ALONE: read_table(path, label=label, transpose=transpose, key=key)}
     for table in tables.values():
         with named_source(table):
-            require_factorizable(table.X, table.feature_names)
+            require_factorizable(table.X, table.feature_names, dtype)
     return Holdings(tables, is_federation)
 
 

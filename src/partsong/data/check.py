@@ -24,6 +24,7 @@ _ERRORS: dict[str, type[PartsongError]] = {
     "nan": DataError,
     "infinite": DataError,
     "negative": DataError,
+    "scale": DataError,
     "name-count": FeatureError,
     "duplicate-names": FeatureError,
     "missing-names": FeatureError,
@@ -44,13 +45,18 @@ def inspect(
     return errors + tuple(_notes(_scannable(X), feature_names, sample_names))
 
 
-def require_factorizable(X: Any, feature_names: Sequence[str] | None = None) -> None:
-    """Raise the typed error for the first thing that keeps X from being factorized; two reductions if all is well."""
-    for finding in _errors(X, feature_names, None):
+def require_factorizable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
+    """Raise the typed error for the first thing that keeps X from being factorized; two reductions if all is well.
+
+    `dtype` is the precision that the fit will use where it is not that of X.
+    """
+    for finding in _errors(X, feature_names, None, dtype):
         raise _ERRORS[finding.kind](f"{finding.message} {finding.remedy}")
 
 
-def _errors(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
+def _errors(
+    X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any = None
+) -> Iterator[Finding]:
     try:
         matrix = _scannable(X)
     except (TypeError, ValueError) as error:
@@ -60,7 +66,7 @@ def _errors(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[
     if form is not None:
         yield form
         return
-    yield from _value_errors(matrix, feature_names, sample_names)
+    yield from _value_errors(matrix, feature_names, sample_names, matrix.dtype if dtype is None else dtype)
     if feature_names is not None:
         yield from name_errors(feature_names, matrix.shape[1])
 
@@ -111,15 +117,29 @@ def _form_errors(X: Any) -> Iterator[Finding]:
         yield Finding("no-columns", "error", text, "Check which columns were selected.")
 
 
-def _value_errors(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
+def _value_errors(
+    X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any
+) -> Iterator[Finding]:
     low, high = extremes(X)
     if low >= 0 and high < np.inf:
+        yield from _scale_error(high, np.dtype(dtype))
         return
     for kind, what, remedy, is_marked in _FAULTS:
         found = places(X, is_marked)
         if found.count:
             message = f"{what}: {found.count} cell(s), in {_where(found, feature_names, sample_names)}."
             yield Finding(kind, "error", message, remedy, few(found.rows), few(found.columns), found.count)
+
+
+def _scale_error(high: float, dtype: np.dtype[Any]) -> Iterator[Finding]:
+    """Sums of squares must neither overflow nor vanish in the precision of the fit."""
+    reach = 1e15 if dtype == np.float32 else 1e140
+    if high > reach or 0 < high < 1 / reach:
+        message = f"The largest value is {high:.3g}: squares of such values leave the range of {dtype}."
+        remedy = "Rescale the data (divide by the largest value, say)" + (
+            ", or compute in float64 (dtype='float64')." if dtype == np.float32 else "."
+        )
+        yield Finding("scale", "error", message, remedy)
 
 
 def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

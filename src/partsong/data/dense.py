@@ -140,14 +140,17 @@ class DenseMatrix:
         """‖X − W H‖² by the trace formula with products in float64, tile by tile."""
         H = Ht.T.astype(np.float64)
 
-        def work(start: int, stop: int) -> float:
-            total = 0.0
+        def work(start: int, stop: int) -> tuple[float, np.ndarray]:
+            crossed, gram = 0.0, np.zeros((len(H), len(H)))
             for a, b, tile in self._tiles(start, stop):
-                total += float(np.vdot(H, W[a:b].T.astype(np.float64) @ tile))
-            return total
+                w = W[a:b].T.astype(np.float64)
+                crossed += float(np.vdot(H, w @ tile))
+                gram += w @ w.T
+            return crossed, gram
 
-        gram = W.T.astype(np.float64) @ W
-        return self.squared_norm - 2 * sum(threads.over(self._pieces(2), work)) + float(np.vdot(gram, H @ H.T))
+        parts = threads.over(self._pieces(len(H)), work)
+        gram = sum((part[1] for part in parts[1:]), parts[0][1])
+        return self.squared_norm - 2 * sum(part[0] for part in parts) + float(np.vdot(gram, H @ H.T))
 
     def _pieces(self, columns: int) -> list[tuple[int, int]]:
         return threads.ranges(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))

@@ -125,12 +125,21 @@ class SparseMatrix:
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
         """‖X − W H‖² by the trace formula, with products in float64."""
-        exact_W, exact_Ht = W.astype(np.float64), Ht.astype(np.float64)
-        crossed = 0.0
-        for a in range(0, self.shape[0], TILE_ROWS):
-            b = min(a + TILE_ROWS, self.shape[0])
-            crossed += float(np.vdot(exact_W[a:b], _product(self.by_row, exact_Ht, a, b)))
-        return self.squared_norm - 2 * crossed + float(np.vdot(exact_W.T @ exact_W, exact_Ht.T @ exact_Ht))
+        exact_Ht = Ht.astype(np.float64)
+
+        def work(start: int, stop: int) -> tuple[float, np.ndarray]:
+            crossed, gram = 0.0, np.zeros((Ht.shape[1], Ht.shape[1]))
+            for a in range(start, stop, TILE_ROWS):
+                b = min(a + TILE_ROWS, stop)
+                w = W[a:b].astype(np.float64)
+                crossed += float(np.vdot(w, _product(self.by_row, exact_Ht, a, b)))
+                gram += w.T @ w
+            return crossed, gram
+
+        parts = threads.over(self._pieces(self.by_row, Ht.shape[1], Ht.shape[1]), work)
+        gram = sum((part[1] for part in parts[1:]), parts[0][1])
+        distance = self.squared_norm - 2 * sum(part[0] for part in parts)
+        return distance + float(np.vdot(gram, exact_Ht.T @ exact_Ht))
 
     def _gather(self, side: Any, B: np.ndarray) -> np.ndarray:
         out = np.empty((side.shape[0], B.shape[1]), self.dtype)

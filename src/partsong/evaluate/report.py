@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from partsong.errors import FileError
 from partsong.evaluate import parts, sections
 from partsong.evaluate.findings import Report
 from partsong.evaluate.page import document, element, section
+from partsong.io.atomic import replacing
 
 CONTENTS = (
     ("results", "Results", sections.results),
@@ -35,13 +35,7 @@ def render(report: Report) -> str:
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     """Write the page; a reader finds the old file or the whole new one, never a half."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     page = render(report).encode("utf-8", "replace")
-    try:
+    with replacing(path) as partial:
         partial.write_bytes(page)
-        os.replace(partial, target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise FileError(f"Cannot write the report to {target}: {error.strerror}. Choose another path.") from error
-    return target
+    return Path(path)

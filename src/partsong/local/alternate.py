@@ -138,10 +138,11 @@ class Alternate:
         on_H = self.penalty_H.l1 * float(Ht.sum()) + 0.5 * self.penalty_H.l2 * float(gram.diagonal().sum())
         return m * on_W + n * on_H
 
-    def solve_rows(self, matrix: Matrix, Ht: Array) -> Array:
+    def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array:
         """W for given H: the non-negative least squares solution of each row, from its own start.
 
-        What `transform` does, and how a fit ends. A few sweeps find most of the support, pivoting the exact solution.
+        What `transform` does, and how a fit ends. A few sweeps find most of the support, pivoting the exact solution;
+        without `exactly` the sweeps are all.
         """
         on = kernels.of(Ht)
         gram = on.gram(Ht)
@@ -152,7 +153,7 @@ class Alternate:
         def update(start: int, stop: int, cross: Array) -> None:
             target = cross - shift if shift else cross
             near = on.sweep(start_rows(gram, cross), shared, target, SUPPORT_SWEEPS)
-            W[start:stop] = on.solve_exactly(near, shared, target)
+            W[start:stop] = on.solve_exactly(near, shared, target) if exactly else near
 
         matrix.walk(Ht, update)
         return W

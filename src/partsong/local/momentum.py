@@ -25,7 +25,7 @@ class Extrapolation:
     After a rise both factors start again from their last plain iterates and β is divided by `cut`.
     """
 
-    start: float = 0.5
+    start: float = 0.7
     growth: float = 1.05
     ceiling_growth: float = 1.01
     cut: float = 1.5

@@ -1,0 +1,43 @@
+"""A fitted estimator to a model file and back: H, names and settings, never W or rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partsong.io import provenance
+from partsong.io.model_file import Model, load_model, save_model
+from partsong.io.tensor_file import JSON
+
+
+def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
+    """Write what `partsong fit` would write for the same model."""
+    names = getattr(estimator, "feature_names_in_", None)
+    model = Model(
+        components=estimator.components_,
+        feature_names=None if names is None else tuple(str(name) for name in names),
+        settings={"n_components": len(estimator.components_), **settings},
+        seed=estimator.seed_,
+        relative_error=estimator.relative_error_,
+        shares=estimator.component_shares_,
+        created=provenance.now(),
+        versions=provenance.package_versions(),
+    )
+    save_model(path, model)
+
+
+def fill_from_file(estimator: Any, path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Give an estimator the fitted attributes that a model file holds; returns the file's settings."""
+    model = load_model(path)
+    estimator.components_ = model.components
+    estimator.component_shares_ = model.shares
+    estimator.n_components_ = len(model.components)
+    estimator.n_features_in_ = model.components.shape[1]
+    estimator.relative_error_ = model.relative_error
+    estimator.seed_ = model.seed
+    if model.feature_names is not None:
+        estimator.feature_names_in_ = np.array(model.feature_names, dtype=object)
+    return model.settings
