@@ -83,7 +83,7 @@ class Alternate:
         on = kernels.of(Ht)
         point = rows.W if must_restart or rows.point is None else rows.point
         W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
-        ahead = on.empty_like(W) if amount > 0 and rows.W is not None else W
+        ahead = on.empty_like(W) if amount > 0 and rows.W is not None and not must_restart else W
         looks_back = self.rule.init(Ht).previous is not None
         memory = RuleState(rows.memory.count if rows.memory else 0, on.empty_like(W) if looks_back else None)
         solve = self._row_solver(on.gram(Ht), matrix.shape[1])
@@ -126,7 +126,9 @@ class Alternate:
         gram = on.gram(Ht)
         error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
         pace = self.momentum.next(columns.pace, 0.5 * error + self._penalties(totals, Ht, gram))
-        if pace.must_restart or columns.pace.amount == 0:
+        if pace.must_restart:
+            Ht = point = columns.Ht
+        elif columns.pace.must_restart or columns.pace.amount == 0:
             point = Ht
         else:
             point = on.extrapolate(Ht, columns.Ht, columns.pace.amount)

@@ -9,7 +9,10 @@ from partsong.errors import ParameterError
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far to extrapolate next, the largest amount allowed, the last amount that helped, and the last objective."""
+    """How far to extrapolate next, the largest amount allowed, the last amount that helped, the least objective so far.
+
+    `must_restart`: the last step raised the objective and was taken back.
+    """
 
     amount: float
     ceiling: float
@@ -22,7 +25,9 @@ class Pace:
 class Extrapolation:
     """Y = max(0, F + β (F − F⁻)), with β grown while the objective falls and cut when it rises (Ang & Gillis, 2019).
 
-    After a rise both factors start again from their last plain iterates and β is divided by `cut`.
+    A step that rises above the least objective so far is taken back: H returns to its last accepted value, W is fitted
+    to that once without extrapolation, and β is divided by `cut`. (The paper goes on from the worse point, where
+    components pushed to zero may never come back.)
     """
 
     start: float = 0.7
@@ -43,7 +48,7 @@ class Extrapolation:
     def next(self, pace: Pace, objective: float) -> Pace:
         """The pace after an iteration that ended at `objective`."""
         if objective > pace.objective:
-            return Pace(pace.amount / self.cut, pace.trusted, pace.trusted, objective, must_restart=True)
+            return Pace(pace.amount / self.cut, pace.trusted, pace.trusted, pace.objective, must_restart=True)
         return Pace(
             min(pace.ceiling, pace.amount * self.growth),
             min(1.0, pace.ceiling * self.ceiling_growth),
