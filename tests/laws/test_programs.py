@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -338,7 +339,7 @@ def test_extrapolation_reaches_what_plain_alternation_reaches(seed):
     least = min(done.metrics["relative_error"] for done in fast)
     assert least <= plain * 1.02
     kept = [done.checkpoint.server for done in fast]
-    for before, after in zip(kept, kept[1:], strict=False):
+    for before, after in itertools.pairwise(kept):
         if after.pace.must_restart:
             assert_array_equal(after.Ht, before.Ht)
 
