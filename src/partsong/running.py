@@ -18,6 +18,7 @@ WINDOW = 5
 class HistoryRow(NamedTuple):
     """One line of `history_`: seconds since the fit began, ‖X − W H‖ / ‖X‖, the objective with penalties over ½‖X‖²
     (the square of the error where there are none), bytes sent in this round by all parties and to each of them.
+    An extrapolated step that was taken back is listed with the error that it led to.
     """
 
     iteration: int
