@@ -137,6 +137,8 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def top_features(self, n: int = 10) -> list[list[str | int]]:
         """The n features with the largest values in each component: names where known, else column numbers."""
         check_is_fitted(self)
+        if not isinstance(n, Integral) or n < 1:
+            raise ParameterError(f"top_features takes a whole number of at least 1; got {n!r}.")
         order = np.argsort(-self.components_, axis=1, kind="stable")[:, :n]
         names = getattr(self, "feature_names_in_", None)
         return [[int(j) if names is None else str(names[j]) for j in row] for row in order]

@@ -54,8 +54,9 @@ class Stop:
 
 
 def _is_flat(values: Sequence[float], tol: float) -> bool:
-    now, then = min(values[-WINDOW:]), values[-WINDOW - 1]
-    return then - now <= WINDOW * tol * now or now < 1e-13
+    """Whether the least value has hardly fallen over the window; never while the latest lies above it."""
+    least, before = min(values), min(values[:-WINDOW])
+    return values[-1] <= least * (1 + tol) and (before - least <= WINDOW * tol * least or least < 1e-13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Follower:
 
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
-        rows, best, least = list(history), None, math.inf
+        rows, best, least, present = list(history), None, math.inf, 0
         values = [row.objective for row in rows]
         earlier = rows[-1].seconds if rows else 0.0
         outcome = Outcome.MAX_ROUNDS
@@ -93,9 +94,13 @@ class Follower:
                 value = done.metrics.get("objective", error**2)
                 row = HistoryRow(done.index + 1, seconds, error, value, sum(done.bytes_up.values()), done.bytes_down)
                 rows.append(row)
-                values.append(value)
-                if value <= least:
-                    best, least = done.checkpoint.server, value
+                if len(done.participants) > present:  # rounds with fewer parties are judged on fewer rows
+                    values = values if present == 0 else []
+                    present, least = len(done.participants), math.inf
+                if len(done.participants) == present:
+                    values.append(value)
+                    if value <= least:
+                        best, least = done.checkpoint.server, value
                 self.watch(done, row)
                 ending = self.stop.outcome(values, seconds)
                 if ending is not None:

@@ -8,12 +8,15 @@ import numpy as np
 from sklearn.utils.validation import validate_data
 
 from partsong.data.check import require_factorizable
+from partsong.data.table import Table
 from partsong.errors import DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
 from partsong.streams import fresh_seed
 
 
 def validated(estimator: Any, X: Any, *, reset: bool) -> Any:
     """X as an array or sparse matrix that can be factorized; names and width are remembered or compared."""
+    if isinstance(X, Table):
+        raise DataTypeError("This is a Table; its numbers are in .X and its names beside them: fit(table.X).")
     if type(X).__module__.partition(".")[0] == "torch":
         X = X.detach().cpu().numpy()
     try:

@@ -23,6 +23,7 @@ from partsong.cli.outputs import require_distinct, require_writable
 from partsong.cli.parts_folder import is_parts_folder
 from partsong.cli.run_folder import Recorder, RunFolder
 from partsong.core import Outcome, Round
+from partsong.errors import FileError, FormatError
 from partsong.finished import Finished
 from partsong.fitting import Earlier, Task, conclude, pursue
 from partsong.io import provenance
@@ -77,6 +78,16 @@ def _require_outputs(options: FitOptions) -> None:
     for option, path in outputs.items():
         if path is not None:
             require_writable(option, path, endings[option])
+    if options.checkpoint is not None and options.checkpoint.expanduser().exists():
+        _require_checkpoint(options.checkpoint.expanduser())
+
+
+def _require_checkpoint(path: Path) -> None:
+    """Only a checkpoint is ever overwritten by one."""
+    try:
+        open_checkpoint(path)
+    except FormatError as error:
+        raise FileError(f"--checkpoint {path}: this file is something else. Choose another name.") from error
 
 
 def _prepare(options: FitOptions, given: Collection[str]) -> Session:

@@ -57,19 +57,21 @@ class DenseMatrix:
         k, m = Ht.shape[1], self.shape[1]
 
         def work(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-            gram = np.zeros((k, k), np.float64)
-            cross = np.zeros((k, m), self.dtype)
-            product = np.empty((k, m), self.dtype)
+            gram, cross, product = np.zeros((k, k)), None, None
             for a, b, tile in self._tiles(start, stop):
                 update(a, b, tile @ Ht)
                 gram += F[a:b].T @ F[a:b]
-                np.dot(F[a:b].T, tile, out=product)
+                if cross is None:
+                    cross = F[a:b].T @ tile
+                    continue
+                product = np.dot(F[a:b].T, tile, out=product)
                 cross += product
-            return gram, cross
+            return gram, np.zeros((k, m), self.dtype) if cross is None else cross
 
-        parts = threads.over(self._pieces(k), work)
-        gram = sum((part[0] for part in parts[1:]), parts[0][0])
-        cross = sum((part[1] for part in parts[1:]), parts[0][1])
+        (gram, cross), *others = threads.over(self._pieces(k), work)
+        while others:
+            more = others.pop(0)
+            gram, cross = gram + more[0], np.add(cross, more[1], out=cross)
         return gram.astype(self.dtype), np.ascontiguousarray(cross.T)
 
     def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:

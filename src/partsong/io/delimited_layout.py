@@ -15,6 +15,8 @@ from partsong.io.opening import open_text
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "missing", "?", "-", "."})
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}
+LOOK_AHEAD = 100
+"""Rows that are looked at to tell a column of names from one of numbers."""
 SAMPLE_TITLE = "sample"
 FEWEST_COUNTED = 4  # fewer numbers in a row may well be data
 
@@ -68,24 +70,26 @@ def number(cell: str) -> float:
 
 def layout_of(path: Path, delimiter: str, label: str | None) -> Layout:
     """Decide on the layout, or say what stands against every layout."""
-    first_rows = list(islice(rows_of(path, delimiter), 2))
+    first_rows = list(islice(rows_of(path, delimiter), 1 + LOOK_AHEAD))
     if not first_rows:
         raise FormatError(
             f"{path}: the file is empty. Check the export; it should hold a header line and rows of numbers."
         )
-    (n_lines, first), second = first_rows[0], first_rows[-1][1]
+    (n_lines, first), second = first_rows[0], first_rows[min(1, len(first_rows) - 1)][1]
     _require_right_delimiter(path, delimiter, first, second)
     if not _is_header(first, second if len(first_rows) > 1 else None, label):
         if label is not None:
             raise FeatureError(f"{path}: label={label!r} needs a header line to be found in. Add one to the file.")
-        return Layout(delimiter, None, 0, len(first), 0 if _is_text(first[0]) else None, None)
+        are_names = all(_is_text(row[0]) for _, row in first_rows)
+        return Layout(delimiter, None, 0, len(first), 0 if are_names else None, None)
     if len(first_rows) == 1:
         raise FormatError(f"{path}: there is a header line, but no rows. Check the export.")
     header = tuple(name.strip() for name in first)
     names_come_first = len(second) == len(header) + 1  # as R writes it: the column of names has no title
     header = ("", *header) if names_come_first else header
     label_at = None if label is None else _find(path, header, label)
-    are_names = names_come_first or header[0].lower() in ("", SAMPLE_TITLE) or _is_text(second[0])
+    are_texts = all(_is_text(row[0]) for _, row in first_rows[1:])  # one odd cell does not make a column of names
+    are_names = names_come_first or header[0].lower() in ("", SAMPLE_TITLE) or are_texts
     names_at = 0 if are_names and label_at != 0 else None
     layout = Layout(delimiter, header, n_lines, len(header), names_at, label_at)
     if not layout.values_at:

@@ -54,7 +54,9 @@ def write_tensors(
         "content": content,
     }
     with replacing(path, private=kind.is_private) as draft:
+        mode = draft.stat().st_mode
         save_file(whole, draft, metadata={METADATA_KEY: _canonical(document)})
+        draft.chmod(mode)  # safetensors leaves files to their owner alone
 
 
 def read_tensors(path: str | os.PathLike[str], kind: FileKind) -> tuple[dict[str, npt.NDArray[Any]], JSON]:

@@ -125,7 +125,10 @@ class Alternate:
         Ht, memory = self.rule.step(columns.point, equations, columns.memory)
         gram = on.gram(Ht)
         error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
-        pace = self.momentum.next(columns.pace, 0.5 * error + self._penalties(totals, Ht, gram))
+        before = columns.pace
+        if totals.energy != columns.squared_norm:  # other parties than last time: objectives cannot be compared
+            before = replace(before, objective=float("inf"))
+        pace = self.momentum.next(before, 0.5 * error + self._penalties(totals, Ht, gram))
         if pace.must_restart:
             Ht = point = columns.Ht
         elif columns.pace.must_restart or columns.pace.amount == 0:
