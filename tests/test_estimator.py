@@ -342,3 +342,14 @@ def test_values_that_leave_the_range_of_the_precision_are_refused():
         assert scaled.relative_error_ == pytest.approx(plain.relative_error_, rel=1e-6)
     with pytest.raises(DataError, match="float32"):
         partsong.NMF(3, dtype="float32").fit(X.astype(np.float64) * 1e20)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("n", "m", "rank", "k"), [(66, 24, 2, 67), (183, 48, 5, 70), (38, 35, 6, 78), (31, 20, 2, 66)])
+def test_dependent_components_leave_transform_and_fit_transform_equal(n, m, rank, k, dtype):
+    X = planted(n, m, rank, noise=0.0).astype(dtype)
+    model = partsong.NMF(k, max_iter=20, random_state=0)
+    W = model.fit_transform(X)
+    gap = np.abs(W @ model.components_ - model.transform(X) @ model.components_).max()
+    assert gap <= 1e-6 * X.max()
+    assert model.relative_error_ < 0.02

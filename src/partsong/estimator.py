@@ -66,7 +66,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     ----------
     components_ : array (k, m)
         H. Without penalties each row has Euclidean norm 1 and W carries the units; with penalties the scale is the one
-        they choose. Rows are sorted by explained share, largest first.
+        they choose. Rows are sorted by explained share, largest first (where W is unique).
     component_shares_ : array (k,)
         ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, adding up to 1.
     reconstruction_err_, relative_error_, explained_variance_ : float

@@ -39,7 +39,8 @@ def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: boo
     """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
 
     Without penalties rows of H get Euclidean norm 1. W is solved for the sorted H, so that transforming the same
-    rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed.
+    rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed. Where components
+    depend on each other W is not unique, and the order is that of a nearby solution.
     """
     if rescale:
         Ht = _unit_columns(Ht)
@@ -50,9 +51,6 @@ def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: boo
         Ht = _sorted(Ht, shares)
         weights = _solve(solver, shards, Ht)
         shares = _shares(weights, Ht)
-    if (np.diff(shares) > 0).any():  # dependent components: W is not unique, but W H is
-        weights = {name: _sorted(W, shares) for name, W in weights.items()}
-        Ht, shares = _sorted(Ht, shares), np.sort(shares)[::-1]
     error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
     norm = sum(shard.matrix.squared_norm for shard in shards)
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)

@@ -90,24 +90,25 @@ def _solve_groups(gram, cross, passive, active_rows, x, y):  # type: ignore[no-u
             x[row, members[a]] = value
             for j in range(k):
                 y[row, j] += gram[members[a], j] * value
-        for a in range(count):
-            y[row, members[a]] = 0.0
 
 
 @njit(nogil=True, cache=True)
-def _is_infeasible(passive, x, y, size, diagonal):  # type: ignore[no-untyped-def]
-    return x < -1e-13 * size / diagonal if passive else y < -1e-12 * size
+def _is_infeasible(passive, x, y, size, diagonal, slack):  # type: ignore[no-untyped-def]
+    return x < -slack * size / diagonal if passive else y < -slack * size
 
 
 @njit(nogil=True, cache=True)
-def _pivot_tile(gram, cross, passive, x):  # type: ignore[no-untyped-def]
-    """Exchange infeasible variables until no row has any; rows that are done drop out."""
+def _pivot_tile(gram, cross, passive, rows, slack, x):  # type: ignore[no-untyped-def]
+    """Exchange infeasible variables until no row has any; returns the rows that could not be brought to an end.
+
+    Such rows cycle, or their passive set is so dependent that its equations were not solved.
+    """
     n, k = cross.shape
     y = np.empty((n, k))
     patience = np.full(n, PATIENCE)
     fewest = np.full(n, k + 1)
-    rows = np.arange(n)
-    for _ in range(10 * k + 50):
+    failed = np.zeros(n, np.bool_)
+    for _ in range(3 * k + 20):
         _solve_groups(gram, cross, passive, rows, x, y)
         unsolved = 0
         for row in rows:
@@ -117,10 +118,12 @@ def _pivot_tile(gram, cross, passive, x):  # type: ignore[no-untyped-def]
             infeasible = 0
             last = -1
             for j in range(k):
-                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j]):
+                if passive[row, j] and abs(y[row, j]) > 1e-8 * size:
+                    failed[row] = True
+                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j], slack):
                     infeasible += 1
                     last = j
-            if infeasible == 0:
+            if infeasible == 0 or failed[row]:
                 continue
             rows[unsolved] = row
             unsolved += 1
@@ -133,18 +136,21 @@ def _pivot_tile(gram, cross, passive, x):  # type: ignore[no-untyped-def]
                 passive[row, last] = not passive[row, last]
                 continue
             for j in range(k):
-                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j]):
+                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j], slack):
                     passive[row, j] = not passive[row, j]
         rows = rows[:unsolved]
         if unsolved == 0:
             break
+    for row in rows:
+        failed[row] = True
+    return np.flatnonzero(failed)
 
 
 @njit(nogil=True, cache=True)
-def _polish(gram, cross, x, sweeps):  # type: ignore[no-untyped-def]
+def _polish(gram, cross, rows, x, sweeps):  # type: ignore[no-untyped-def]
     """Clip rounding below zero, then coordinate descent on the equations as given."""
     k = gram.shape[0]
-    for row in range(x.shape[0]):
+    for row in rows:
         for j in range(k):
             x[row, j] = max(x[row, j], 0.0)
         for _ in range(sweeps):
@@ -157,17 +163,30 @@ def _polish(gram, cross, x, sweeps):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _firm(gram, ridge):  # type: ignore[no-untyped-def]
+    """gram with its diagonal raised by a share of itself; components that do not occur get a 1."""
+    firm = gram.copy()
+    for j in range(gram.shape[0]):
+        firm[j, j] = gram[j, j] * (1.0 + ridge) if gram[j, j] > 0 else 1.0
+    return firm
+
+
+@njit(nogil=True, cache=True)
 def pivot_rows(gram, cross, support, ridge, out):  # type: ignore[no-untyped-def]
     """Solve every row of cross, in tiles, from the given support.
 
-    A ridge of that share of the diagonal makes dependent columns independent, so that pivoting ends; two sweeps on
-    the equations without it take back what it moved.
+    A ridge of a few machine epsilons keeps factorizations going; two sweeps without it take back what it moved. Rows
+    with dependent passive sets are solved again, all from nothing, with a ridge that makes their solution unique.
     """
-    k = gram.shape[0]
-    firm = gram.copy()
-    for j in range(k):
-        firm[j, j] = gram[j, j] * (1.0 + ridge) if gram[j, j] > 0 else 1.0
+    nearly, unique = _firm(gram, ridge), _firm(gram, max(1e-9, 64.0 * ridge))
     for start in range(0, cross.shape[0], TILE):
         stop = min(start + TILE, cross.shape[0])
-        _pivot_tile(firm, cross[start:stop], support[start:stop].copy(), out[start:stop])
-        _polish(gram, cross[start:stop], out[start:stop], 2)
+        passive = support[start:stop].copy()
+        every = np.arange(stop - start)
+        hard = _pivot_tile(nearly, cross[start:stop], passive, every.copy(), 1e-13, out[start:stop])
+        if hard.size:
+            for row in hard:
+                passive[row, :] = False
+            left = _pivot_tile(unique, cross[start:stop], passive, hard.copy(), 1e-10, out[start:stop])
+            _polish(gram, cross[start:stop], left, out[start:stop], 300)
+        _polish(gram, cross[start:stop], every, out[start:stop], 2)
