@@ -199,9 +199,13 @@ def test_time_budget_and_interrupt_keep_the_model():
     assert time.perf_counter() - began < 20
     assert model.explained_variance_ > 0.5
 
-    model = partsong.NMF(10, tol=0, max_iter=10**6, random_state=0)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    model.fit(X)
+    model = partsong.NMF(10, tol=0, max_iter=10**6, time_budget=60, random_state=0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also under a shell that ignores it
+    try:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        model.fit(X)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert model.outcome_ is Outcome.INTERRUPTED
     assert model.explained_variance_ > 0.5
 
