@@ -31,6 +31,7 @@ class Part:
 
     name: str
     file: str
+    rows: int
 
 
 def is_parts_folder(path: Path) -> bool:
@@ -76,6 +77,11 @@ def read_parts(folder: Path) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for part in _listed(folder):
         table = read(folder / part.file)
+        if table.X.shape[0] != part.rows:
+            raise FormatError(
+                f"{folder / part.file}: holds {table.X.shape[0]} rows, but {LISTING} says {part.rows} for party "
+                f"{part.name!r}. Put the right file back, or split the data again."
+            )
         first = next(iter(tables.values()), None)
         if first is not None and first.feature_names is not None and table.feature_names is not None:
             table = table.aligned_to(first.feature_names)
@@ -135,7 +141,7 @@ def _listed(folder: Path) -> list[Part]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         is_ours = content["format"] == FORMAT and content["version"] == VERSION
-        parts = [Part(entry["name"], entry["file"]) for entry in content["parties"]]
+        parts = [Part(entry["name"], entry["file"], int(entry["rows"])) for entry in content["parties"]]
         are_names = all(isinstance(text, str) and text for part in parts for text in (part.name, part.file))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{path} cannot be read as a list of parts ({error}). Split the data again.") from error
@@ -146,6 +152,6 @@ def _listed(folder: Path) -> list[Part]:
     for part in parts:
         if Path(part.file).name != part.file or part.file.startswith("."):
             raise FormatError(f"{path}: {part.file!r} is not the plain name of a file beside it. Split the data again.")
-    if len({part.name for part in parts}) < len(parts):
-        raise FormatError(f"{path}: two parties have the same name. Split the data again.")
+    if len({part.name for part in parts}) < len(parts) or len({part.file for part in parts}) < len(parts):
+        raise FormatError(f"{path}: two parties have the same name or the same file. Split the data again.")
     return parts
