@@ -100,8 +100,18 @@ def _hold_blas() -> None:
                 from threadpoolctl import ThreadpoolController
 
                 _controller = ThreadpoolController()
+            _take_control()
             _blas_limit = _controller.limit(limits=1, user_api="blas")
         _blas_users += 1
+
+
+def _take_control() -> None:
+    """Newer threadpoolctl lets only the thread that first set a limit of OpenBLAS change it; others do nothing."""
+    import threadpoolctl
+
+    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
 
 
 def _release_blas() -> None:
@@ -109,6 +119,7 @@ def _release_blas() -> None:
     with _lock:
         _blas_users -= 1
         if _blas_users == 0:
+            _take_control()
             _blas_limit.restore_original_limits()
             _blas_limit = None
 

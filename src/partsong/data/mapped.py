@@ -8,8 +8,11 @@ import numpy as np
 
 
 def mapping(X: np.ndarray) -> mmap.mmap | None:
-    """The file mapping behind an np.memmap in one piece, if there is one."""
-    found = getattr(X, "_mmap", None)
+    """The file mapping behind an np.memmap in one piece, if its pages are those of the file.
+
+    A copy-on-write map (mode "c") holds changes that exist nowhere else: its pages must stay.
+    """
+    found = getattr(X, "_mmap", None) if getattr(X, "mode", None) in ("r", "r+") else None
     return found if found is not None and (X.flags.c_contiguous or X.flags.f_contiguous) else None
 
 
