@@ -60,7 +60,7 @@ def start_long_fit(folder, *words):
         (folder / "parts").mkdir()
         for name, rows in (("a", X[:150]), ("b", X[150:])):
             np.savez(folder / "parts" / f"{name}.npz", X=rows)
-        parties = [{"name": name, "file": f"{name}.npz"} for name in "ab"]
+        parties = [{"name": name, "file": f"{name}.npz", "rows": 150} for name in "ab"]
         listing = {"format": "partsong-parts", "version": 1, "parties": parties}
         (folder / "parts" / "parts.json").write_text(json.dumps(listing))
     np.save(folder / "x.npy", X)
