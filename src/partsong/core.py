@@ -260,13 +260,23 @@ class Occasion:
     layout: Layout
 
 
+class RowSolver(Protocol):
+    """W for given H, each row from itself and H alone: what a party does with a finished model."""
+
+    def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array: ...
+
+
 class Program(Protocol):
     """A distributed algorithm, as pure functions.
 
     `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
-    factor H (k × m) as it stands, and `metrics` what the server knows anyway.
+    factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
     """
 
+    @property
+    def rank(self) -> int: ...
+    @property
+    def solver(self) -> RowSolver: ...
     @property
     def aggregation(self) -> Aggregation: ...
     def start_party(self, shard: Shard, layout: Layout) -> State: ...
