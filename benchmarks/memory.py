@@ -1,7 +1,7 @@
 """Peak memory of a fit above that of a process that has imported, compiled and fitted something small.
 
 Each case runs in a process of its own, which reads the data from a file: numbers made along the way of generating or
-reading text do not count, the data themselves do.
+reading text do not count, the data themselves do. `python -m benchmarks.memory` measures the large cases alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,43 @@ ROUNDS = 10
 SMALL_ROWS = 200
 MAPPED_SHAPE = (250_000, 1_000)
 MAPPED_RANK = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Generated data of a size at which nothing that grows with it can hide."""
+
+    name: str
+    rank: int
+    make: Callable[[], Any]
+
+
+def _wide(rows: int, columns: int) -> np.ndarray:
+    """Uniform numbers: memory does not depend on the values."""
+    return np.random.default_rng(4).random((rows, columns), np.float32)
+
+
+def _sparse(rows: int, columns: int, per_row: int) -> Any:
+    """A sparse matrix with as many entries in each row."""
+    from scipy.sparse import csr_array
+
+    generator = np.random.default_rng(5)
+    spread = np.sort(generator.integers(0, columns - per_row, (rows, per_row), np.int32), axis=1)
+    indices = (spread + np.arange(per_row, dtype=np.int32)).ravel()
+    starts = np.arange(0, indices.size + 1, per_row, dtype=np.int32)
+    return csr_array((generator.random(indices.size, np.float32), indices, starts), shape=(rows, columns))
+
+
+LARGE = (
+    Case("60 wide rows", 50, lambda: _wide(60, 1_000_000)),
+    Case("200 wide rows", 20, lambda: _wide(200, 500_000)),
+    Case("20 million entries", 50, lambda: _sparse(200_000, 5_000, 100)),
+)
+
+
+def measure_large(n_threads: int, cases: tuple[Case, ...] = LARGE) -> dict[str, dict[str, float]]:
+    """Peak and allowance of the large cases, by name."""
+    return {case.name: measure(Problem(case.make(), case.rank), n_threads) for case in cases}
 
 
 def allowance(n_bytes: int, shape: tuple[int, int], rank: int, itemsize: int) -> int:
@@ -114,6 +153,16 @@ def _child(kind: str, file: str, small: str, rank: int, n_threads: int) -> dict[
     return {"peak": _resident("VmHWM") - before, "before": before, "seconds": model.history_[-1].seconds}
 
 
+def _main(words: list[str]) -> None:
+    if words:
+        kind, file, small, rank, n_threads = words
+        print(json.dumps(_child(kind, file, small, int(rank), int(n_threads))))
+        return
+    for case in LARGE:
+        held = measure_large(os.cpu_count() or 1, (case,))[case.name]
+        told = f"peak {held['peak'] / 1e6:.0f} MB, allowance {held['allowance'] / 1e6:.0f} MB"
+        print(f"{case.name}: {told}, {held['seconds']:.0f} s", flush=True)
+
+
 if __name__ == "__main__":
-    kind, file, small, rank, n_threads = sys.argv[1:]
-    print(json.dumps(_child(kind, file, small, int(rank), int(n_threads))))
+    _main(sys.argv[1:])

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -19,8 +20,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import partsong
 from partsong import threads
 from partsong.core import Outcome
-from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.errors import (
+    DataError,
+    DataTypeError,
+    FeatureError,
+    ParameterError,
+    PartsongError,
+    ShapeError,
+    UnreadableError,
+)
 from partsong.local.coordinate import CoordinateDescent
+from partsong.local.equations import Penalty
+from partsong.settings import rank_of
 
 SOLVERS = ["hals", "cd", "mu", "pg", "ipalm", "bpp"]
 INITS = ["auto", "anchors", "random", "nndsvd", "nndsvda"]
@@ -147,11 +158,15 @@ def test_same_start_as_scikit_learn_reaches_as_low():
 def test_penalties_mean_the_same_at_any_size():
     """Repeating rows or columns leaves the balance of error and penalty as it was."""
     X = planted(noise=0.3)
-    settings = {"alpha_W": 0.02, "alpha_H": 0.02, "l1_ratio": 0.5, "init": "random", "random_state": 0, "tol": 1e-8}
-    plain = partsong.NMF(4, max_iter=2000, **settings).fit(X)
-    tall = partsong.NMF(4, max_iter=2000, **settings).fit(np.vstack([X, X, X]))
-    assert tall.relative_error_ == pytest.approx(plain.relative_error_, rel=1e-3)
-    assert_allclose(tall.components_, plain.components_, atol=5e-3 * plain.components_.max())
+    settings = {"alpha_W": 0.02, "alpha_H": 0.05, "l1_ratio": 0.5, "init": "custom", "tol": 1e-8, "max_iter": 2000}
+    H = np.random.default_rng(0).random((4, 20))
+    plain = partsong.NMF(4, **settings).fit(X, H=H)
+    tall = partsong.NMF(4, **settings).fit(np.vstack([X, X, X]), H=H)
+    wide = partsong.NMF(4, **settings).fit(np.hstack([X, X, X]), H=np.hstack([H, H, H]))
+    for repeated, expected in ((tall, plain.components_), (wide, np.tile(plain.components_, 3))):
+        assert repeated.relative_error_ == pytest.approx(plain.relative_error_, rel=1e-3)
+        assert_allclose(repeated.components_, expected, atol=5e-3 * expected.max())
+    assert_allclose(wide.transform(np.hstack([X, X, X])), plain.transform(X), atol=5e-3 * plain.transform(X).max())
     free = partsong.NMF(4, random_state=0).fit(X)
     assert plain.relative_error_ > free.relative_error_
     assert (plain.components_ == 0).mean() >= (free.components_ == 0).mean()
@@ -184,7 +199,7 @@ def test_top_features_by_name_and_number():
     frame = pandas.DataFrame(X, columns=list("abcdef"))
     model = partsong.NMF(2, random_state=0).fit(frame)
     assert sorted(model.top_features(1)) == [["c"], ["d"]]
-    assert sorted(map(set, partsong.NMF(2, random_state=0).fit(X).top_features(2))) == [{1, 2}, {3, 4}]
+    assert sorted(map(sorted, partsong.NMF(2, random_state=0).fit(X).top_features(2))) == [[1, 2], [3, 4]]
     with pytest.raises(FeatureError, match="order"):
         model.transform(frame[list("bacdef")])
     assert model.get_feature_names_out().tolist() == ["nmf0", "nmf1"]
@@ -245,14 +260,180 @@ def test_senseless_ranks_are_refused(k):
         partsong.NMF(k).fit(planted())
 
 
+def test_ranks_beyond_the_smaller_side_or_the_memory_are_refused():
+    with pytest.raises(ParameterError, match=r"n_components=20000.*40000 × 5.*at most 5"):
+        partsong.NMF(20_000).fit(np.ones((40_000, 5), np.float32))
+    assert rank_of(1000, (40_000, 5)) == 1000
+    assert rank_of(3000, (40_000, 300)) == 3000
+    with pytest.raises(ParameterError, match=r"n_components=500 .* GiB of memory"):
+        rank_of(500, (10**12, 10**6))
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"solver": "hal"}, {"init": "svd"}, {"tol": -1}, {"max_iter": 0}, {"time_budget": 0}, {"l1_ratio": 2},
-     {"alpha_W": -1}, {"alpha_H": "x"}, {"n_threads": 0}, {"random_state": -1}, {"random_state": "a"}],
+     {"alpha_W": -1}, {"alpha_H": "x"}, {"n_threads": 0}, {"random_state": -1}, {"random_state": "a"},
+     {"tol": "a"}, {"tol": None}, {"tol": np.nan}, {"tol": np.ones(2)}, {"time_budget": "x"}, {"time_budget": np.nan},
+     {"alpha_W": None}, {"alpha_W": "same"}, {"alpha_W": np.inf}, {"alpha_H": -1}, {"alpha_H": None},
+     {"alpha_H": np.ones(2)}, {"l1_ratio": "0.5"}, {"l1_ratio": np.nan}, {"dtype": "foo"}, {"dtype": int},
+     {"dtype": "float16"}, {"solver": 3}, {"solver": None}, {"solver": CoordinateDescent}, {"init": np.ones(2)},
+     {"init": None}, {"verbose": "x"}, {"verbose": -1}, {"max_iter": True}, {"max_iter": 2.0}, {"n_threads": "2"},
+     {"n_threads": True}],
+    ids=str,
 )  # fmt: skip
-def test_senseless_settings_are_refused(settings):
-    with pytest.raises(ParameterError):
+def test_senseless_settings_are_refused_by_name(settings):
+    (name,) = settings
+    with pytest.raises(ParameterError, match=name):
         partsong.NMF(2, **settings).fit(planted())
+
+
+def test_penalties_are_refused_where_they_are_made():
+    for wrong in (-1, np.nan, np.inf, None, "a"):
+        with pytest.raises(ParameterError, match="l2 penalty"):
+            Penalty(0.0, wrong)
+
+
+def test_settings_that_numpy_made_are_taken():
+    settings = {"tol": np.float32(1e-3), "max_iter": np.int64(5), "alpha_W": np.float64(0.01), "verbose": False}
+    assert partsong.NMF(np.int32(2), dtype=np.float32, **settings).fit(planted()).components_.dtype == np.float32
+
+
+TEXT = [[1.0, "low", 2.0], [3.0, 4.0, 5.0], [6.0, "high", "n/a"]]
+
+
+@pytest.mark.parametrize("form", [lambda cells: np.array(cells, dtype=object), np.array, list], ids=["O", "U", "list"])
+def test_text_is_told_by_cell(form):
+    with pytest.raises(
+        UnreadableError, match=r"3 cell\(s\).*row 0, column 1: .*'low'.*row 2, column 2: .*'n/a'"
+    ) as caught:
+        partsong.NMF(1).fit(form(TEXT))
+    assert isinstance(caught.value, DataTypeError | ValueError)
+    assert "astype(float)" in str(caught.value)
+
+
+def test_text_in_a_frame_is_told_by_name_and_counted():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(planted(), columns=[f"g{i}" for i in range(20)])
+    fitted = partsong.NMF(2, max_iter=2).fit(frame)
+    frame["g7"] = "x"
+    for call in (partsong.NMF(2).fit, fitted.transform):
+        with pytest.raises(UnreadableError, match=r"80 cell\(s\).*row 0, column 7 \('g7'\): 'x'.*and 75 more"):
+            call(frame)
+    frame["g7"] = "1.5"
+    with pytest.raises(UnreadableError, match=r"80 cell\(s\).*numbers written as text"):
+        partsong.NMF(2).fit(frame)
+    frame["g7"] = pandas.Timestamp(0)
+    with pytest.raises(UnreadableError, match=r"column 7 \('g7'\): Timestamp"):
+        partsong.NMF(2).fit(frame)
+    frame["g7"] = np.nan
+    with pytest.raises(DataError, match="'g7'"):
+        partsong.NMF(2).fit(frame)
+
+
+def test_numbers_held_as_objects_are_numbers():
+    X = planted()
+    mixed = X.astype(object)
+    mixed[0, 0] = Decimal("0.5")
+    mixed[1, 1] = np.float32(2)
+    plain = mixed.astype(float)
+    settings = {"max_iter": 5, "random_state": 0}
+    assert_array_equal(
+        partsong.NMF(3, **settings).fit(mixed).components_, partsong.NMF(3, **settings).fit(plain).components_
+    )
+    mixed[2, 3] = None
+    with pytest.raises(DataError, match=r"NaN.*row 2; column 3"):
+        partsong.NMF(3).fit(mixed)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(["a", "b", "a"], r"'a' \(columns 0, 2\)"), (["a", "", "c"], "without a name: column 1"),
+     (["a", None, "c"], "without a name: column 1"), (["a", "b", np.nan], "without a name: column 2"),
+     ([0, 1, 0], r"0 \(columns 0, 2\)"), (["a", 7, "c"], r"must be text.*column 1 \(7\)")],
+)  # fmt: skip
+def test_names_that_cannot_be_told_apart_are_refused(names, words):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(planted(m=3), columns=names)
+    for fit in (partsong.NMF(2).fit, lambda X: partsong.FederatedNMF(2).fit([X, X])):
+        with pytest.raises(FeatureError, match=words):
+            fit(frame)
+
+
+def test_columns_that_are_numbered_have_no_names():
+    pandas = pytest.importorskip("pandas")
+    model = partsong.NMF(2, max_iter=2).fit(pandas.DataFrame(planted(m=3), columns=[0, 1, 7]))
+    assert not hasattr(model, "feature_names_in_")
+    named = partsong.NMF(2, max_iter=2).fit(pandas.DataFrame(planted(m=3), columns=list("abc")))
+    assert not hasattr(named.fit(planted()), "feature_names_in_")
+
+
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [(np.ma.masked_less(planted(), 0.1), r"masked value.*filled\(0\)"), (planted() * 1j, r"Complex.*abs\(X\)"),
+     (sp.csr_array(planted() * 1j), r"Complex.*abs\(X\)"), ([[1, 2], [3]], "rows are samples, all of one length"),
+     ("data.csv", r"partsong.read\(path\)"), (np.zeros((2, 2), "datetime64[D]"), "not numbers")],
+    ids=["masked", "complex", "sparse complex", "ragged", "path", "dates"],
+)  # fmt: skip
+def test_what_is_no_matrix_comes_with_a_remedy(bad, remedy):
+    fitted = partsong.NMF(2, max_iter=2).fit(planted())
+    for call in (partsong.NMF(2).fit, fitted.transform, lambda X: partsong.FederatedNMF(2).fit([X])):
+        with pytest.raises(UnreadableError, match=f"(?s){remedy}") as caught:
+            call(bad)
+        assert isinstance(caught.value, ValueError)
+        assert isinstance(caught.value, TypeError)
+
+
+def test_a_mask_that_hides_nothing_is_no_obstacle():
+    X = planted()
+    settings = {"max_iter": 3, "random_state": 0}
+    bare, masked = (partsong.NMF(2, **settings).fit(form) for form in (X, np.ma.MaskedArray(X)))
+    assert_array_equal(bare.components_, masked.components_)
+
+
+def test_text_for_factors_is_refused():
+    with pytest.raises(UnreadableError, match=r"H: .*'a'"):
+        partsong.NMF(2, init="custom").fit(planted(), H=np.full((2, 20), "a"))
+    with pytest.raises(UnreadableError, match="W"):
+        partsong.NMF(2, max_iter=2).fit(planted()).inverse_transform([["a", "b"]])
+
+
+def test_rows_too_large_for_the_precision_of_a_model_are_refused_and_small_ones_are_not():
+    X = planted()
+    for model in (partsong.NMF(3, random_state=0, max_iter=5), partsong.FederatedNMF(3, random_state=0, rounds=5)):
+        is_federated = isinstance(model, partsong.FederatedNMF)
+        single = clone(model).set_params(dtype="float32").fit([X] if is_federated else X)
+        with pytest.raises(DataError, match="range of float32"):
+            single.transform(X * 1e39)
+        double = clone(model).fit([X] if is_federated else X)
+        assert_allclose(double.transform(X * 1e39), double.transform(X) * 1e39, rtol=1e-9)
+        assert_allclose(single.transform(X * 1e-18), single.transform(X) * 1e-18, rtol=1e-3, atol=1e-22)
+
+
+def test_dense_tensors_are_taken_as_arrays():
+    torch = pytest.importorskip("torch")
+    X = planted().astype(np.float32)
+    settings = {"max_iter": 5, "random_state": 0}
+    plain = partsong.NMF(3, **settings).fit(X)
+    model = partsong.NMF(3, **settings).fit(torch.tensor(X, requires_grad=True))
+    assert_array_equal(model.components_, plain.components_)
+    assert isinstance(model.transform(torch.from_numpy(X)), np.ndarray)
+    for kind in (torch.bfloat16, torch.float16):
+        assert partsong.NMF(3, **settings).fit(torch.from_numpy(X).to(kind)).components_.dtype == np.float32
+    with pytest.raises(UnreadableError, match="Complex"):
+        model.fit(torch.from_numpy(X) * 1j)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors_are_refused_with_a_way_out():
+    torch = pytest.importorskip("torch")
+    X = torch.from_numpy(planted())
+    S = X.to_sparse_csr()
+    for sparse in (S, X.to_sparse()):
+        for call in (partsong.NMF(2).fit, lambda X: partsong.FederatedNMF(2).fit([X])):
+            with pytest.raises(UnreadableError, match=r"scipy.sparse.csr_array\(\(S.values\(\)"):
+                call(sparse)
+    way_out = sp.csr_array((S.values(), S.col_indices(), S.crow_indices()), S.shape)
+    assert_array_equal(way_out.toarray(), X.numpy())
 
 
 def test_other_bad_input():

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import partsong
 from partsong import recipes
 from partsong.core import Outcome
+from partsong.data.matrix import as_matrix
 from partsong.data.partition import by_label, contiguous, iid, party_names
-from partsong.errors import CompositionError, DataError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.errors import (
+    CompositionError,
+    DataError,
+    FeatureError,
+    ParameterError,
+    PartsongError,
+    ShapeError,
+    UnreadableError,
+)
+from partsong.local.equations import Penalty
+from partsong.programs.consensus import Consensus
 from partsong.streams import key, stream
 
 
@@ -67,20 +80,181 @@ def test_components_are_scaled_and_sorted():
 
 def test_mixed_precision_is_computed_in_the_larger():
     X = parts()
-    model = partsong.FederatedNMF(4, random_state=0, rounds=5).fit([X[0].astype(np.float32), X[1], X[2]])
+    single = [X[0].astype(np.float32), sp.csr_array(X[1].astype(np.float32)), X[2]]
+    model = partsong.FederatedNMF(4, random_state=0, rounds=5).fit(single)
     assert model.components_.dtype == np.float64
+    double = partsong.FederatedNMF(4, random_state=0, rounds=5).fit([part.astype(np.float64) for part in single])
+    assert model.components_.tobytes() == double.components_.tobytes()
+    chosen = partsong.FederatedNMF(4, random_state=0, rounds=5, dtype="float32").fit(single)
+    assert chosen.components_.dtype == np.float32
+
+
+def test_rows_are_transformed_in_the_precision_of_the_model():
+    X = parts()
+    model = partsong.FederatedNMF(4, random_state=0, rounds=5).fit(X)
+    rows = X[0].astype(np.float32)
+    assert_array_equal(model.transform(rows), model.transform(rows.astype(np.float64)))
+    assert model.transform(rows).dtype == np.float64
+    single = partsong.FederatedNMF(4, random_state=0, rounds=5, dtype="float32").fit(X)
+    assert single.transform(X[0]).dtype == np.float32
+
+
+def frames_of(X, columns=tuple(f"g{i}" for i in range(15))):
+    pandas = pytest.importorskip("pandas")
+    return [pandas.DataFrame(part, columns=columns) for part in X]
+
+
+def test_named_columns_are_put_in_the_order_of_the_first():
+    frames = frames_of(parts())
+    settings = {"rounds": 4, "random_state": 0}
+    ordered = partsong.FederatedNMF(3, **settings).fit(frames)
+    shuffled = [frames[0], frames[1][frames[1].columns[::-1]], frames[2][sorted(frames[2].columns)]]
+    mixed = partsong.FederatedNMF(3, **settings).fit(shuffled)
+    assert mixed.components_.tobytes() == ordered.components_.tobytes()
+    assert mixed.feature_names_in_.tolist() == list(frames[0].columns)
+    behind = partsong.FederatedNMF(3, **settings).fit([parts()[0], *frames[1:]])
+    assert behind.components_.tobytes() == ordered.components_.tobytes()
+    assert behind.feature_names_in_.tolist() == list(frames[0].columns)
+    numbered = frames_of(parts(), range(15))
+    turned = partsong.FederatedNMF(3, **settings).fit([numbered[0], numbered[1][list(range(14, -1, -1))], numbered[2]])
+    assert turned.components_.tobytes() == ordered.components_.tobytes()
 
 
 def test_named_columns_must_agree():
-    pandas = pytest.importorskip("pandas")
-    names = [f"g{i}" for i in range(15)]
-    frames = [pandas.DataFrame(X, columns=names) for X in parts()]
-    partsong.FederatedNMF(3, rounds=2).fit(frames)
-    with pytest.raises(FeatureError, match=r"party-02.*another order"):
-        partsong.FederatedNMF(3, rounds=2).fit([frames[0], frames[1][names[::-1]], frames[2]])
+    frames = frames_of(parts())
     renamed = frames[1].rename(columns={"g3": "q"})
     with pytest.raises(FeatureError, match=r"party-02.*lacks column g3 and has other column q"):
         partsong.FederatedNMF(3, rounds=2).fit([frames[0], renamed, frames[2]])
+    with pytest.raises(FeatureError, match=r"party-03.*lacks columns g10, g11, g12, g13, g14"):
+        partsong.FederatedNMF(3, rounds=2).fit([*frames[:2], frames[2].iloc[:, :10]])
+    twice = frames[1].rename(columns={"g3": "g4"})
+    with pytest.raises(FeatureError, match=r"party-02.*'g4' \(columns 3, 4\)"):
+        partsong.FederatedNMF(3, rounds=2).fit([frames[0], twice, frames[2]])
+    with pytest.raises(FeatureError, match="used more than once"):
+        partsong.FederatedNMF(3, rounds=2).fit([twice, twice])
+
+
+def test_transform_knows_the_columns_of_the_fit():
+    frames = frames_of(parts())
+    model = partsong.FederatedNMF(3, rounds=2, random_state=0).fit(frames)
+    assert_array_equal(
+        model.transform(frames[0]),
+        partsong.FederatedNMF(3, rounds=2, random_state=0).fit(parts()).transform(parts()[0]),
+    )
+    for wrong in (frames[0][frames[0].columns[::-1]], frames[0].rename(columns={"g3": "q"}), frames[0].iloc[:, 1:]):
+        with pytest.raises(FeatureError, match="feature names should match"):
+            model.transform(wrong)
+    model.fit(parts())
+    assert not hasattr(model, "feature_names_in_")
+    model.transform(parts()[0])
+
+
+def test_gaps_are_told_by_party_and_column_name():
+    frames = frames_of(parts())
+    frames[1].iloc[4, 2] = np.nan
+    with pytest.raises(DataError, match=r"party-02.*NaN.*row 4; column 2 \('g2'\)"):
+        partsong.FederatedNMF(3).fit(frames)
+    frames = frames_of(parts())
+    frames[2]["g5"] = "x"
+    with pytest.raises(UnreadableError, match=r"party-03.*20 cell\(s\).*column 5 \('g5'\): 'x'"):
+        partsong.FederatedNMF(3).fit(frames)
+
+
+def test_tensors_are_computed_with_torch():
+    torch = pytest.importorskip("torch")
+    X = parts()
+    settings = {"rounds": 5, "random_state": 0}
+    plain = partsong.FederatedNMF(4, **settings).fit(X)
+    tensors = [torch.from_numpy(part) for part in X]
+    for method in ("exact", "fedavg"):
+        plain = partsong.FederatedNMF(4, method=method, **settings).fit(X)
+        model = partsong.FederatedNMF(4, method=method, **settings).fit(tensors)
+        assert_allclose(model.components_, plain.components_, rtol=1e-6, atol=1e-8)
+    W = model.transform(tensors[0])
+    assert isinstance(W, np.ndarray)
+    assert_array_equal(W, model.transform(X[0]))
+    with pytest.raises(DataError, match=r"party-02.*NaN"):
+        partsong.FederatedNMF(4, **settings).fit([tensors[0], tensors[1] * torch.nan])
+
+
+def test_tensors_share_one_precision():
+    torch = pytest.importorskip("torch")
+    tensors = [torch.from_numpy(part) for part in parts()]
+    settings = {"rounds": 3, "random_state": 0}
+    mixed = [tensors[0].float(), tensors[1], tensors[2].to(torch.bfloat16)]
+    model = partsong.FederatedNMF(4, **settings).fit(mixed)
+    assert model.components_.dtype == np.float64
+    double = partsong.FederatedNMF(4, **settings).fit([part.double() for part in mixed])
+    assert model.components_.tobytes() == double.components_.tobytes()
+    for half in (torch.bfloat16, torch.float16):
+        assert partsong.FederatedNMF(4, **settings).fit([t.to(half) for t in tensors]).components_.dtype == np.float32
+
+
+def test_tensors_and_arrays_do_not_mix():
+    torch = pytest.importorskip("torch")
+    X = parts()
+    with pytest.raises(
+        CompositionError, match=r"'party-01' would with NumPy.*'party-03' with torch on cpu.*from_numpy"
+    ):
+        partsong.FederatedNMF(4).fit([X[0], X[1], torch.from_numpy(X[2])])
+    with pytest.raises(CompositionError, match="torch on meta"):
+        partsong.FederatedNMF(4).fit([torch.from_numpy(X[0]), torch.from_numpy(X[1]).to("meta")])
+
+
+def penalised(rank=4):
+    program = recipes.shared_statistics(rank)
+    return replace(program, solver=replace(program.solver, penalty_W=Penalty(0.03, 0.01), penalty_H=Penalty(0.0, 0.02)))
+
+
+def test_a_program_keeps_its_penalties(tmp_path):
+    X = np.vstack(parts())
+    model = partsong.FederatedNMF(method=penalised(), rounds=30, random_state=0).fit(parts())
+    W = model.transform(X)
+    expected = penalised().solver.solve_rows(as_matrix(X), np.ascontiguousarray(model.components_.T))
+    assert_allclose(W, expected, rtol=1e-9, atol=1e-12)
+    free = recipes.shared_statistics(4).solver.solve_rows(as_matrix(X), np.ascontiguousarray(model.components_.T))
+    assert np.abs(W - free).max() > 1e-3 * free.max()
+    error = np.linalg.norm(X - model.inverse_transform(W)) / np.linalg.norm(X)
+    assert model.relative_error_ == pytest.approx(error, rel=1e-8)
+    model.save(tmp_path / "m.safetensors")
+    settings = partsong.load_model(tmp_path / "m.safetensors").settings
+    assert settings["alpha_w"] == pytest.approx(0.04)
+    assert settings["alpha_h"] == pytest.approx(0.02)
+    assert settings["l1_ratio"] == pytest.approx(0.75)
+    assert settings["l1_ratio_h"] == 0.0
+    assert_allclose(partsong.NMF.load(tmp_path / "m.safetensors").transform(X), W, rtol=1e-9, atol=1e-12)
+
+
+def test_the_rank_is_that_of_the_program_or_nmfs_own():
+    assert partsong.FederatedNMF(method=penalised(3), rounds=2).fit(parts()).components_.shape == (3, 15)
+    assert partsong.FederatedNMF(3, method=penalised(3), rounds=2).fit(parts()).n_components_ == 3
+    with pytest.raises(ParameterError, match=r"n_components=10.*rank of the program is 3"):
+        partsong.FederatedNMF(10, method=penalised(3)).fit(parts())
+    assert partsong.FederatedNMF(rounds=2).fit(parts()).n_components_ == 15
+    assert partsong.FederatedNMF(rounds=2).fit(parts(sizes=(3, 4))).n_components_ == 7
+    for k in (10**9, 0, True, "3", 2.5):
+        with pytest.raises(ParameterError, match="n_components"):
+            partsong.FederatedNMF(k).fit(parts())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": Consensus}, {"start": "alone"}, {"start": None},
+     {"rounds": 0}, {"rounds": True}, {"local_steps": "3"}, {"n_jobs": "2"}, {"n_jobs": 0}, {"n_jobs": -3},
+     {"verbose": "x"}, {"tol": "a"}, {"tol": None}, {"time_budget": "x"}, {"dtype": "foo"}, {"dtype": int},
+     {"random_state": "a"}],
+    ids=str,
+)  # fmt: skip
+def test_senseless_settings_are_refused_by_name(settings):
+    (name,) = settings
+    with pytest.raises(ParameterError, match=name):
+        partsong.FederatedNMF(2, **settings).fit(parts())
+
+
+@pytest.mark.parametrize("names", [["a", "a", "b"], [1, 2, 3], ["a", None, "b"]])
+def test_senseless_names_of_parties_are_refused(names):
+    with pytest.raises(ParameterError, match=r"[Nn]ames"):
+        partsong.FederatedNMF(2).fit(parts(), names=names)
 
 
 def test_bad_input_names_the_party():

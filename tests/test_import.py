@@ -1,4 +1,4 @@
-"""`import partsong` is cheap: nothing heavy comes along before it is needed."""
+"""`import partsong` is cheap: nothing heavy comes along before it is needed. And it works where nothing can be kept."""
 
 import os
 import subprocess
@@ -43,3 +43,31 @@ def test_import_leaves_out(heavy, imports):
 def test_import_is_quick(imports):
     best = min(seconds for seconds, _ in imports)
     assert best < SECONDS, f"importing partsong took {best:.2f} s at best of {len(imports)}"
+
+
+FIT_WITHOUT_A_CACHE = """
+import numba, numba.core.caching as caching, numpy, warnings
+warnings.simplefilter("error")
+caching.CacheImpl._locator_classes = []
+try:
+    numba.njit(cache=True)(lambda: None)
+except RuntimeError as error:
+    assert "no locator available" in str(error)
+else:
+    raise AssertionError("numba still finds a place for its cache")
+import importlib, partsong.kernels, pathlib
+for path in pathlib.Path(partsong.kernels.__file__).parent.glob("compiled_*.py"):
+    importlib.import_module(f"partsong.kernels.{path.stem}")
+X = numpy.random.default_rng(0).random((30, 12))
+print(partsong.NMF(3, max_iter=5, random_state=0).fit_transform(X).shape)
+"""
+
+
+def test_a_fit_needs_no_place_for_compiled_code():
+    """As in a read-only installation without a home, where numba refuses `cache=True`."""
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", FIT_WITHOUT_A_CACHE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["(30,", "3)"]
+    assert not done.stderr

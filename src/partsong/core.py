@@ -46,6 +46,9 @@ class Message:
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
 
+    def __reduce__(self) -> tuple[type[Message], tuple[dict[str, Array], float]]:
+        return Message, (dict(self.arrays), self.weight)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, and eight for the weight."""
@@ -149,11 +152,14 @@ class Schedule:
     """How a program is run: how many rounds, who misses which, and how many threads a party's kernels get.
 
     `absent` maps a round to the names that miss it; their state stands still and they are left out of that sum.
+    `silent` maps a round to the names that fall silent in it, each with the phase of the reduction from which on
+    nothing is heard of it; such a party has done its work and keeps its state.
     """
 
     rounds: int
     seed: int = 0
     absent: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    silent: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     kernel_threads: int = 1
 
     def __post_init__(self) -> None:
@@ -161,6 +167,16 @@ class Schedule:
             raise ParameterError(f"A schedule needs at least one round; rounds={self.rounds}.")
         if self.kernel_threads < 1:
             raise ParameterError(f"kernel_threads must be at least 1; got {self.kernel_threads}.")
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse names that no party has."""
+        named = {name for group in (*self.absent.values(), *self.silent.values()) for name in group}
+        unknown = sorted(named - set(names))
+        if unknown:
+            raise ParameterError(
+                f"The schedule names parties that are not there: {', '.join(unknown[:5])}. "
+                f"The parties are {', '.join(sorted(names)[:5])}{'…' if len(names) > 5 else ''}."
+            )
 
     def participants(self, names: Sequence[str], index: int) -> tuple[str, ...]:
         """The names that take part in a round, in name order."""
@@ -214,9 +230,29 @@ class Claim(enum.Enum):
 
 
 class Aggregation(Protocol):
-    """Many uploads, in name order, to one aggregate."""
+    """Many uploads, in name order, to one aggregate; `model` is what the parties were sent before."""
 
-    def __call__(self, uploads: Sequence[Message]) -> Message: ...
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message: ...
+
+
+class Plan(Protocol):
+    """P (k × k) with P·source ≈ target: non-negative, and `weights` = P·1 ≤ 1; a row of zeros has no partner."""
+
+    @property
+    def matrix(self) -> Any: ...
+    @property
+    def weights(self) -> Any: ...
+    @property
+    def is_permutation(self) -> bool: ...
+    def apply(self, source: Array) -> Array: ...
+    def transposed(self) -> Plan: ...
+    def after(self, first: Plan) -> Plan: ...
+
+
+class Alignment(Protocol):
+    """Which row of one factor (k × m) is which row of another."""
+
+    def plan(self, target: Array, source: Array) -> Plan: ...
 
 
 @runtime_checkable
@@ -234,30 +270,40 @@ class ServerUpdate(Protocol):
     def step(self, model: Message, aggregate: Message, state: State) -> tuple[Message, State]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """Which sum this is: the round, who takes part in it, what everybody may know, and the model they were sent."""
+
+    index: int
+    participants: tuple[str, ...]
+    layout: Layout
+    model: Message
+
+
 class Reduction(Protocol):
     """How uploads become one aggregate: in one exchange or several, in the open or masked.
 
-    A round asks each party to `begin` with its upload; then, for each phase, every party `send`s one message and
-    the server `hear`s them all (by name, in name order) and broadcasts one reply; `total` closes at the server.
-    Programs do not know which reduction is in use.
+    At a party: `enrol` makes what lasts from sum to sum (keys, from the party's own secret), `begin` takes its upload,
+    `send` answers the server in each phase, `rest` says what is kept for the next sum. At the server: `hear` gets a
+    phase's messages by name and broadcasts one reply; `total` closes, with the names that are in the sum. A party that
+    falls silent is missing from the inbox of that phase and all later ones; the reduction goes on with the rest or says
+    why it cannot. What lasts is not part of a checkpoint: a resumed run enrols anew. Programs do not know which
+    reduction is in use.
     """
 
     @property
     def phases(self) -> int: ...
     def check(self, aggregation: Aggregation) -> None: ...
-    def begin(self, upload: Message, party: str, aggregation: Aggregation, occasion: Occasion) -> State: ...
+    def enrol(self, party: str, secret: int, layout: Layout) -> State: ...
+    def begin(self, standing: State, upload: Message, aggregation: Aggregation, occasion: Occasion) -> State: ...
     def send(self, phase: int, state: State, heard: Message) -> tuple[State, Message]: ...
-    def hear(self, phase: int, inbox: Mapping[str, Message], state: State) -> tuple[State, Message]: ...
-    def total(self, state: State, aggregation: Aggregation) -> Message: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Occasion:
-    """Which sum this is: the round, and who takes part in it."""
-
-    index: int
-    participants: tuple[str, ...]
-    layout: Layout
+    def rest(self, state: State) -> State: ...
+    def hear(
+        self, phase: int, inbox: Mapping[str, Message], state: State, occasion: Occasion
+    ) -> tuple[State, Message]: ...
+    def total(
+        self, state: State, aggregation: Aggregation, occasion: Occasion
+    ) -> tuple[State, Message, tuple[str, ...]]: ...
 
 
 class RowSolver(Protocol):

@@ -20,7 +20,7 @@ from partsong.evaluate.report import write_report
 from partsong.running import Stop
 from partsong.streams import key, stream
 
-RANK, PARTIES, CONCENTRATION = 16, 10, 0.1
+RANK, PARTIES, CONCENTRATION = 16, 10, 1.0
 
 
 def contestants(rounds: int) -> tuple[Contestant, ...]:
@@ -125,7 +125,7 @@ def _report(parties: tuple[Party, ...], found: tuple[MethodFindings, ...], seed:
         "command": f"partsong demo --seed {seed}" + (" --quick" if quick else ""),
         "data": "scikit-learn load_digits, pixel values 0…16",
         "rank": str(RANK),
-        "split": f"{PARTIES} parties, Dirichlet by label with concentration {CONCENTRATION}",
+        "split": f"{PARTIES} parties, label mixtures drawn from Dirichlet({CONCENTRATION:g} · label frequencies)",
         "seed": str(seed),
         "threads": str(threads.available()),
     }

@@ -31,6 +31,13 @@ class DataTypeError(PartsongError, TypeError):
     """A value of the wrong kind: text where numbers belong, a complex matrix, an unknown container."""
 
 
+class UnreadableError(DataTypeError, ValueError):
+    """What cannot be read as a matrix of real numbers: text, complex values, rows of unequal length.
+
+    A wrong type to Python, a ValueError to scikit-learn.
+    """
+
+
 class CompositionError(PartsongError, TypeError):
     """Parts that cannot work together; raised when they are put together, not after an hour."""
 
@@ -49,6 +56,14 @@ class MissingExtra(PartsongError, ImportError):
 
 class PartyError(PartsongError, RuntimeError):
     """A party failed, or sent something that cannot be used, in a named round and stage."""
+
+
+class DivergenceError(PartyError):
+    """A party sent NaN or infinite numbers: in data that were checked, the iteration has run away."""
+
+
+class DivergenceWarning(UserWarning):
+    """A fit ran away from its solution; the best model before that was kept."""
 
 
 def first_few(positions: object, total: int, noun: str) -> str:

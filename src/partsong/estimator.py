@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from partsong import fitting, kernels, recipes, threads
+from partsong import fitting, threads
 from partsong.core import Matrix, UpdateRule
 from partsong.data.matrix import as_matrix
-from partsong.errors import ParameterError, ShapeError
+from partsong.errors import ParameterError
 from partsong.finished import Finished
-from partsong.fitting import RowFit, fit_rows, rank_of, solver_of
+from partsong.fitting import RowFit, fit_rows
+from partsong.given import given_beginning, given_weights
 from partsong.local.alternate import Alternate
 from partsong.local.start import Beginning
 from partsong.progress import progress
 from partsong.running import Run, Stop
 from partsong.saving import fill_from_file, save_fitted
+from partsong.settings import (
+    one_of,
+    precision_of,
+    rank_of,
+    require_verbosity,
+    solver_of,
+    stop_of,
+    threads_of,
+    whole_number,
+)
 from partsong.validation import validated, whole_seed
 
 INITS = (*fitting.INITS, "custom")
@@ -33,12 +43,12 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
 
     with X (n × m) and ρ = `l1_ratio`. Dense arrays in C or F order, CSR, CSC and memory maps are taken as they are;
-    float32 stays float32.
+    float32 stays float32. Data frames are taken with their names; dense torch tensors become NumPy arrays.
 
     Parameters
     ----------
     n_components : int or None
-        Rank k; None takes min(n, m, 20). It may exceed n and m.
+        Rank k; None takes min(n, m, 20). It may exceed n and m, within reason.
     solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp"} or an update rule
         "hals" makes several sweeps per product and extrapolates; the others are the plain rules.
     init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "custom"}
@@ -116,30 +126,25 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return self._fit(X, W, H).W
 
     def transform(self, X: Any) -> np.ndarray:
-        """W for given rows: the non-negative least squares fit to the learned components."""
+        """W for given rows: the non-negative least squares fit to the learned components, in their precision.
+
+        Each row is solved alone; in other company its products may be rounded otherwise.
+        """
         check_is_fitted(self)
-        X = validated(self, X, reset=False)
-        matrix = as_matrix(X, self.components_.dtype)
-        with threads.kernels_on(self._threads()):
+        precision = self.components_.dtype
+        matrix = as_matrix(validated(self, X, reset=False, dtype=precision), precision)
+        with threads.kernels_on(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def inverse_transform(self, X: Any) -> np.ndarray:
         """W H for weights W (here called X, as scikit-learn does)."""
         check_is_fitted(self)
-        weights = np.asarray(X)
-        if weights.ndim != 2 or weights.shape[1] != self.n_components_:
-            raise ShapeError(
-                f"inverse_transform takes weights with {self.n_components_} columns, one per component; "
-                f"got an array of shape {weights.shape}."
-            )
-        return weights @ self.components_
+        return given_weights(X, len(self.components_)) @ self.components_
 
     def top_features(self, n: int = 10) -> list[list[str | int]]:
         """The n features with the largest values in each component: names where known, else column numbers."""
         check_is_fitted(self)
-        if not isinstance(n, Integral) or n < 1:
-            raise ParameterError(f"top_features takes a whole number of at least 1; got {n!r}.")
-        order = np.argsort(-self.components_, axis=1, kind="stable")[:, :n]
+        order = np.argsort(-self.components_, axis=1, kind="stable")[:, : whole_number("n", n)]
         names = getattr(self, "feature_names_in_", None)
         return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
 
@@ -176,14 +181,13 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def _fit(self, X: Any, W: Any, H: Any) -> Finished:
         began = time.perf_counter()
-        stop = self._check_settings()
-        X = validated(self, X, reset=True)
-        matrix = as_matrix(X, self.dtype)
+        stop, precision = self._check_settings(), precision_of(self.dtype)
+        matrix = as_matrix(validated(self, X, reset=True, dtype=precision), precision)
         rank = rank_of(self.n_components, matrix.shape)
         beginning = self._beginning(matrix, rank, W, H)
         init = "auto" if self.init == "custom" else self.init
         seed = whole_seed(self.random_state)
-        settings = RowFit(rank, self._solver(), init, seed, int(self.max_iter), stop, self._threads())
+        settings = RowFit(rank, self._solver(), init, seed, int(self.max_iter), stop, threads_of(self.n_threads))
         title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
         with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
             run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
@@ -193,7 +197,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:
         if self.init == "custom":
-            return _given(matrix, rank, W, H)
+            return given_beginning(matrix, rank, W, H)
         if W is not None or H is not None:
             raise ParameterError(f"W and H are used with init='custom' only; init is {self.init!r}.")
         return None
@@ -201,24 +205,14 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _solver(self) -> Alternate:
         return solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
-    def _threads(self) -> int:
-        return threads.available() if self.n_threads is None else int(self.n_threads)
-
     def _check_settings(self) -> Stop:
-        if isinstance(self.solver, str) and self.solver not in recipes.solver_rules():
-            raise ParameterError(f"Unknown solver {self.solver!r}; choose one of {', '.join(recipes.solver_rules())}.")
-        if self.init not in INITS:
-            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
-        if not isinstance(self.max_iter, Integral) or self.max_iter < 1:
-            raise ParameterError(f"max_iter must be a whole number of at least 1; got {self.max_iter!r}.")
-        if not isinstance(self.l1_ratio, Real) or not 0 <= self.l1_ratio <= 1:
-            raise ParameterError(f"l1_ratio must lie between 0 and 1; got {self.l1_ratio!r}.")
-        if self.alpha_H != "same" and not isinstance(self.alpha_H, Real):
-            raise ParameterError(f"alpha_H must be a number or 'same'; got {self.alpha_H!r}.")
-        if self.n_threads is not None and (not isinstance(self.n_threads, Integral) or self.n_threads < 1):
-            raise ParameterError(f"n_threads must be None or a whole number of at least 1; got {self.n_threads!r}.")
+        """All that can be refused before any data are looked at."""
         self._solver()
-        return Stop(self.tol, self.time_budget)
+        one_of("init", self.init, INITS)
+        whole_number("max_iter", self.max_iter)
+        threads_of(self.n_threads)
+        require_verbosity(self.verbose)
+        return stop_of(self.tol, self.time_budget)
 
     def _keep(self, done: Finished, run: Run, rank: int) -> None:
         self.components_ = done.H
@@ -241,20 +235,3 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def _given(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:
-    """The factors of init='custom', checked."""
-    if H is None:
-        raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
-    n, m = matrix.shape
-    for name, factor, shape in (("W", W, (n, rank)), ("H", H, (rank, m))):
-        if factor is None:
-            continue
-        values = np.asarray(factor)
-        if values.shape != shape:
-            raise ShapeError(f"{name} must have shape {shape}; got {values.shape}.")
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise ParameterError(f"{name} must be finite and non-negative.")
-    start = matrix.native(np.ascontiguousarray(np.asarray(H).T))
-    return Beginning(kernels.of(start).rows_of(start.T), None if W is None else matrix.native(np.array(W, order="C")))

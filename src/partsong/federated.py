@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,26 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from partsong import recipes, threads
-from partsong.core import Matrix, Program, Schedule, Shard
-from partsong.data.check import require_factorizable
-from partsong.data.matrix import as_matrix, float_type
-from partsong.data.partition import party_names
+from partsong.core import Program, Schedule, Shard
+from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
-from partsong.errors import FeatureError, ParameterError, PartsongError, ShapeError, first_few
+from partsong.errors import ParameterError
 from partsong.finished import Finished
+from partsong.given import given_weights
+from partsong.parties import shards_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
-from partsong.saving import save_fitted
+from partsong.saving import penalties_told, save_fitted
+from partsong.settings import one_of, precision_of, rank_of, require_verbosity, stop_of, whole_number
 from partsong.simulation import simulate
-from partsong.streams import key
-from partsong.validation import whole_seed
+from partsong.validation import validated, whole_seed
 
 METHODS = ("exact", "fedavg")
 STARTS = ("common", "independent")
+PROGRAM = (
+    "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
+)  # fmt: skip
 
 
 class FederatedNMF(BaseEstimator):
@@ -38,10 +40,12 @@ class FederatedNMF(BaseEstimator):
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. method="fedavg" lets
     every party iterate alone and averages H by position. A Program value may be given instead of a name.
 
+    This is a simulation: all parties run in this process, and their secrets are derived from random_state.
+
     Parameters
     ----------
-    n_components : int
-        Rank k of the shared model.
+    n_components : int or None
+        Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
     method : {"exact", "fedavg"} or Program
         How the parties work together.
     rounds : int
@@ -51,24 +55,26 @@ class FederatedNMF(BaseEstimator):
     start : {"common", "independent"}
         "fedavg" only: one H for all and W fitted to it first, or an H of its own at every party.
     tol, time_budget, random_state, verbose, dtype :
-        As in `NMF`. With tol=0 all rounds are run.
+        As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
-        Parties that run at the same time; None is one per core. It does not change a bit of the result.
+        Parties that run at the same time; None or -1 is one per core. It does not change a bit of the result.
 
     Attributes
     ----------
     components_ : array (k, m)
-        H; each row has Euclidean norm 1, sorted by explained share.
+        H; sorted by explained share, and each row of Euclidean norm 1 (with penalties: on the scale they choose).
     history_ : list of rows
         (iteration, seconds, relative_error, bytes_up, bytes_down) per round; bytes_up over all parties, bytes_down
         for each. For "fedavg" the error is computed in simulation, with weights refitted at each party.
     relative_error_, explained_variance_, component_shares_, n_iter_, outcome_ :
         As in `NMF`, over all parties' rows.
+    solver_ : row solver
+        How rows are fitted to the model, with the penalties of the program.
     """
 
     def __init__(
         self,
-        n_components: int = 10,
+        n_components: int | None = None,
         *,
         method: str | Program = "exact",
         rounds: int = 100,
@@ -94,83 +100,79 @@ class FederatedNMF(BaseEstimator):
         self.n_jobs = n_jobs
 
     def fit(self, X: Sequence[Any], y: Any = None, *, names: Sequence[str] | None = None) -> FederatedNMF:
-        """Learn shared components from a list with one matrix per party."""
+        """Learn shared components from a list with one matrix per party.
+
+        Columns of data frames are put in the order of the first party that names them; names that are missing at a
+        party are an error. Arrays, which have no names, are taken as they are. Tensors are computed with torch, if all
+        parties have tensors on one device.
+        """
         began = time.perf_counter()
-        program, stop = self._program(), Stop(self.tol, self.time_budget)
-        seed = whole_seed(self.random_state)
-        shards = self._shards(X, names, seed)
+        stop, seed = self._check_settings(), whole_seed(self.random_state)
+        shards = shards_of(self, X, names, seed, precision_of(self.dtype))
+        rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
+        program = self._program((rows, columns))
         run, done = self._run(program, shards, seed, stop, began)
         self._keep(run, done, shards)
         self.seed_ = seed
-        columns = next((list(part.columns) for part in X if hasattr(part, "columns")), None)
-        if columns is not None:
-            self.feature_names_in_ = np.array([str(name) for name in columns], dtype=object)
+        self.solver_ = program.solver
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """W for new rows at any party: the non-negative least squares fit to the shared components."""
+        """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
+
+        Named columns must come in the order of `feature_names_in_`. Each row is solved alone; in other company its
+        products may be rounded otherwise.
+        """
         check_is_fitted(self)
-        values = _at_party("the data to transform", X, self.dtype)
-        if values.shape[1] != self.n_features_in_:
-            raise ShapeError(
-                f"X has {values.shape[1]} features, but FederatedNMF is expecting {self.n_features_in_} features "
-                "as input."
-            )
+        precision = self.components_.dtype
+        matrix = as_matrix(validated(self, X, reset=False, dtype=precision), precision)
         with threads.kernels_on(threads.available()):
-            H = values.native(self.components_)
-            return recipes.plain(recipes.solver_rules()["hals"]).solve_rows(values, np.ascontiguousarray(H.T))
+            return self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def inverse_transform(self, W: Any) -> np.ndarray:
         """W H."""
         check_is_fitted(self)
-        weights = np.asarray(W)
-        if weights.ndim != 2 or weights.shape[1] != len(self.components_):
-            raise ShapeError(f"Weights need {len(self.components_)} columns, one per component; got {weights.shape}.")
-        return weights @ self.components_
+        return given_weights(W, len(self.components_)) @ self.components_
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it."""
         check_is_fitted(self)
-        method = self.method if isinstance(self.method, str) else repr(self.method)
-        told = {"method": method, "rounds": int(self.rounds), "local_steps": int(self.local_steps), "start": self.start}
-        save_fitted(self, path, {**told, "tol": float(self.tol), "parties": len(self.parties_)})
-
-    def _program(self) -> Any:
-        for name, value in (
-            ("n_components", self.n_components),
-            ("rounds", self.rounds),
-            ("local_steps", self.local_steps),
-        ):
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ParameterError(f"{name} must be a whole number of at least 1; got {value!r}.")
-        if self.start not in STARTS:
-            raise ParameterError(f"Unknown start {self.start!r}; choose one of {', '.join(STARTS)}.")
-        if self.method == "exact":
-            return recipes.shared_statistics(int(self.n_components), sweeps=int(self.local_steps))
-        if self.method == "fedavg":
-            steps, is_independent = int(self.local_steps), self.start == "independent"
-            return recipes.fedavg(int(self.n_components), steps=steps, independent=is_independent)
+        told: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
-            raise ParameterError(f"Unknown method {self.method!r}; choose one of {', '.join(METHODS)}, or a Program.")
-        return self.method
+            told = {"method": self.method, "local_steps": int(self.local_steps), "start": self.start}
+        told |= {"rounds": int(self.rounds), "tol": float(self.tol), "parties": len(self.parties_)}
+        save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
-    def _shards(self, matrices: Sequence[Any], names: Sequence[str] | None, seed: int) -> list[Shard]:
-        if hasattr(matrices, "shape") or isinstance(matrices, str) or not isinstance(matrices, Sequence):
-            raise ShapeError("fit takes a list with one matrix per party: fit([X_1, X_2, …]).")
-        if len(matrices) == 0:
-            raise ParameterError("A federation needs at least one party; the list is empty.")
-        labels = list(names) if names is not None else party_names(len(matrices))
-        if len(labels) != len(matrices):
-            raise ParameterError(f"{len(labels)} names were given for {len(matrices)} parties.")
-        _require_same_columns(labels, matrices)
-        dtype = self.dtype if self.dtype is not None else _common_type(matrices)
-        return [
-            Shard(name, _at_party(f"party {name!r}", X, dtype), key(seed, "secret", name))
-            for name, X in zip(labels, matrices, strict=True)
-        ]
+    def _check_settings(self) -> Stop:
+        """All that can be refused before any data are looked at."""
+        if isinstance(self.method, str):
+            one_of("method", self.method, METHODS)
+        elif isinstance(self.method, type) or not all(hasattr(self.method, name) for name in PROGRAM):
+            raise ParameterError(f"method must be one of {', '.join(METHODS)}, or a Program; got {self.method!r}.")
+        one_of("start", self.start, STARTS)
+        whole_number("rounds", self.rounds)
+        whole_number("local_steps", self.local_steps)
+        require_verbosity(self.verbose)
+        if self.n_jobs not in (None, -1):
+            whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
+        return stop_of(self.tol, self.time_budget)
 
-    def _run(self, program: Any, shards: list[Shard], seed: int, stop: Stop, began: float) -> tuple[Run, Finished]:
-        engine = Sequential() if self.n_jobs == 1 else Parallel(self.n_jobs or 0)
+    def _program(self, shape: tuple[int, int]) -> Program:
+        if not isinstance(self.method, str):
+            rank = rank_of(self.method.rank, shape)
+            if self.n_components is not None and self.n_components != rank:
+                raise ParameterError(
+                    f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
+                    "Leave n_components out, or make both the same."
+                )
+            return self.method
+        rank, steps = rank_of(self.n_components, shape), int(self.local_steps)
+        if self.method == "exact":
+            return recipes.shared_statistics(rank, sweeps=steps)
+        return recipes.fedavg(rank, steps=steps, independent=self.start == "independent")
+
+    def _run(self, program: Program, shards: list[Shard], seed: int, stop: Stop, began: float) -> tuple[Run, Finished]:
+        engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
         schedule = Schedule(int(self.rounds), seed)
         with progress(self.verbose, int(self.rounds), self.time_budget, f"{len(shards)} parties") as bar:
             return simulate(program, shards, schedule, stop=stop, engine=engine, began=began, watch=bar)
@@ -178,47 +180,10 @@ class FederatedNMF(BaseEstimator):
     def _keep(self, run: Run, done: Finished, shards: list[Shard]) -> None:
         self.components_ = done.H
         self.component_shares_ = done.shares
-        self.n_features_in_ = done.H.shape[1]
+        self.n_components_ = len(done.H)
         self.parties_ = [shard.name for shard in shards]
         self.n_iter_ = len(run.history)
         self.outcome_ = run.outcome
         self.history_: list[HistoryRow] = list(run.history)
         self.relative_error_ = done.relative_error
         self.explained_variance_ = 1.0 - done.relative_error**2
-
-
-def _at_party(who: str, X: Any, dtype: Any) -> Matrix:
-    """A party's matrix, checked; an error says whose it is."""
-    try:
-        values = X.to_numpy() if hasattr(X, "to_numpy") else X
-        if not hasattr(values, "tocsr") and not hasattr(values, "device"):
-            values = np.asanyarray(values)
-        require_factorizable(values, dtype=dtype)
-        return as_matrix(values, dtype)
-    except PartsongError as error:
-        raise type(error)(f"In {who}: {error}") from error
-
-
-def _common_type(matrices: Sequence[Any]) -> Any:
-    kinds = {float_type(getattr(X, "dtype", np.asarray(X).dtype)) for X in matrices if not hasattr(X, "device")}
-    return None if not kinds else max(kinds, key=lambda kind: kind.itemsize)
-
-
-def _require_same_columns(names: Sequence[str], matrices: Sequence[Any]) -> None:
-    """Named columns must agree in name and order."""
-    lists = {name: list(X.columns) for name, X in zip(names, matrices, strict=True) if hasattr(X, "columns")}
-    if not lists:
-        return
-    first, expected = next(iter(lists.items()))
-    for name, columns in lists.items():
-        if columns == expected:
-            continue
-        missing = [str(c) for c in expected if c not in set(columns)]
-        extra = [str(c) for c in columns if c not in set(expected)]
-        if not missing and not extra:
-            raise FeatureError(f"Party {name!r} holds the columns of {first!r} in another order. Reorder them.")
-        said = [f"lacks {first_few(missing[:5], len(missing), 'column')}"] if missing else []
-        said += [f"has {first_few(extra[:5], len(extra), 'other column')}"] if extra else []
-        raise FeatureError(
-            f"Party {name!r} {' and '.join(said)}, compared with {first!r}. Agree on one list of columns."
-        )

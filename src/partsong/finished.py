@@ -54,7 +54,7 @@ def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: boo
     error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
     norm = sum(shard.matrix.squared_norm for shard in shards)
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
-    return Finished(H, weights, shares, max(0.0, float(error)), float(norm))
+    return Finished(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
 
 
 def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Run, start_H: Array) -> Finished:
@@ -71,7 +71,7 @@ def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array, exactly: bool 
 def _sorted(F: Array, shares: np.ndarray) -> Array:
     """Columns of F by falling share, in contiguous memory."""
     order = np.argsort(-shares, kind="stable")
-    return kernels.of(F).like(np.ascontiguousarray(kernels.of(F).to_numpy(F)[:, order]), F)
+    return kernels.of(F).like(np.take(kernels.of(F).to_numpy(F), order, axis=1), F)
 
 
 def _unit_columns(Ht: Array) -> Array:

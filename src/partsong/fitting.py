@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
-from partsong import recipes, threads
+import numpy as np
+
+from partsong import kernels, threads
 from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Checkpoint, Engine, Layout, Matrix, Outcome, Reduction, Round, Schedule, Shard, UpdateRule
+from partsong.core import Array, Checkpoint, Engine, Layout, Matrix, Outcome, Reduction, Round, Schedule, Shard
 from partsong.engines.sequential import Sequential
-from partsong.errors import ParameterError
-from partsong.finished import Finished, finish
+from partsong.errors import DivergenceWarning, ParameterError
+from partsong.finished import Finished, complete, finish
+from partsong.interrupts import Interrupts, held
 from partsong.local.alternate import Alternate, Rows
-from partsong.local.equations import Penalty
-from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.start import Beginning, anchors, double_svd, random_beginning
 from partsong.programs.shared_statistics import SharedStatistics
-from partsong.running import Follower, HistoryRow, Run, Stop
+from partsong.running import Follower, HistoryRow, Progress, Run, Stop, known_error
 from partsong.streams import stream
 
 Watch = Callable[[Round, HistoryRow], None]
 
-DEFAULT_RANK = 20
+TRIAL_ROWS = 400
+"""Rows on which the end of a fit is tried when a time budget has to cover it."""
+
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 
 
@@ -66,7 +69,7 @@ class Task:
     reduction: Reduction = InTheOpen()
     begin: Callable[[], Checkpoint] | None = None
     threads: int = 1
-    error_of: Callable[[Round], float] = lambda done: done.metrics.get("relative_error", math.nan)
+    error_of: Callable[[Round], float] = known_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,10 @@ def fit_rows(
     """X ≈ W H of the rows of a matrix; `beginning` replaces the start that the settings name."""
     began = time.perf_counter() if began is None else began
     task = rows_task(matrix, settings, beginning)
-    run = pursue(task, earlier=earlier, began=began, watch=watch)
-    return run, conclude(task, run)
+    with held() as interrupts:
+        run = pursue(task, earlier=earlier, began=began, watch=watch, interrupts=interrupts)
+        warn_of_divergence(run)
+        return run, conclude(task, run)
 
 
 def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
@@ -114,17 +119,65 @@ def pursue(
     earlier: Earlier | None = None,
     began: float | None = None,
     watch: Watch = lambda done, row: None,
+    interrupts: Interrupts | None = None,
 ) -> Run:
     """The rounds of a task, from its start or from where an earlier part of the same run stood, to their end.
 
-    The same rounds, and the same best of them, as if the run had never been interrupted.
+    The same rounds, and the same best of them, as if the run had never been interrupted. They end after the round in
+    which `interrupts` counts a first Ctrl-C.
     """
     history = earlier.history if earlier is not None else ()
-    if task.stop.outcome([row.objective for row in history], 0.0) is Outcome.CONVERGED:
+    if task.stop.outcome(Progress.of(row.objective for row in history), 0.0) is Outcome.CONVERGED:
         return Run(Outcome.CONVERGED, history, earlier.best if earlier is not None else None)
-    follower = Follower(task.stop, time.perf_counter() if began is None else began, error_of=task.error_of, watch=watch)
+    follower = Follower(
+        task.stop,
+        time.perf_counter() if began is None else began,
+        error_of=task.error_of,
+        watch=watch,
+        reserve=ClosingTime(task).reserve,
+        interrupts=interrupts if interrupts is not None else Interrupts(),
+    )
     run = follower.follow(_rounds(task, earlier), history)
     return run if earlier is None else _with_earlier_best(run, earlier)
+
+
+def warn_of_divergence(run: Run) -> None:
+    """For callers in Python; a command line tells the outcome instead."""
+    if run.outcome is Outcome.DIVERGED:
+        told = "The fit ran away from its solution and was stopped; the best model before that is kept."
+        warnings.warn(f"{told} {run.trouble}".rstrip(), DivergenceWarning, stacklevel=2)
+
+
+@dataclass(slots=True)
+class ClosingTime:
+    """How long the end of a fit will take, so that a time budget covers it: tried on a few rows now and then."""
+
+    task: Task
+    seconds: float = 0.0
+    tried_at: float = 0.0
+
+    def reserve(self, done: Round, spent: float) -> float:
+        """Seconds to keep back; tried again each time that twice as much time has been spent."""
+        if self.tried_at == 0.0 or spent >= 2 * self.tried_at:
+            self.tried_at = spent
+            self.seconds = self._try(self.task.program.components(done.checkpoint.server))
+        return self.seconds
+
+    def _try(self, H: Array) -> float:
+        rows = sum(shard.matrix.shape[0] for shard in self.task.shards)
+        share = min(1.0, TRIAL_ROWS / max(1, rows))
+        few = [_some_rows(shard, share) for shard in self.task.shards]
+        began = time.perf_counter()
+        with threads.kernels_on(1):
+            complete(self.task.program.solver, few, kernels.of(H).rows_of(H), rescale=False)
+        taken = time.perf_counter() - began
+        return taken * rows / max(1, sum(shard.matrix.shape[0] for shard in few)) / self.task.threads
+
+
+def _some_rows(shard: Shard, share: float) -> Shard:
+    n = shard.matrix.shape[0]
+    count = max(1, round(n * share))
+    return shard if count >= n else replace(shard, matrix=shard.matrix.rows(np.arange(count) * n // count))
 
 
 def _rounds(task: Task, earlier: Earlier | None) -> Iterator[Round]:
@@ -161,21 +214,6 @@ def _with_earlier_best(run: Run, earlier: Earlier) -> Run:
     return run if is_beaten else replace(run, best=earlier.best)
 
 
-def solver_of(
-    rule: str | UpdateRule, alpha_W: float = 0.0, alpha_H: float | str = "same", l1_ratio: float = 0.0
-) -> Alternate:
-    """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
-    l1, l2 = float(l1_ratio), 1.0 - float(l1_ratio)
-    on_H = alpha_W if alpha_H == "same" else float(alpha_H)
-    penalties = Penalty(alpha_W * l1, alpha_W * l2), Penalty(on_H * l1, on_H * l2)
-    if not isinstance(rule, str):
-        return Alternate(rule, *penalties, NoExtrapolation())
-    rules = recipes.solver_rules()
-    if rule not in rules:
-        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join(rules)}.")
-    return Alternate(rules[rule], *penalties, Extrapolation() if rule == "hals" else NoExtrapolation())
-
-
 def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
     """The start that the settings name; "auto" takes anchors."""
     generator = stream(settings.seed, "start")
@@ -188,18 +226,3 @@ def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
     if isinstance(settings.solver.rule, Multiplicative):  # zeros would stay zeros for ever
         return Beginning(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
     return beginning
-
-
-def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
-    """The rank asked for, or min(n, m, 20)."""
-    n, m = shape
-    if wanted is None:
-        return min(n, m, DEFAULT_RANK)
-    if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
-        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
-    if int(wanted) > 1000 and int(wanted) > 10 * max(n, m):
-        raise ParameterError(
-            f"n_components={wanted} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
-            "Choose a number of components of that order."
-        )
-    return int(wanted)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from partsong.aggregate.linear import Mean, WeightedMean
-from partsong.core import UpdateRule
+from partsong.aggregate.barycenter import FixedPoint, FromMean, FromPrevious
+from partsong.aggregate.linear import AlignedMean, Mean, WeightedMean
+from partsong.align.assignment import Assignment
+from partsong.core import Alignment, UpdateRule
+from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.coordinate import CoordinateDescent
+from partsong.local.coupling import AlignedPull, Pull
 from partsong.local.equations import Penalty
 from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.pivoting import BlockPivoting
-from partsong.programs.consensus import CommonStart, Consensus, IndependentStart
+from partsong.programs.consensus import Consensus
+from partsong.programs.joining import CommonStart, IndependentStart, Overwrite
 from partsong.programs.shared_statistics import SharedStatistics
+from partsong.programs.uploading import AlignedUpload
 
 SWEEPS = 5
 """Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning.py)."""
@@ -65,6 +72,67 @@ def fedavg(rank: int, *, steps: int = 10, weighted: bool = True, independent: bo
     )
 
 
+def fedprox(rank: int, *, strength: float = 0.1, steps: int = 10, independent: bool = False) -> Consensus:
+    """`fedavg` with iPALM and a pull towards the model by position (Li et al., 2020, applied to NMF).
+
+    Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
+    """
+    plain_average = replace(fedavg(rank, steps=steps, independent=independent), solver=plain(InertialPalm()))
+    return replace(plain_average, coupling=Pull(strength), free_rounds=1)
+
+
+def fnmf(
+    rank: int,
+    *,
+    variant: str = "robust",
+    client_align: Alignment = Assignment(),
+    server_align: Alignment = Assignment(),
+    strength: float | None = None,
+    steps: int = 100,
+    independent: bool = True,
+) -> Consensus:
+    """Federated NMF whose drift and averaging respect permutations (Dalleiger & Gionis, 2025, Alg. 2).
+
+    Parties run iPALM, pulled to the model in their own order; the server takes the barycenter of the H_p.
+    "paper" is the algorithm as printed. "robust" changes three things: a party's W follows its components to their new
+    order, nothing is pulled in the first round, and the barycenter starts from the previous model.
+    Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
+    """
+    if variant not in ("paper", "robust"):
+        raise ParameterError(f'The variants of fnmf are "paper" and "robust"; got {variant!r}.')
+    is_paper = variant == "paper"
+    pull = strength if strength is not None else (0.01 if is_paper else 0.1)
+    return Consensus(
+        rank,
+        plain(InertialPalm()),
+        steps,
+        IndependentStart(announced=is_paper) if independent else CommonStart(),
+        FixedPoint(server_align, FromMean() if is_paper else FromPrevious()),
+        coupling=AlignedPull(pull, client_align),
+        joining=Overwrite() if is_paper else Overwrite(follow=server_align),
+        free_rounds=0 if is_paper else 1,
+    )
+
+
+def fnmf_by_sums(rank: int, *, align: Alignment = Assignment(), sweeps: int = 2, **settings: Any) -> Consensus:
+    """`fnmf` whose barycenter is `sweeps` sums a round: parties align themselves, and no single H_p is seen by anybody.
+
+    Sent per sweep and party: P_p H_p (k × m), P_p 1 (k), the number of rows. Never sent: X_p, W_p.
+    """
+    open_ = fnmf(rank, client_align=align, server_align=align, **settings)
+    return replace(open_, aggregation=AlignedMean(), upload=AlignedUpload(align), sweeps=sweeps)
+
+
 def local_only(rank: int, *, steps: int = 100) -> Consensus:
     """Every party factorizes alone from its own start, and the H_p are averaged once: what not to do."""
     return fedavg(rank, steps=steps, independent=True)
+
+
+def ipalm_once(rank: int, *, steps: int = 1000, independent: bool = True) -> Consensus:
+    """iPALM at every party alone, averaged once by position: a baseline of the FNMF paper. One round is all of it."""
+    return replace(fedavg(rank, steps=steps, independent=independent), solver=plain(InertialPalm()))
+
+
+def mur_once(rank: int, *, steps: int = 1000, independent: bool = True) -> Consensus:
+    """Multiplicative updates at every party alone, averaged once by position: a baseline of the FNMF paper."""
+    return replace(fedavg(rank, steps=steps, independent=independent), solver=plain(Multiplicative()))

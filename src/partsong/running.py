@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partsong.core import Outcome, Round, State
-from partsong.errors import ParameterError
+from partsong.errors import DivergenceError, ParameterError
+from partsong.interrupts import Interrupts
 
 WINDOW = 5
 """Rounds over which progress is judged: extrapolated iterations may go up for a moment."""
+
+RUNAWAY = 1e6
+"""So many times its first value (and that of an empty model) the objective is not coming back."""
+
+PERFECT = 1e-13
+"""An objective, as a share of ½‖X‖², that is zero but for rounding."""
 
 
 class HistoryRow(NamedTuple):
@@ -42,70 +50,160 @@ class Stop:
         if self.time_budget is not None and not self.time_budget > 0:
             raise ParameterError(f"time_budget must be more than 0 seconds (or None); got {self.time_budget}.")
 
-    def outcome(self, values: Sequence[float], seconds: float) -> Outcome | None:
-        """Why to stop now, or None to go on; `values` are the objective over ½‖X‖², round by round."""
-        if values and not math.isfinite(values[-1]):
+    def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
+        """Why to stop now, or None to go on."""
+        if progress.is_lost():
             return Outcome.DIVERGED
-        if self.tol > 0 and len(values) > WINDOW and _is_flat(values, self.tol):
+        if self.tol > 0 and progress.is_flat(self.tol):
             return Outcome.CONVERGED
         if self.time_budget is not None and seconds >= self.time_budget:
             return Outcome.TIME_SPENT
         return None
 
 
-def _is_flat(values: Sequence[float], tol: float) -> bool:
-    """Whether the least value has hardly fallen over the window; never while the latest lies above it."""
-    least, before = min(values), min(values[:-WINDOW])
-    return values[-1] <= least * (1 + tol) and (before - least <= WINDOW * tol * least or least < 1e-13)
+@dataclass(slots=True)
+class Progress:
+    """The objective over ½‖X‖² of comparable rounds: the first, the number, the latest few and the least so far."""
+
+    first: float = math.nan
+    count: int = 0
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+    minima: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Progress:
+        """The progress that these values were."""
+        progress = Progress()
+        for value in values:
+            progress.add(value)
+        return progress
+
+    @property
+    def least(self) -> float:
+        """The smallest value so far."""
+        return self.minima[-1] if self.minima else math.inf
+
+    def add(self, value: float) -> bool:
+        """Note one more round; returns whether none before was better."""
+        is_best = value <= self.least
+        self.minima.append(value if is_best else self.least)
+        self.values.append(value)
+        self.first = self.first if self.count else value
+        self.count += 1
+        return is_best
+
+    def is_lost(self) -> bool:
+        """Whether the latest value is no number any more, or beyond all measure."""
+        return self.count > 0 and not self.values[-1] <= RUNAWAY * max(1.0, self.first)
+
+    def is_flat(self, tol: float) -> bool:
+        """Whether the least value has hardly fallen over the window; never while the latest lies above it.
+
+        Values that swing to more than twice the least are not at rest either.
+        """
+        if self.count <= WINDOW:
+            return False
+        least, before = self.least, self.minima[0]
+        if least < PERFECT:
+            return self.values[-1] < 2 * PERFECT
+        is_at_rest = self.values[-1] <= least * (1 + tol) and max(self.values) <= 2 * least
+        return is_at_rest and before - least <= WINDOW * tol * least
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a run ended: its history, and the server's state where the objective was smallest (None: no round)."""
+    """How a run ended: its history, and the server's state where the objective was smallest (None: no round).
+
+    `trouble` says what went wrong where the outcome is `diverged`.
+    """
 
     outcome: Outcome
     history: tuple[HistoryRow, ...]
     best: State
+    trouble: str = ""
+
+
+def known_error(done: Round) -> float:
+    """The relative error that the program's server knows; NaN where it knows none."""
+    return done.metrics.get("relative_error", math.nan)
 
 
 @dataclass(slots=True)
 class Follower:
     """Collects rounds until they end, a stop applies, or Ctrl-C; the model so far is kept in every case.
 
-    `error_of` names the relative error of a round (by default what the program's server knows); `watch` is called
-    after each round with the new history row.
+    `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
+    each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
+    What `error_of` and `reserve` take is not the method's time and not in the history.
     """
 
     stop: Stop
     began: float = field(default_factory=time.perf_counter)
-    error_of: Callable[[Round], float] = lambda done: done.metrics.get("relative_error", math.nan)
+    error_of: Callable[[Round], float] = known_error
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
+    reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
-        rows, best, least, present = list(history), None, math.inf, 0
-        values = [row.objective for row in rows]
+        rows, best, comparable = list(history), None, Comparable(Progress.of(row.objective for row in history))
         earlier = rows[-1].seconds if rows else 0.0
-        outcome = Outcome.MAX_ROUNDS
+        apart, outcome, trouble = 0.0, Outcome.MAX_ROUNDS, ""
         try:
             for done in rounds:
+                paused = time.perf_counter()
                 error = self.error_of(done)
-                seconds = earlier + time.perf_counter() - self.began
-                value = done.metrics.get("objective", error**2)
-                row = HistoryRow(done.index + 1, seconds, error, value, sum(done.bytes_up.values()), done.bytes_down)
+                apart += time.perf_counter() - paused
+                row = _row(done, error, earlier + time.perf_counter() - self.began - apart)
                 rows.append(row)
-                if len(done.participants) > present:  # rounds with fewer parties are judged on fewer rows
-                    values = values if present == 0 else []
-                    present, least = len(done.participants), math.inf
-                if len(done.participants) == present:
-                    values.append(value)
-                    if value <= least:
-                        best, least = done.checkpoint.server, value
+                progress = comparable.to(done.participants)
+                if progress is not None and progress.add(row.objective):
+                    best = done.checkpoint.server
                 self.watch(done, row)
-                ending = self.stop.outcome(values, seconds)
+                paused = time.perf_counter()
+                ending = self._ending(done, progress, earlier)
+                apart += time.perf_counter() - paused
                 if ending is not None:
                     outcome = ending
                     break
         except KeyboardInterrupt:
             outcome = Outcome.INTERRUPTED
-        return Run(outcome, tuple(rows), best)
+        except DivergenceError as error:
+            if best is None:
+                raise
+            outcome, trouble = Outcome.DIVERGED, str(error)
+        return Run(outcome, tuple(rows), best, trouble)
+
+    def _ending(self, done: Round, progress: Progress | None, earlier: float) -> Outcome | None:
+        if self.interrupts.count:
+            return Outcome.INTERRUPTED
+        spent = earlier + time.perf_counter() - self.began
+        if self.stop.time_budget is not None:
+            spent += self.reserve(done, spent)
+        return self.stop.outcome(progress or Progress(), spent)
+
+
+@dataclass(slots=True)
+class Comparable:
+    """Progress by who took part: objectives over different rows are not compared.
+
+    Rounds with fewer parties than any before are not judged at all.
+    """
+
+    first: Progress
+    most: int = 0
+    by_participants: dict[tuple[str, ...], Progress] = field(default_factory=dict)
+
+    def to(self, participants: tuple[str, ...]) -> Progress | None:
+        """The progress that a round with these participants continues."""
+        if len(participants) < self.most:
+            return None
+        if len(participants) > self.most:
+            self.by_participants = {participants: self.first} if self.most == 0 else {}
+            self.most = len(participants)
+        return self.by_participants.setdefault(participants, Progress())
+
+
+def _row(done: Round, error: float, seconds: float) -> HistoryRow:
+    objective = done.metrics.get("objective", error**2)
+    return HistoryRow(done.index + 1, seconds, error, objective, sum(done.bytes_up.values()), done.bytes_down)

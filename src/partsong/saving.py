@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from partsong.core import RowSolver
 from partsong.io import provenance
 from partsong.io.model_file import Model, load_model, save_model
 from partsong.io.tensor_file import JSON
+from partsong.local.equations import Penalty
 
 
 def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
@@ -27,6 +29,14 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
         versions=provenance.package_versions(),
     )
     save_model(path, model)
+
+
+def penalties_told(solver: RowSolver) -> dict[str, JSON]:
+    """The penalties of a solver as `NMF.load` reads them: α = l1 + l2 and ρ = l1 / α; H's own ρ where it differs."""
+    on_W, on_H = getattr(solver, "penalty_W", Penalty()), getattr(solver, "penalty_H", Penalty())
+    (alpha_W, ratio_W), (alpha_H, ratio_H) = ((p.l1 + p.l2, p.l1 / (p.l1 + p.l2 or 1.0)) for p in (on_W, on_H))
+    told: dict[str, JSON] = {"alpha_w": alpha_W, "alpha_h": alpha_H, "l1_ratio": ratio_W if on_W else ratio_H}
+    return {**told, "l1_ratio_h": ratio_H} if on_W and on_H and ratio_H != ratio_W else told
 
 
 def fill_from_file(estimator: Any, path: str | os.PathLike[str]) -> Mapping[str, Any]:

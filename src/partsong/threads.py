@@ -45,11 +45,17 @@ def available() -> int:
 
 @contextmanager
 def kernels_on(threads: int) -> Iterator[None]:
-    """Within this block kernels use `threads` threads and every BLAS call exactly one."""
+    """Within this block kernels use `threads` threads and every BLAS call exactly one.
+
+    Overflow is no warning here: it shows in the objective, and ends a run as its outcome.
+    """
+    import numpy as np
+
     token = _kernel_threads.set(threads)
     _hold_blas()
     try:
-        yield
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
     finally:
         _release_blas()
         _kernel_threads.reset(token)

@@ -2,60 +2,71 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_array, validate_data
 
-from partsong.data.check import require_factorizable
+from partsong.data.cells import cell_errors
+from partsong.data.check import error_of, require_factorizable, require_transformable
+from partsong.data.form import array_of, form_errors
+from partsong.data.names import column_labels, column_names
 from partsong.data.table import Table
-from partsong.errors import DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.errors import DataTypeError, FeatureError, ParameterError, ShapeError, UnreadableError
 from partsong.streams import fresh_seed
 
 
-def validated(estimator: Any, X: Any, *, reset: bool) -> Any:
-    """X as an array or sparse matrix that can be factorized; names and width are remembered or compared."""
+def validated(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> Any:
+    """X as an array or sparse matrix that can be factorized (`reset`) or transformed.
+
+    Names and width are remembered or compared; `dtype` is the precision to compute in where it is not that of X.
+    """
+    rows = numbers_of(X)
+    agree_on_columns(estimator, X, reset=reset)
+    require = require_factorizable if reset else require_transformable
+    require(rows, column_names(X), dtype)
+    return rows
+
+
+def numbers_of(X: Any) -> Any:
+    """Whatever holds a matrix of numbers as an array, a memory map, CSR or CSC; the values are not looked at."""
     if isinstance(X, Table):
         raise DataTypeError("This is a Table; its numbers are in .X and its names beside them: fit(table.X).")
-    if type(X).__module__.partition(".")[0] == "torch":
-        X = X.detach().cpu().numpy()
+    if isinstance(X, str | os.PathLike):
+        raise UnreadableError(f"{X!r} is text, not a matrix. Read a file first: partsong.read(path).X.")
+    names = column_names(X)
+    held = X if column_labels(X) is not None else array_of(X)
+    for finding in cell_errors(held, names):
+        raise error_of(finding)
     try:
-        checked = validate_data(
-            estimator,
-            X,
-            reset=reset,
+        rows = check_array(
+            held,
             accept_sparse=("csr", "csc"),
             dtype="numeric",
+            ensure_2d=False,
+            allow_nd=True,
             ensure_all_finite=False,
-            ensure_min_samples=1,
-            ensure_min_features=1,
+            ensure_min_samples=0,
+            ensure_min_features=0,
         )
-    except PartsongError:
-        raise
+    except (TypeError, ValueError) as error:
+        raise UnreadableError(f"{error} Convert the data to a NumPy array of numbers first.") from error
+    for finding in form_errors(rows):
+        raise error_of(finding)
+    return held if isinstance(held, np.memmap) else rows  # scikit-learn makes a map a plain view; maps give pages back
+
+
+def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
+    """Remember the names and the number of columns of X (`reset`), or compare them with those of the fit."""
+    try:
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
     except ValueError as error:
-        raise _typed(str(error)) from error
-    except TypeError as error:
-        raise DataTypeError(str(error)) from error
-    checked = _kept_on_disk(X, checked)
-    require_factorizable(checked, dtype=getattr(estimator, "dtype", None))
-    return checked
-
-
-def _kept_on_disk(given: Any, checked: Any) -> Any:
-    """scikit-learn hands a memory map back as a plain view; the map itself can give pages back."""
-    return given if isinstance(given, np.memmap) else checked
-
-
-def _typed(message: str) -> PartsongError:
-    if "feature names" in message.lower():
-        return FeatureError(message + "\nPut the columns in the order of the fit, or pass an array without names.")
-    if "could not convert" in message or "dtype" in message or "string" in message.lower():
-        return DataTypeError(message) if "complex" in message.lower() else ShapeOrType(message)
-    return ShapeError(message)
-
-
-class ShapeOrType(DataTypeError, ValueError):
-    """Cells that are not numbers: a wrong type to partsong, a ValueError to scikit-learn."""
+        if "feature names" not in str(error).lower():
+            raise ShapeError(str(error)) from error
+        raise FeatureError(
+            f"{error}\nPut the columns in the order of the fit, or pass an array without names."
+        ) from error
 
 
 def whole_seed(random_state: Any) -> int:

@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -76,3 +77,20 @@ def data_npy(tmp_path, X):
 def parts(invoke, data_csv, tmp_path):
     invoke("split", data_csv, "--parties", 3, "--by", "site", "--seed", 1, "-o", "parts", "--quiet")
     return tmp_path / "parts"
+
+
+@pytest.fixture
+def replace_part(parts):
+    """Put other arrays into one party's file, and its new hash into the list."""
+
+    def replace(party, **changes):
+        path = parts / f"{party}.npz"
+        with np.load(path) as arrays:
+            content = {**arrays, **changes}
+        np.savez(path, **content)
+        listing = json.loads((parts / "parts.json").read_text())
+        entry = next(entry for entry in listing["parties"] if entry["name"] == party)
+        entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (parts / "parts.json").write_text(json.dumps(listing))
+
+    return replace

@@ -77,6 +77,8 @@ def test_unreadable_data(told, invoke, tmp_path):
     assert said["factorizable"] is False
     assert said["summary"] is None
     assert "line 3" in said["findings"][0]["message"]
+    assert (said["type"], said["exit_code"]) == ("FormatError", 1)
+    assert "line 3" in said["error"]
     assert "no such file" in invoke("check", "missing.csv", code=1).stderr
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
     invoke("check", "cut.npz", code=1)
@@ -98,6 +100,42 @@ def test_whole_numbers_and_zeros(told, tmp_path):
 def test_a_folder_of_parts_is_not_one_table(invoke, parts):
     assert "party-01" in invoke("check", parts, code=1).stderr
     invoke("check", "parts/party-01.npz")
+
+
+def numbered(path, title, first=1):
+    rows = [f"{first + i},{i % 5},{i % 7}" for i in range(20)]
+    path.write_text("\n".join([f"{title},a,b", *rows]) + "\n")
+    return path.name
+
+
+@pytest.mark.parametrize("title", ["id", "Index", "Unnamed: 0", "sample_id", "anything"])
+def test_numbers_of_rows_are_noticed(told, invoke, tmp_path, title):
+    name = numbered(tmp_path / "numbered.csv", title)
+    said = told("check", name)
+    (finding,) = (finding for finding in said["findings"] if finding["kind"] == "identifier-columns")
+    assert finding["columns"] == [0]
+    assert f"--label {title!r}" in finding["remedy"]
+    shown = invoke("check", name).stdout
+    assert f"0 ({title!r})" in shown
+    assert "can be factorized" in shown
+    warning = invoke("fit", name, "-k", 2, "-o", "m.safetensors", "-q").stderr
+    assert warning.startswith("Warning: numbered.csv")
+    assert f"--label {title!r}" in warning
+    assert invoke("fit", name, "-k", 2, "-o", "m.safetensors", "-q", "--label", title).stderr == ""
+    assert "Warning" in invoke("split", name, "-p", 2, "-o", "parts").stderr
+
+
+def test_numbers_of_rows_without_a_header(invoke, tmp_path):
+    (tmp_path / "bare.csv").write_text("".join(f"{i},{i % 5},{i % 7}\n" for i in range(20)))
+    assert "Warning" in invoke("fit", "bare.csv", "-k", 2, "-o", "m.safetensors", "-q").stderr
+
+
+def test_formulas_in_the_report_are_told(invoke, X, tmp_path):
+    X[2, 1] = np.nan
+    samples = np.array([f"=A{i}" for i in range(len(X))])
+    np.savez(tmp_path / "bad.npz", X=X, sample_names=samples)
+    assert "'=A2'" in invoke("check", "bad.npz", "--report", "rows.csv", code=1).stderr
+    assert lines(tmp_path / "rows.csv")[0]["sample"] == "=A2"
 
 
 def test_report_must_be_writable(invoke, data_npy):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -39,7 +40,38 @@ def test_the_model_knows_names_but_no_samples(told, parts, names, tmp_path):
 def test_local_only_has_one_round(told, invoke, parts):
     words = ["fit", parts, "-k", 3, "-o", "m.safetensors", "--method", "local-only"]
     assert told(*words)["iterations"] == 1
+    shown = invoke(*words).stdout
+    assert "one round" in shown
+    assert "not converged" not in shown
+    assert "not converged" in invoke("fit", parts, "-k", 3, "-o", "m.safetensors", "--rounds", 1).stdout
     invoke(*words, "--rounds", 5, code=2)
+
+
+def test_a_part_that_changed_is_noticed(told, parts, tmp_path):
+    path = parts / "party-02.npz"
+    listing = json.loads((parts / "parts.json").read_text())
+    assert [entry["sha256"] for entry in listing["parties"]] == [
+        hashlib.sha256((parts / entry["file"]).read_bytes()).hexdigest() for entry in listing["parties"]
+    ]
+    with np.load(path) as arrays:
+        content = dict(arrays)
+    np.savez(path, **{**content, "X": 2 * content["X"]})  # as good as any other file, but not the one that was listed
+    said = told("fit", parts, "-k", 2, "-o", "m.safetensors", code=1)
+    assert said["type"] == "FormatError"
+    assert "party-02.npz" in said["error"]
+    assert "SHA-256" in said["error"]
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_list_without_hashes_is_read(told, invoke, parts):
+    listing = json.loads((parts / "parts.json").read_text())
+    hashes = [entry.pop("sha256") for entry in listing["parties"]]
+    (parts / "parts.json").write_text(json.dumps(listing))
+    assert told("fit", parts, "-k", 2, "-o", "m.safetensors", "--rounds", 2)["parties"] == len(hashes)
+    for odd in ("", "abc", 5, "../" * 20 + "aaaa"):
+        listing["parties"][0]["sha256"] = odd
+        (parts / "parts.json").write_text(json.dumps(listing))
+        assert "64 hexadecimal" in invoke("fit", parts, "-o", "m.safetensors", code=1).stderr
 
 
 def test_traffic_is_recorded(told, parts, tmp_path):
@@ -106,23 +138,20 @@ def test_damaged_lists_of_parts(invoke, parts, content):
     assert "Traceback" not in result.output
 
 
-def test_a_party_with_bad_values_is_named(invoke, parts):
-    with np.load(parts / "party-02.npz") as arrays:
-        content = dict(arrays)
-    content["X"][0, 0] = np.nan
-    np.savez(parts / "party-02.npz", **content)
+def test_a_party_with_bad_values_is_named(invoke, parts, replace_part):
+    X = read_parts(parts)["party-02"].X
+    X[0, 0] = np.nan
+    replace_part("party-02", X=X)
     message = invoke("fit", parts, "-o", "m.safetensors", code=1).stderr
     assert "party-02" in message
     assert "NaN" in message
 
 
-def test_columns_are_matched_by_name(told, parts):
+def test_columns_are_matched_by_name(told, parts, replace_part):
     words = ["fit", parts, "-k", 3, "--seed", 1, "--rounds", 3]
     told(*words, "-o", "a.safetensors")
-    with np.load(parts / "party-02.npz") as arrays:
-        content = dict(arrays)
-    content["X"], content["feature_names"] = content["X"][:, ::-1], content["feature_names"][::-1]
-    np.savez(parts / "party-02.npz", **content)
+    table = read_parts(parts)["party-02"]
+    replace_part("party-02", X=table.X[:, ::-1], feature_names=np.array(table.feature_names[::-1]))
     told(*words, "-o", "b.safetensors")
     a, b = partsong.load_model("a.safetensors"), partsong.load_model("b.safetensors")
     np.testing.assert_array_equal(a.components, b.components)

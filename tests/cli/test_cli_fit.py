@@ -106,6 +106,16 @@ def test_a_fresh_seed_is_told_and_repeats_the_fit(told, data_npy):
     assert a.seed == said["seed"]
 
 
+def test_equal_fits_are_equal_files_at_a_given_time(invoke, data_npy, tmp_path, monkeypatch):
+    for name, epoch in (("a", "1700000000"), ("b", "1700000000"), ("c", "1700000001")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+        invoke("fit", data_npy, "-k", 2, "--seed", 1, "-o", f"{name}.safetensors", "-q")
+    a, b, c = ((tmp_path / f"{name}.safetensors").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+    assert partsong.load_model("a.safetensors").created == "2023-11-14T22:13:20+00:00"
+
+
 def test_summary_and_quiet(invoke, data_npy):
     shown = invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--seed", 77).stdout
     assert "77" in shown
@@ -169,8 +179,8 @@ def test_usage_errors(invoke, data_npy, words):
         (["-o", "m.safetensors", "--checkpoint", "data.npy"], "same file"),
         (["-o", "m.safetensors", "--run-folder", "data.npy"], "is a file"),
         (["-o", "m.safetensors", "--run-folder", "a/b/c"], "no folder"),
-        (["-o", "m.safetensors", "--time-budget", "-1"], "time_budget"),
-        (["-o", "m.safetensors", "-k", 10**6], "far more"),
+        (["-o", "m.safetensors", "--time-budget", "-1"], "--time-budget must be more than 0"),
+        (["-o", "m.safetensors", "-k", 10**6], "--components 1000000 is far more"),
         (["-o", "m.safetensors", "--resume", "none.ckpt"], "no such file"),
         (["-o", "m.safetensors", "--resume", "data.npy"], "data.npy"),
     ],

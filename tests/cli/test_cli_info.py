@@ -44,6 +44,26 @@ def test_columns_without_names_are_numbers(told, data_npy):
     assert sorted(said["components"][0]["top_features"]) == list(range(12))
 
 
+@pytest.mark.parametrize("words", [["info"], ["transform", "data.npy"]], ids=["info", "transform"])
+def test_a_folder_is_told_what_it_is(invoke, data_npy, parts, words, tmp_path):
+    rest = ["-o", "W.npy"] if words[0] == "transform" else []
+    invoke("fit", data_npy, "-k", 2, "--run-folder", "run", "-q")
+    (tmp_path / "empty").mkdir()
+    for folder, way_out in (
+        ("run", "run/model.safetensors"),
+        ("parts", "partsong fit parts"),
+        ("empty", "no .safetensors file"),
+        (".", "Name a file in it, such as"),
+    ):
+        if folder == ".":
+            (tmp_path / "run/model.safetensors").rename(tmp_path / "m.safetensors")
+        message = invoke(*words, folder, *rest, code=1).stderr
+        assert "this is a folder" in message
+        assert way_out in message
+    assert "did not get as far" in invoke(*words, "run", *rest, code=1).stderr
+    invoke(*words, "m.safetensors", *rest)
+
+
 def test_errors(invoke, data_npy, tmp_path):
     invoke("info", "missing.safetensors", code=1)
     assert "Traceback" not in invoke("info", data_npy, code=1).output

@@ -9,7 +9,7 @@ import pytest
 
 import partsong
 from partsong.cli import fit_session
-from partsong.cli.guard import holding_interrupts
+from partsong.interrupts import held
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals to oneself are a POSIX affair")
 
@@ -27,7 +27,7 @@ def press():
 
 
 def test_the_first_is_held_back_and_the_second_is_not(capsys):
-    with holding_interrupts("wait") as pressed:
+    with held("wait") as pressed:
         press()
         assert pressed.count == 1
         with pytest.raises(KeyboardInterrupt):
@@ -54,11 +54,60 @@ def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
 def test_before_the_first_iteration_is_done(told, data_npy, monkeypatch):
     from partsong.programs.shared_statistics import SharedStatistics
 
-    monkeypatch.setattr(SharedStatistics, "local", lambda *given: press())
+    monkeypatch.setattr(SharedStatistics, "local", lambda *given: (press(), press()))
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt", code=130)
     assert said["iterations"] == 0
     assert said["outcome"] == "interrupted"
     assert partsong.load_model("m.safetensors").components.shape == (3, 12)
+
+
+def test_the_first_lets_the_iteration_finish(told, data_npy, monkeypatch):
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    plain = SharedStatistics.local
+
+    def local(self, *given):
+        press()
+        return plain(self, *given)
+
+    monkeypatch.setattr(SharedStatistics, "local", local)
+    said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=130)
+    assert (said["iterations"], said["outcome"]) == (1, "interrupted")
+
+
+def test_sigterm_goes_the_same_way(told, data_npy, monkeypatch):
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    plain = SharedStatistics.local
+
+    def local(self, *given):
+        signal.raise_signal(signal.SIGTERM)
+        return plain(self, *given)
+
+    monkeypatch.setattr(SharedStatistics, "local", local)
+    said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=143)
+    assert (said["iterations"], said["outcome"]) == (1, "interrupted")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_while_the_data_are_read(told, data_npy, monkeypatch, tmp_path):
+    monkeypatch.setattr(fit_session, "read_holdings", lambda *given, **more: signal.raise_signal(signal.SIGTERM))
+    said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=143)
+    assert said == {"error": "Interrupted; no result was saved.", "type": "KeyboardInterrupt", "exit_code": 143}
+    assert not (tmp_path / "m.safetensors").exists()
+    monkeypatch.setattr(fit_session, "read_holdings", lambda *given, **more: press())
+    assert told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=130)["exit_code"] == 130
+
+
+def test_somebody_elses_handler_of_sigterm_stays(invoke, data_npy, monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *given: heard.append(given))
+    try:
+        monkeypatch.setattr(fit_session, "report", lambda *given: signal.raise_signal(signal.SIGTERM))
+        invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(heard) == 1
 
 
 def test_while_the_data_are_read(invoke, data_npy, monkeypatch, tmp_path):

@@ -48,11 +48,15 @@ def test_exit_codes(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["outcome"] == "converged"
     done = run("fit", "y.npy", "-k", 1, "-o", "m.safetensors", "--json", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
+    said = json.loads(done.stdout)
+    assert said == {"error": done.stderr.removeprefix("Error: ").strip(), "type": "FileError", "exit_code": 1}
+    done = run("fit", "y.npy", "-k", 1, "-o", "m.safetensors", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
-def start_long_fit(folder, *words):
+def start_long_fit(folder, *words, sigint=signal.SIG_DFL):
     """A fit that would take hours, once its first checkpoint is there."""
     rng = np.random.default_rng(0)
     X = rng.random((300, 60))
@@ -73,7 +77,7 @@ def start_long_fit(folder, *words):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also under a shell that ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),  # whatever the shell does with it
     )
     deadline = time.monotonic() + 40
     while not (folder / "c.ckpt").exists() and time.monotonic() < deadline:
@@ -106,6 +110,31 @@ def test_interrupt_saves_the_model_and_the_run_can_go_on(tmp_path, words, monkey
     assert done.returncode == 0, done.stderr
     joined, whole = (partsong.load_model(tmp_path / name) for name in ("m2.safetensors", "m3.safetensors"))
     np.testing.assert_array_equal(joined.components, whole.components)
+
+
+@needs_signals
+@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN], ids=["heard", "ignored"])
+def test_sigterm_saves_the_model(tmp_path, sigint):
+    process = start_long_fit(tmp_path, "x.npy", "--max-iter", "100000000", sigint=sigint)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 143, errors
+    assert "Traceback" not in errors
+    assert json.loads(output)["outcome"] == "interrupted"
+    assert partsong.load_model(tmp_path / "m.safetensors").components.shape == (5, 60)
+
+
+def test_demo_in_json(told, tmp_path):
+    said = told("demo", "--quick", "-o", "x.html")
+    assert said["report"] == "x.html"
+    assert (tmp_path / "x.html").stat().st_size > 1000
+    methods = {method["name"]: method for method in said["methods"]}
+    exact, oracle = methods["exact shared statistics"], methods["pooled oracle"]
+    assert exact["relative_error"] == pytest.approx(oracle["relative_error"], rel=0.05)
+    assert exact["relative_error"] < methods["local only, averaged once"]["relative_error"]
+    assert exact["bytes_up_per_party"] > 0
+    assert oracle["bytes_up_per_party"] is None
+    assert sum(method["seconds"] for method in methods.values()) <= said["seconds"]
 
 
 def test_demo_is_wired(invoke, monkeypatch):

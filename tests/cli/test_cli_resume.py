@@ -112,7 +112,7 @@ def test_other_data_and_settings_are_refused_by_name(invoke, data_npy, parts, X,
     invoke("fit", data_npy, *begin, "-o", "m.safetensors", "-q")
     again = ["--resume", "c.ckpt", "-o", "m2.safetensors"]
     message = invoke("fit", data_npy, *again, "-k", 5, "--seed", 9, "--solver", "mu", code=1).stderr
-    for name in ("n_components (3 there, 5 here)", "seed (4 there, 9 here)", "solver (hals there, mu here)"):
+    for name in ("--components (3 there, 5 here)", "--seed (4 there, 9 here)", "--solver (hals there, mu here)"):
         assert name in message
     np.save(tmp_path / "other.npy", X + 1)
     assert "data (other values)" in invoke("fit", "other.npy", *again, code=1).stderr

@@ -1,3 +1,5 @@
+import csv
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,44 @@ def test_errors(invoke, model, tmp_path, words):
 
 def test_messages_speak_of_options(invoke, model, data_csv):
     assert "--label" in invoke("transform", data_csv, model, "-o", "W.csv", code=1).stderr
+
+
+def test_bad_cells_are_named(invoke, model, names, X, tmp_path):
+    X[17, 3] = np.nan
+    write(tmp_path / "new.csv", ["sample", *names], X)
+    message = invoke("transform", "new.csv", model, "-o", "W.csv", code=1).stderr
+    assert "17 ('new-17')" in message
+    assert "3 ('gene 3')" in message
+    message = invoke("fit", "new.csv", "-o", "m2.safetensors", code=1).stderr
+    assert "17 ('new-17')" in message
+    assert "3 ('gene 3')" in message
+
+
+def test_data_and_model_in_the_wrong_order(invoke, model, data_csv):
+    assert (
+        "partsong transform data.csv m.safetensors"
+        in invoke("transform", model, data_csv.name, "-o", "W.csv", code=1).stderr
+    )
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
+def test_names_that_are_formulas_are_kept_and_told(invoke, names, X, model, tmp_path, start):
+    samples = [f"s{i}" for i in range(44)] + [f"{start}1+cmd|' /C calc'!A0"]
+    np.savez(tmp_path / "new.npz", X=X, feature_names=np.array(names), sample_names=np.array(samples))
+    result = invoke("transform", "new.npz", model, "-o", "W.csv")
+    assert "Warning" in result.stderr
+    assert "cmd|" in result.stderr
+    with (tmp_path / "W.csv").open(newline="") as stream:
+        assert [row[0] for row in csv.reader(stream)][1:] == samples
+    assert "Warning" not in invoke("transform", "new.npz", model, "-o", "W.npy").stderr
+    result = invoke("fit", "new.npz", "-k", 2, "-o", "m2.safetensors", "--weights", "W2.tsv")
+    assert "cmd|" in result.stderr
+
+
+def test_numbers_are_no_formulas(invoke, names, X, model, tmp_path):
+    samples = np.array([f"-{i}" for i in range(45)])
+    np.savez(tmp_path / "new.npz", X=X, feature_names=np.array(names), sample_names=samples)
+    assert invoke("transform", "new.npz", model, "-o", "W.csv").stderr == ""
 
 
 def test_negative_rows_are_refused(invoke, model, X, tmp_path):

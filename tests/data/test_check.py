@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
 from partsong.data import scan
-from partsong.data.check import inspect, require_factorizable
-from partsong.errors import DataError, DataTypeError, FeatureError, PartsongError, ShapeError
+from partsong.data.check import inspect, require_factorizable, require_transformable
+from partsong.errors import DataError, DataTypeError, FeatureError, PartsongError, ShapeError, UnreadableError
 
 CONTAINERS = {
     "dense": np.asarray,
@@ -140,6 +140,43 @@ def test_names_that_are_wrong(X, names, kind, columns):
     assert (finding.severity, finding.columns) == ("error", columns)
     with pytest.raises(FeatureError):
         require_factorizable(X, names)
+
+
+def test_names_used_twice_are_told_with_their_columns(X):
+    finding = found(X, "duplicate-names", feature_names=("a", "b", "a", "b"))
+    assert "'a' (columns 0, 2), 'b' (columns 1, 3)" in finding.message
+    with pytest.raises(FeatureError, match=r"'a' \(columns 0, 2\)"):
+        require_factorizable(X, ("a", "b", "a", "b"))
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_cells_that_are_no_numbers_are_found_where_they_are(X, kind):
+    cells = X.astype(kind)
+    cells[2, 1], cells[4, 3] = "low", "?"
+    finding = found(cells, "non-numeric", feature_names=("a", "b", "c", "d"))
+    assert (finding.severity, finding.rows, finding.columns, finding.count) == ("error", (2, 4), (1, 3), 2)
+    assert "row 2, column 1 ('b'): 'low'; row 4, column 3 ('d'): '?'" in finding.message
+    assert "row 2, column 1: 'low'" in found(cells, "non-numeric", feature_names=("a",)).message
+    with pytest.raises(UnreadableError) as caught:
+        require_factorizable(cells)
+    assert isinstance(caught.value, ValueError)
+
+
+@every_container
+def test_rows_for_a_model_may_be_small_but_not_too_large(X, container):
+    small, large = container(X) * X.dtype.type(1e-20), container(X) * X.dtype.type(1e20)
+    require_transformable(small, dtype=np.float32)
+    for refused, require in (
+        (small, require_factorizable),
+        (large, require_factorizable),
+        (large, require_transformable),
+    ):
+        with pytest.raises(DataError, match="range of float32"):
+            require(refused, dtype=np.float32)
+    for value in (np.nan, -1.0):
+        X[0, 0] = value
+        with pytest.raises(DataError):
+            require_transformable(container(X))
 
 
 def test_memory_maps_are_read_in_blocks(tmp_path, monkeypatch):

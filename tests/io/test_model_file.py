@@ -76,6 +76,11 @@ def test_round_trip_is_exact(tmp_path_factory, components, settings_, seed, rela
     assert_same(load_model(path), written)
 
 
+def test_names_used_twice_are_told_with_their_places():
+    with pytest.raises(FeatureError, match=r"'a' \(columns 0, 2\)"):
+        model(feature_names=("a", "b", "a"))
+
+
 def test_other_programs_can_read_it_and_find_nothing_private(tmp_path):
     from safetensors import safe_open
 

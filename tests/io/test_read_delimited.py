@@ -106,7 +106,7 @@ def test_transpose_turns_names_too(write):
         ("a,b\n" + "1,x\n1,1\n" * 9, FormatError, r"9 cell\(s\).*\(and 4 more\)"),
         ("a,b,c\n1,m,3\n4,f,6\n", FormatError, "Text throughout: column 'b'.*label="),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", FormatError, "Text throughout: column 3"),
-        ("a,a,b,b\n1,2,3,4\n", FeatureError, "more than once: names 'a', 'b'"),
+        ("a,a,b,b\n1,2,3,4\n", FeatureError, r"more than once: names 'a' \(columns 0, 1\), 'b' \(columns 2, 3\)"),
         ("a,b,\n1,2,3\n", FeatureError, "without a name: column 2"),
         ("a;b\n1;2\n", FormatError, "separated by semicolons"),
         ("a\tb\n1\t2\n", FormatError, "separated by tabs.*tsv"),

@@ -1,5 +1,6 @@
 """Weights: what is written is read back, and a failure leaves the old file alone."""
 
+import csv
 import os
 import stat
 
@@ -14,7 +15,7 @@ from partsong.errors import DataTypeError, FeatureError, FileError, PartsongErro
 from partsong.io import weights
 from partsong.io.atomic import replacing
 from partsong.io.read import read
-from partsong.io.weights import write_weights
+from partsong.io.weights import first_formula, write_weights
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy", ".parquet", ".h5ad")
 every_ending = pytest.mark.parametrize("ending", ENDINGS)
@@ -28,6 +29,28 @@ def _needs_packages(request):
         pytest.importorskip("pyarrow")
     if ending == ".h5ad":
         pytest.importorskip("anndata")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_formulas_are_found_and_never_changed(tmp_path, name):
+    assert first_formula(["a", name, "=other"]) == name
+    write_weights(tmp_path / "W.csv", W, sample_names=["a", name, "b"])
+    with (tmp_path / "W.csv").open(newline="") as stream:
+        assert [row[0] for row in csv.reader(stream)] == ["sample", "a", name, "b"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".csv.gz"])
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "a\r\nb", 'a"\r,\tb'])
+def test_line_breaks_in_names_stay_in_names(tmp_path, ending, name):
+    path = tmp_path / f"W{ending}"
+    write_weights(path, W, sample_names=["x", name, "y"])
+    table = read(path)
+    assert table.sample_names == ("x", name, "y")
+    np.testing.assert_array_equal(table.X, W)
+
+
+def test_other_names_are_no_formulas():
+    assert first_formula(["a=b", "1-2", "x@y", "-3", "+1e5", "-inf", ""]) is None
 
 
 @every_ending

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong import kernels, threads
+from partsong.data import sparse, tiles
 from partsong.data.matrix import as_matrix, float_type
+from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ShapeError
+from partsong.local import start
 from partsong.local.alternate import Alternate, Rows
 from partsong.local.coordinate import CoordinateDescent
 from partsong.local.gradient import InertialPalm
@@ -107,6 +110,80 @@ def test_threads_change_only_rounding_and_are_reproducible(form, tmp_path, monke
             assert_array_equal(now[0], results[count][0])
         results[count] = now
     assert_allclose(results[3][1], results[1][1], rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles so small that a few columns make a wide matrix."""
+    for name in ("TILE_BYTES", "MAPPED_TILE_BYTES"):
+        monkeypatch.setattr(tiles, name, 4096)
+
+
+@pytest.mark.parametrize("form", ["C order", "F order", "memory map", "memory map, F order"])
+def test_wide_rows_in_blocks_are_the_same_rows(form, tmp_path, small_tiles, monkeypatch):
+    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    X = sparse_like((300, 41))
+    matrix = as_matrix(FORMS[form](X, tmp_path))
+    assert tiles.Tiles(matrix.X, matrix.dtype).are_low
+    rng = np.random.default_rng(2)
+    A, B = rng.random((300, 3)), rng.random((41, 3))
+    Ht = rng.random((41, 5))
+    with threads.kernels_on(3):
+        assert_allclose(matrix.times(B), X @ B)
+        assert_allclose(matrix.transposed_times(A), X.T @ A)
+        assert matrix.squared_distance(A, B) == pytest.approx(np.square(X - A @ B.T).sum())
+        assert matrix.squared_norm == pytest.approx(np.square(X).sum())
+        assert matrix.mean == pytest.approx(X.mean())
+        assert_allclose(matrix.columns(np.array([3, 40, 5])), X[:, [3, 40, 5]])
+        assert_allclose(matrix.column_energies(), np.square(X).sum(axis=0))
+        assert_allclose(matrix.gram_column(4), X.T @ X[:, 4])
+        assert_allclose(matrix.rows(np.array([1, 280])).X, X[[1, 280]])
+        W, H, error = factorize(matrix, Ht)
+        again = factorize(matrix, Ht)
+    monkeypatch.undo()
+    W2, H2, error2 = factorize(as_matrix(X), Ht)
+    assert_array_equal(again[0], W)
+    assert_array_equal(again[1], H)
+    assert_allclose(W2, W, rtol=1e-9, atol=1e-11)
+    assert_allclose(H2, H, rtol=1e-9, atol=1e-11)
+    assert error2 == pytest.approx(error, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_alone_do_what_rows_and_columns_do(count, monkeypatch):
+    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(sparse, "CHUNK", 100)
+    X = sparse_like((300, 17))
+    X[:, 3] = 0
+    by_row = sp.csr_array(X)
+    alone, both = SparseMatrix(by_row), SparseMatrix(by_row, by_row.T.tocsr())
+    rng = np.random.default_rng(2)
+    A, Ht = rng.random((300, 4)), rng.random((17, 4))
+    with threads.kernels_on(count):
+        for matrix in (alone, both):
+            assert_allclose(matrix.transposed_times(A), X.T @ A)
+            assert_allclose(matrix.columns(np.array([3, 0, 5])), X[:, [3, 0, 5]])
+            assert_allclose(matrix.column_energies(), np.square(X).sum(axis=0))
+            assert_allclose(matrix.gram_column(4), X.T @ X[:, 4])
+            assert matrix.squared_norm == pytest.approx(np.square(X).sum())
+        for a, b in zip(factorize(alone, Ht), factorize(both, Ht), strict=True):
+            assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+        assert_array_equal(factorize(alone, Ht)[1], factorize(alone, Ht)[1])
+
+
+def test_only_small_data_are_held_twice(monkeypatch):
+    X = sp.csr_array(sparse_like((30, 7)))
+    assert SparseMatrix.of_rows(X).by_column is not None
+    monkeypatch.setattr(sparse, "SECOND_COPY_BYTES", 10)
+    assert SparseMatrix.of_rows(X).by_column is None
+    assert SparseMatrix.of_rows(X).rows(np.array([1, 4])).by_column is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_random_numbers_drawn_in_blocks_are_those_drawn_at_once(dtype, monkeypatch):
+    monkeypatch.setattr(start, "DRAWN", 7)
+    drawn = start.random_columns(40, 3, np.random.default_rng(5), dtype)
+    assert_array_equal(drawn, np.random.default_rng(5).random((40, 3)).astype(dtype))
 
 
 @pytest.mark.parametrize(

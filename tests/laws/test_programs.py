@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -27,7 +28,8 @@ from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.momentum import Extrapolation
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.pivoting import BlockPivoting
-from partsong.programs.consensus import Consensus, IndependentStart
+from partsong.programs.consensus import Consensus
+from partsong.programs.joining import IndependentStart
 from partsong.programs.shared_statistics import SharedStatistics
 from partsong.streams import key, stream
 
@@ -69,7 +71,7 @@ def model_bytes(rounds):
     return [np.ascontiguousarray(done.model["H"]).tobytes() for done in rounds]
 
 
-@pytest.mark.parametrize("rule", [r for r in RULES if not isinstance(r, BlockPivoting)], ids=repr)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("cuts", [[45], [1, 2, 3], [10, 20, 30, 31, 80]])
 def test_shared_statistics_over_any_split_is_the_pooled_factorization(rule, cuts):
     X, program = data(), SharedStatistics(4, Alternate(rule))
@@ -77,6 +79,49 @@ def test_shared_statistics_over_any_split_is_the_pooled_factorization(rule, cuts
     split = run(program, shards_of(X, cuts), 30)[-1]
     assert_allclose(split.model["H"], pooled.model["H"], rtol=1e-8, atol=1e-8)
     assert split.metrics["relative_error"] == pytest.approx(pooled.metrics["relative_error"], rel=1e-8)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("form", [sp.csr_array, sp.csc_array, np.asfortranarray], ids=lambda form: form.__name__)
+def test_every_rule_gives_the_same_on_every_form_of_the_data(rule, form):
+    X = data() * (np.random.default_rng(1).random((90, 14)) < 0.4)
+    program = SharedStatistics(4, Alternate(rule))
+    plain = run(program, shards_of(X, [30]), 8)[-1]
+    shards = [replace(shard, matrix=as_matrix(form(shard.matrix.X))) for shard in shards_of(X, [30])]
+    other = run(program, shards, 8)[-1]
+    assert_allclose(other.model["H"], plain.model["H"], rtol=1e-8, atol=1e-9)
+    assert other.metrics["relative_error"] == pytest.approx(plain.metrics["relative_error"], rel=1e-8)
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if not isinstance(r, Multiplicative)], ids=repr)
+def test_the_objective_is_error_and_penalties(rule):
+    """What `metrics` tells is the formula of the estimators' docstring, from W and H as they stand, over ½‖X‖²."""
+    X, on_W, on_H = data(), Penalty(2e-3, 3e-3), Penalty(4e-3, 1e-3)
+    n, m = X.shape
+    for done in run(SharedStatistics(4, Alternate(rule, on_W, on_H)), shards_of(X, [30, 60]), 3):
+        W = np.vstack([done.checkpoint.parties[name].W for name in ("p00", "p01", "p02")])
+        H = done.model["H"]
+        size_W = m * (on_W.l1 * W.sum() + 0.5 * on_W.l2 * np.square(W).sum())
+        size_H = n * (on_H.l1 * H.sum() + 0.5 * on_H.l2 * np.square(H).sum())
+        objective = (0.5 * np.square(X - W @ H).sum() + size_W + size_H) / (0.5 * np.square(X).sum())
+        assert done.metrics["objective"] == pytest.approx(objective, rel=1e-9)
+        assert done.metrics["relative_error"] == pytest.approx(np.linalg.norm(X - W @ H) / np.linalg.norm(X), rel=1e-9)
+
+
+def test_a_restart_steps_from_the_weights_and_not_from_the_extrapolated_point():
+    X = as_matrix(data())
+    solver = Alternate(CoordinateDescent(), momentum=Extrapolation())
+    rng = np.random.default_rng(2)
+    W, point, Ht = rng.random((90, 4)), rng.random((90, 4)), rng.random((14, 4))
+    rows, _ = solver.row_step_at(X, Rows(W, point), Ht, 0.5, True)
+    plain, _ = solver.row_step_at(X, Rows(W, None), Ht, 0.0, False)
+    assert_array_equal(rows.W, plain.W)
+    assert rows.point is None
+    ahead, totals = solver.row_step_at(X, Rows(W, point), Ht, 0.5, False)
+    stepped, _ = solver.row_step_at(X, Rows(point, None), Ht, 0.0, False)
+    assert_array_equal(ahead.W, stepped.W)
+    assert_allclose(ahead.point, np.maximum(0, ahead.W + 0.5 * (ahead.W - W)), rtol=1e-12)
+    assert_allclose(totals.gram, ahead.point.T @ ahead.point, rtol=1e-10)
 
 
 @given(cuts=st.lists(st.integers(1, 39), max_size=6, unique=True), seed=st.integers(0, 1000))
@@ -156,7 +201,7 @@ def test_only_declared_arrays_are_sent(name):
                 assert message.nbytes == 8 * k * m + 8
             assert phase == 0
             assert done.bytes_up[party] == message.nbytes
-        assert set(done.model.arrays) <= {"H", "pace"}
+        assert set(done.model.arrays) <= {"H", "pace", "turn"}
 
 
 def test_a_party_that_misses_a_round_is_absent_from_that_sum():
@@ -175,42 +220,69 @@ def test_a_party_that_misses_a_round_is_absent_from_that_sum():
         run(recipes.shared_statistics(4), shards, 1, absent={0: frozenset({"p00", "p01", "p02"})})
 
 
+PRIME = 2**127 - 1
+
+
 @dataclass(frozen=True)
 class PairwiseMasks:
-    """A reduction in two phases, for this test: parties exchange numbers, then send masked sums that cancel."""
+    """A reduction in three phases, for these tests: public keys, sums with masks that cancel, masks of the silent.
 
-    phases: int = 2
+    Keys come from each party's own secret and last for all rounds; the server sees only public keys and masked sums.
+    (It has no self masks and no shares, so it is a test of the slot and not of secrecy.)
+    """
+
+    phases: int = 3
 
     def check(self, aggregation):
         if not isinstance(aggregation, Reducible):
             raise CompositionError("needs a sum")
 
-    def begin(self, upload, party, aggregation, occasion):
-        return (party, aggregation.lift(upload), occasion)
+    def enrol(self, party, secret, layout):
+        return {"party": party, "secret": key(secret, "mask") % PRIME, "sums": 0}
 
-    def send(self, phase, state, heard: Message):
-        party, lifted, occasion = state
+    def begin(self, standing, upload, aggregation, occasion):
+        return {**standing, "lifted": aggregation.lift(upload), "round": occasion.index}
+
+    def send(self, phase, state, heard):
         if phase == 0:
-            return state, Message({party: np.array([float(key(1, party, occasion.index) % 1000)])})
-        arrays: Mapping[str, np.ndarray] = lifted.arrays
-        for other in occasion.participants:
-            if other != party:
-                sign = 1.0 if party < other else -1.0
-                seed = int(heard[min(party, other)][0] * 1000 + heard[max(party, other)][0])
-                draw = stream(seed, "mask", occasion.index)
-                arrays = {n: a + sign * draw.standard_normal(a.shape) for n, a in arrays.items()}
-        return state, Message(arrays, lifted.weight)
+            public = pow(3, state["secret"], PRIME)
+            return state, Message({"key": np.frombuffer(public.to_bytes(16, "little"), np.uint8)})
+        if phase == 1:
+            keys = {name: int.from_bytes(array.tobytes(), "little") for name, array in heard.arrays.items()}
+            state = {**state, "keys": keys}
+            masked = dict(state["lifted"].arrays)
+            for other in keys:
+                for name, mask in self.masks(state, other).items():
+                    masked[name] = masked[name] + mask
+            return state, Message(masked, state["lifted"].weight)
+        lost = [name for name in state["keys"] if name not in heard.arrays]
+        totals = {name: sum(self.masks(state, other)[name] for other in lost) for name in state["lifted"].arrays}
+        return state, Message({name: np.asarray(total) for name, total in totals.items()}, 0.0)
 
-    def hear(self, phase, inbox, state):
+    def masks(self, state, other):
+        party = state["party"]
+        if other == party:
+            return {name: np.zeros(array.shape) for name, array in state["lifted"].arrays.items()}
+        draw = stream(pow(state["keys"][other], state["secret"], PRIME), "mask", state["round"])
+        sign = 1.0 if party < other else -1.0
+        return {name: sign * draw.standard_normal(array.shape) for name, array in state["lifted"].arrays.items()}
+
+    def rest(self, state):
+        return {"party": state["party"], "secret": state["secret"], "sums": state["sums"] + 1}
+
+    def hear(self, phase, inbox, state, occasion):
         if phase == 0:
-            return None, Message({name: message[name] for name, message in inbox.items()})
-        total = None
-        for name in sorted(inbox):
-            total = inbox[name] if total is None else add(total, inbox[name])
-        return total, Message({})
+            return None, Message({name: message["key"] for name, message in inbox.items()})
+        total = inbox[min(inbox)]
+        for name in sorted(inbox)[1:]:
+            total = add(total, inbox[name])
+        if phase == 1:
+            return (total, tuple(sorted(inbox))), Message({name: np.ones(1) for name in inbox})
+        arrays = {name: array - total[name] for name, array in state[0].arrays.items()}
+        return (Message(arrays, state[0].weight), state[1]), Message({})
 
-    def total(self, state, aggregation):
-        return aggregation.lower(state)
+    def total(self, state, aggregation, occasion):
+        return None, aggregation.lower(state[0]), state[1]
 
 
 @pytest.mark.parametrize("engine", [Sequential(record=True), Parallel(2, record=True)], ids=repr)
@@ -226,12 +298,55 @@ def test_a_reduction_of_several_phases_is_invisible_to_programs(name, engine):
     open_sums = {p: m for p, _, m in run(program, shards, 1, Sequential(record=True))[0].traffic}
     name_of_array = "cross" if "shared" in name else "H"
     assert not np.allclose(sent["p00"][name_of_array], open_sums["p00"][name_of_array], atol=0.1)
-    assert {phase for _, phase, _ in masked[0].traffic} == {0, 1}
+    assert {phase for _, phase, _ in masked[0].traffic} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("reduction", [InTheOpen(), PairwiseMasks()], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("phase", [0, 1])
+def test_a_party_that_falls_silent_is_left_out_and_the_sum_goes_on(reduction, phase):
+    """Heard or not before its upload, the sum is that of the others; it comes back with the state it had reached."""
+    shards, program = shards_of(data(), [30, 60]), recipes.shared_statistics(4)
+    if phase >= reduction.phases:
+        pytest.skip("has fewer phases")
+    schedule = Schedule(3, 3, silent={1: {"p01": phase}})
+    rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=reduction))
+    assert [done.participants for done in rounds] == [("p00", "p01", "p02"), ("p00", "p02"), ("p00", "p01", "p02")]
+    assert {sent for name, sent, _ in rounds[1].traffic if name == "p01"} == set(range(phase))
+    assert (rounds[1].bytes_up["p01"] == 0) == (phase == 0)
+    absent = run(program, shards, 2, absent={1: frozenset({"p01"})})
+    assert_allclose(rounds[1].model["H"], absent[1].model["H"], rtol=1e-7, atol=1e-9)
+
+
+def test_a_party_that_falls_silent_after_its_upload_is_in_the_sum():
+    shards, program = shards_of(data(), [30, 60]), recipes.shared_statistics(4)
+    schedule = Schedule(2, 3, silent={1: {"p01": 2}})
+    rounds = list(Sequential().run(program, shards, schedule, reduction=PairwiseMasks()))
+    assert rounds[1].participants == ("p00", "p01", "p02")
+    assert_allclose(rounds[1].model["H"], run(program, shards, 2)[1].model["H"], rtol=1e-7, atol=1e-9)
+
+
+def test_schedules_name_parties_that_are_there():
+    shards = shards_of(data(), [30])
+    for schedule in (Schedule(1, absent={0: frozenset({"p9"})}), Schedule(1, silent={0: {"p9": 0}})):
+        with pytest.raises(ParameterError, match="not there: p9"):
+            next(Sequential().run(recipes.shared_statistics(4), shards, schedule, reduction=InTheOpen()))
+    everyone = Schedule(1, silent={0: {"p00": 0, "p01": 0}})
+    with pytest.raises(PartyError, match="Nobody was heard in round 0"):
+        next(Sequential().run(recipes.shared_statistics(4), shards, everyone, reduction=InTheOpen()))
+
+
+def test_messages_can_be_copied():
+    message = Message({"H": np.arange(6.0).reshape(2, 3)}, 2.5)
+    for again in (copy.deepcopy(message), copy.copy(message)):
+        assert again.weight == 2.5
+        assert_array_equal(again["H"], message["H"])
+        with pytest.raises(TypeError):
+            again.arrays["H"] = 0
 
 
 @dataclass(frozen=True)
 class Medoid:
-    def __call__(self, uploads):
+    def __call__(self, uploads, model):
         return uploads[0]
 
 

@@ -48,16 +48,61 @@ def residual(A, B, F) -> float:
 def test_steps_are_non_negative_and_leave_the_input_alone(rule, shape):
     A, B, F = problem(*shape)
     equations = NormalEquations.of(A, B)
-    kept = [array.copy() for array in (F, equations.gram, equations.cross)]
     state = rule.init(F)
-    for _ in range(3):
+    for _ in range(4):
+        kept = [array.copy() for array in (F, equations.gram, equations.cross)]
         G, state = rule.step(F, equations, state)
         assert G.shape == F.shape
-        assert G is not F
+        assert not np.shares_memory(G, F)
         assert np.isfinite(G).all()
         assert (G >= 0).all()
-    for now, then in zip((F, equations.gram, equations.cross), kept, strict=True):
-        assert_array_equal(now, then)
+        for now, then in zip((F, equations.gram, equations.cross), kept, strict=True):
+            assert_array_equal(now, then)
+        F = G
+
+
+def by_formula(rule, F, before, gram, cross, t):
+    """One step of a rule as its docstring prints it, in plain loops; `before` is the factor one step earlier."""
+    L = float(np.linalg.norm(gram, 2))
+    match rule:
+        case Multiplicative():
+            for _ in range(rule.steps):
+                F = F * cross / (F @ gram)
+            return F
+        case CoordinateDescent():
+            weight, centre, F = rule.alpha + rule.beta * t, F.copy(), F.copy()
+            for _ in range(rule.sweeps):
+                for j in range(len(gram)):
+                    others = F @ gram[:, j] - F[:, j] * gram[j, j]
+                    F[:, j] = np.maximum(0, (weight * centre[:, j] + cross[:, j] - others) / (gram[j, j] + weight))
+            return F
+        case ProjectedGradient():
+            eta = rule.step_size / (1.0 if rule.absolute else L) / (1 + rule.decay * t)
+            return np.maximum(0, F - eta * (F @ gram - cross))
+        case InertialPalm():
+            beta = rule.inertia
+            eta = (1 / L) if beta == 0 else 2 * (1 - beta) / ((1 + 2 * beta) * L)
+            point = F + beta * (F - before)
+            return np.maximum(0, point - eta * (point @ gram - cross))
+        case BlockPivoting():
+            from scipy.optimize import nnls
+
+            root = np.linalg.cholesky(gram)
+            return np.array([nnls(root.T, np.linalg.solve(root, row))[0] for row in cross])
+    raise AssertionError(f"{rule!r} needs its formula here")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_every_rule_is_its_formula(rule):
+    """Six steps, so that weights and step sizes that change with t, and memory, are seen to change."""
+    A, B, F = problem(13, 30, 4, seed=5)
+    equations, state = NormalEquations.of(A, B), rule.init(F)
+    expected, before = F, F
+    for t in range(6):
+        F, state = rule.step(F, equations, state)
+        expected, before = by_formula(rule, expected, before, equations.gram, equations.cross, t), expected
+        assert_allclose(F, expected, rtol=1e-9, atol=1e-11)
+        assert state.count == t + 1
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+import numpy as np
+
+from partsong import kernels
 from partsong.core import Message, Reducible
 
 
@@ -31,7 +34,7 @@ class Sum:
         """As it is."""
         return total
 
-    def __call__(self, uploads: Sequence[Message]) -> Message:
+    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
         """Of uploads in name order."""
         return total_of(self, uploads)
 
@@ -48,7 +51,7 @@ class Mean:
         """(Σx, N) ↦ Σx / N."""
         return Message({name: array / total.weight for name, array in total.arrays.items()}, total.weight)
 
-    def __call__(self, uploads: Sequence[Message]) -> Message:
+    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
         """Of uploads in name order."""
         return total_of(self, uploads)
 
@@ -65,6 +68,31 @@ class WeightedMean:
         """(Σ n·x, Σ n) ↦ the mean."""
         return Message({name: array / total.weight for name, array in total.arrays.items()}, total.weight)
 
-    def __call__(self, uploads: Sequence[Message]) -> Message:
+    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
+        """Of uploads in name order."""
+        return total_of(self, uploads)
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedMean:
+    """Row l: Σ_p w_p (P_p H_p)_l / Σ_p w_p (P_p 1)_l, from uploads that are aligned already; w_p = n_p if `weighted`.
+
+    Rows that nobody has come out as zeros, with a count of zero.
+    """
+
+    weighted: bool = False
+
+    def lift(self, upload: Message) -> Message:
+        """(P H, P 1) ↦ w·(P H, P 1)."""
+        weight = upload.weight if self.weighted else 1.0
+        return Message({name: array * weight for name, array in upload.arrays.items()}, upload.weight)
+
+    def lower(self, total: Message) -> Message:
+        """Sums to means, row by row."""
+        counts = total["counts"]
+        divisor = kernels.of(total["H"]).like(np.where(counts > 0, counts, 1.0)[:, None], total["H"])
+        return Message({"H": total["H"] / divisor, "counts": counts}, total.weight)
+
+    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
         """Of uploads in name order."""
         return total_of(self, uploads)

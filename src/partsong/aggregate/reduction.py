@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partsong import kernels
-from partsong.core import Aggregation, Message, Occasion
-from partsong.errors import PartyError
+from partsong.core import Aggregation, Layout, Message, Occasion
+from partsong.errors import DivergenceError, PartyError
 
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
     """What the server has received, in name order."""
 
-    uploads: tuple[Message, ...] = field(default=())
+    names: tuple[str, ...]
+    uploads: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,10 @@ class InTheOpen:
     def check(self, aggregation: Aggregation) -> None:
         """Every aggregation can read open uploads."""
 
-    def begin(self, upload: Message, party: str, aggregation: Aggregation, occasion: Occasion) -> Message:
+    def enrol(self, party: str, secret: int, layout: Layout) -> None:
+        """Nothing lasts."""
+
+    def begin(self, standing: None, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Message:
         """The upload itself."""
         return upload
 
@@ -39,9 +43,16 @@ class InTheOpen:
         """The upload itself."""
         return state, state
 
-    def hear(self, phase: int, inbox: Mapping[str, Message], state: Inbox | None) -> tuple[Inbox, Message]:
+    def rest(self, state: Message) -> None:
+        """Nothing lasts."""
+
+    def hear(
+        self, phase: int, inbox: Mapping[str, Message], state: Inbox | None, occasion: Occasion
+    ) -> tuple[Inbox, Message]:
         """Keep the uploads in name order; nothing needs to be answered."""
         names = sorted(inbox)
+        if not names:
+            raise PartyError(f"Nobody was heard in round {occasion.index}: every party fell silent.")
         expected = _shapes(inbox[names[0]])
         for name in names:
             if _shapes(inbox[name]) != expected:
@@ -50,11 +61,13 @@ class InTheOpen:
                     "All parties must run the same program on the same columns."
                 )
             _require_finite(name, inbox[name])
-        return Inbox(tuple(inbox[name] for name in names)), Message({})
+        return Inbox(tuple(names), tuple(inbox[name] for name in names)), Message({})
 
-    def total(self, state: Inbox, aggregation: Aggregation) -> Message:
-        """Aggregate in name order."""
-        return aggregation(state.uploads)
+    def total(
+        self, state: Inbox, aggregation: Aggregation, occasion: Occasion
+    ) -> tuple[None, Message, tuple[str, ...]]:
+        """Aggregate in name order; nothing is kept."""
+        return None, aggregation(state.uploads, occasion.model), state.names
 
 
 def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -64,7 +77,7 @@ def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _require_finite(party: str, message: Message) -> None:
     for name, array in message.arrays.items():
         if not np.isfinite(kernels.of(array).to_numpy(array).sum(dtype=np.float64)):
-            raise PartyError(
+            raise DivergenceError(
                 f"Party {party!r} sent NaN or infinite values in {name!r}. Check its data and settings; "
                 "nothing of this round was used."
             )

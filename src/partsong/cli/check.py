@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.guard import BAD_INPUT, guarded
+from partsong.cli.guard import BAD_INPUT, failure, guarded, plain, tell
 from partsong.cli.holdings import read_table
 from partsong.cli.options import AsJson, Data, Key, Label, OptionalPath, Transpose, examples
-from partsong.cli.outputs import put_json, require_distinct, require_writable, visible
+from partsong.cli.outputs import put_json, require_distinct, require_writable, visible, warn_of_formulas
+from partsong.cli.wording import as_options
 from partsong.errors import PartsongError
 
 if TYPE_CHECKING:
     from partsong.data.finding import Finding
+    from partsong.data.table import Table
 
 EPILOG = examples("partsong check counts.csv", "partsong check counts.h5ad --report offending.csv")
 
@@ -27,11 +29,11 @@ def check(
     transpose: Transpose = False,
     key: Key = None,
     report: Annotated[
-        OptionalPath, typer.Option(help="Write every row with something to say about it to this .csv file.")
+        OptionalPath, typer.Option(help="List every row that has NaN, infinite, negative or only zero cells (.csv).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether data can be factorized: exit code 0 if so, 1 if not."""
+    """Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not."""
     if report is not None:
         require_distinct({"DATA": data, "--report": report})
         require_writable("--report", report, (".csv",))
@@ -40,24 +42,23 @@ def check(
     except PartsongError as error:
         if not as_json:
             raise
-        put_json({"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None})
+        tell(error)
+        told = {"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None}
+        put_json({**told, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
-    from partsong.cli.check_summary import offending_rows, summary_of
-    from partsong.cli.run_folder import write_csv
+    from partsong.cli.check_summary import summary_of
     from partsong.data.check import inspect
+    from partsong.data.identifiers import identifier_findings
 
     findings = inspect(table.X, table.feature_names, table.sample_names)
+    findings += identifier_findings(table.X, table.feature_names)
     summary = summary_of(table)
     is_factorizable = not any(finding.severity == "error" for finding in findings)
     if report is not None:
-        write_csv(
-            report,
-            ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"),
-            offending_rows(table),
-        )
+        _write_report(report, table)
     if as_json:
-        told = [asdict(finding) for finding in findings]
-        put_json({"factorizable": is_factorizable, "summary": summary, "findings": told, "report": report})
+        listed = [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings]
+        put_json({"factorizable": is_factorizable, "summary": summary, "findings": listed, "report": report})
     else:
         _tell(summary, findings, is_factorizable, report)
     if not is_factorizable:
@@ -65,7 +66,16 @@ def check(
 
 
 def _unreadable(error: PartsongError) -> dict[str, Any]:
-    return {"kind": "unreadable", "severity": "error", "message": str(error)}
+    return {"kind": "unreadable", "severity": "error", "message": plain(error)}
+
+
+def _write_report(path: Path, table: Table) -> None:
+    from partsong.cli.check_summary import offending_rows
+    from partsong.cli.run_folder import write_csv
+
+    rows = list(offending_rows(table))
+    write_csv(path, ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"), rows)
+    warn_of_formulas(path, (name for row in rows for name in (row[1], row[6])))
 
 
 def _tell(summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizable: bool, report: Path | None) -> None:
@@ -73,7 +83,7 @@ def _tell(summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizabl
         typer.echo(f"{name.replace('_', ' '):<24}{_shown(value)}")
     for finding in findings:
         mark = "Error" if finding.severity == "error" else "Note"
-        typer.echo(f"{mark}: {visible(finding.message)} {visible(finding.remedy)}")
+        typer.echo(f"{mark}: {visible(finding.message)} {visible(as_options(finding.remedy))}")
     if report is not None:
         typer.echo(f"All rows concerned are in {report}.")
     typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")

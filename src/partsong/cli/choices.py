@@ -19,6 +19,9 @@ METHODS = ("exact", "fedavg", "local-only")
 ENGINES = ("sequential", "parallel")
 CENTRALISED = "centralised"
 
+ONE_ROUND_METHODS = ("local-only",)
+"""Methods that exchange once, so that the most rounds allowed are all they need."""
+
 LOCAL_STEPS = {"exact": 3, "fedavg": 3, "local-only": 100}
 """What a party does between two exchanges unless told otherwise."""
 

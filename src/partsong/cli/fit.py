@@ -50,7 +50,13 @@ def fit(
         ),
     ],
     output: Annotated[
-        OptionalPath, _option("--output", "-o", panel=KEEPING, help="The model file to write (.safetensors).")
+        OptionalPath,
+        _option(
+            "--output",
+            "-o",
+            panel=KEEPING,
+            help="The model file to write (.safetensors). Needed unless --run-folder is given.",
+        ),
     ] = None,
     n_components: Annotated[
         OptionalInt,
@@ -60,42 +66,82 @@ def fit(
             min=1,
             panel=MODEL,
             help="Number of parts to learn.",
-            show_default="at most 20",
+            show_default="20, or fewer for small data",
         ),
     ] = None,
     solver: Annotated[
-        str, _option("--solver", panel=MODEL, help=f"One of {', '.join(SOLVERS)}.", callback=one_of(SOLVERS))
+        str,
+        _option(
+            "--solver",
+            panel=MODEL,
+            help=f"How W and H are updated, one of {', '.join(SOLVERS)}. hals suits most data.",
+            callback=one_of(SOLVERS),
+        ),
     ] = "hals",
     init: Annotated[
-        str, _option("--init", panel=MODEL, help=f"Start: one of {', '.join(INITS)}.", callback=one_of(INITS))
+        str,
+        _option("--init", panel=MODEL, help=f"Where to start, one of {', '.join(INITS)}.", callback=one_of(INITS)),
     ] = "auto",
-    alpha_w: Annotated[float, _option("--alpha-w", panel=MODEL, min=0.0, help="Penalty on W.", callback=finite)] = 0.0,
+    alpha_w: Annotated[
+        float,
+        _option("--alpha-w", panel=MODEL, min=0.0, help="Strength of the penalty on W; 0: none.", callback=finite),
+    ] = 0.0,
     alpha_h: Annotated[
         OptionalFloat,
-        _option("--alpha-h", panel=MODEL, min=0.0, help="Penalty on H.", callback=finite, show_default="as --alpha-w"),
+        _option(
+            "--alpha-h",
+            panel=MODEL,
+            min=0.0,
+            help="Strength of the penalty on H.",
+            callback=finite,
+            show_default="as --alpha-w",
+        ),
     ] = None,
     l1_ratio: Annotated[
-        float, _option("--l1-ratio", panel=MODEL, min=0.0, max=1.0, help="Share of L1 in them.", callback=finite)
+        float,
+        _option(
+            "--l1-ratio",
+            panel=MODEL,
+            min=0.0,
+            max=1.0,
+            help="Share of L1 in these penalties; the rest is L2.",
+            callback=finite,
+        ),
     ] = 0.0,
     tol: Annotated[
         float,
         _option(
-            "--tol", panel=STOPPING, min=0.0, callback=finite, help="Least fall of the squared error per iteration."
+            "--tol",
+            panel=STOPPING,
+            min=0.0,
+            callback=finite,
+            help="Stop once an iteration lowers the squared error by less than this share of it; 0: never.",
         ),
     ] = 1e-4,
-    max_iter: Annotated[int, _option("--max-iter", panel=STOPPING, min=1, help="Most iterations (a file).")] = 500,
-    rounds: Annotated[int, _option("--rounds", panel=STOPPING, min=1, help="Most rounds (a folder of parts).")] = 100,
+    max_iter: Annotated[
+        int, _option("--max-iter", panel=STOPPING, min=1, help="Most iterations, where DATA is one table.")
+    ] = 500,
+    rounds: Annotated[
+        int, _option("--rounds", panel=STOPPING, min=1, help="Most rounds, where DATA is a folder of parts.")
+    ] = 100,
     time_budget: Annotated[
         OptionalFloat,
         _option(
             "--time-budget",
             panel=STOPPING,
             callback=finite,
-            help="Most seconds, earlier parts of a resumed run included.",
+            help="Stop after this many seconds and keep the model so far. A resumed run counts its earlier parts.",
         ),
     ] = None,
     method: Annotated[
-        str, _option("--method", panel=PARTIES, help=f"One of {', '.join(METHODS)}.", callback=one_of(METHODS))
+        str,
+        _option(
+            "--method",
+            panel=PARTIES,
+            help="exact: as if the rows were pooled; fedavg: average of local models, round by round; local-only: "
+            "average once.",
+            callback=one_of(METHODS),
+        ),
     ] = "exact",
     local_steps: Annotated[
         OptionalInt,
@@ -103,24 +149,33 @@ def fit(
             "--local-steps",
             panel=PARTIES,
             min=1,
-            help="Steps at a party between exchanges.",
+            help="Steps that a party takes between two exchanges.",
             show_default="3; local-only: 100",
         ),
     ] = None,
     engine: Annotated[
         str,
-        _option("--engine", panel=PARTIES, help=f"One of {', '.join(ENGINES)}; same result.", callback=one_of(ENGINES)),
+        _option(
+            "--engine",
+            panel=PARTIES,
+            help=f"How parties are run, {' or '.join(ENGINES)}; same result.",
+            callback=one_of(ENGINES),
+        ),
     ] = "parallel",
     record: Annotated[
-        bool, _option("--record", panel=PARTIES, help="Keep all that parties send in the run folder.")
+        bool, _option("--record", panel=PARTIES, help="Keep every message of the parties; needs --run-folder.")
     ] = False,
     seed: Annotated[
-        OptionalInt, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a fresh one, told")
+        OptionalInt, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a new one, printed")
     ] = None,
     dtype: Annotated[
         OptionalText,
         _option(
-            "--dtype", panel=COMPUTING, help="float32 or float64.", callback=one_of(DTYPES), show_default="as the data"
+            "--dtype",
+            panel=COMPUTING,
+            help="Precision: float32 or float64.",
+            callback=one_of(DTYPES),
+            show_default="as the data",
         ),
     ] = None,
     threads: Threads = None,
@@ -131,13 +186,15 @@ def fit(
         OptionalPath, _option("--weights", panel=KEEPING, help="Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
     ] = None,
     run_folder: Annotated[
-        OptionalPath, _option("--run-folder", panel=KEEPING, help="Folder for settings, versions, history and result.")
+        OptionalPath,
+        _option("--run-folder", panel=KEEPING, help="Folder for the model, settings, versions, history and result."),
     ] = None,
     overwrite: Annotated[
-        bool, _option("--overwrite", panel=KEEPING, help="The run folder may hold an earlier run.")
+        bool, _option("--overwrite", panel=KEEPING, help="Replace an earlier run in the run folder.")
     ] = False,
     checkpoint: Annotated[
-        OptionalPath, _option("--checkpoint", panel=KEEPING, help="File to go on from later. It holds private weights.")
+        OptionalPath,
+        _option("--checkpoint", panel=KEEPING, help="File that --resume can go on from. It holds private weights."),
     ] = None,
     checkpoint_every: Annotated[
         float,

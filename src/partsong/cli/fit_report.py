@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from partsong.cli.choices import ONE_ROUND_METHODS
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.holdings import Holdings
 from partsong.cli.outputs import put_json
@@ -24,6 +25,7 @@ ENDINGS = {
     Outcome.INTERRUPTED: "interrupted; the model so far was saved",
     Outcome.DIVERGED: "diverged; the best model before was saved",
 }
+ONE_ROUND = "the one round that this method has"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,23 @@ class Result:
         return self.all_sent if self.holdings.is_federation else ()
 
     @property
+    def ending(self) -> str:
+        """Why it ended, in words."""
+        if self.settings.method in ONE_ROUND_METHODS and self.run.outcome is Outcome.MAX_ROUNDS:
+            return ONE_ROUND
+        return ENDINGS[self.run.outcome]
+
+    @property
     def model(self) -> Path | None:
         """Where the model is."""
         folder = self.options.run_folder
         return self.options.output or (None if folder is None else folder / MODEL)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON contract; `bytes_…_per_party` are means over parties of all rounds together."""
+        """The JSON contract; `bytes_…_per_party` are means over parties of all rounds together.
+
+        A method of one round ends with the outcome max-rounds: it has no way to converge.
+        """
         parties = len(self.holdings.tables)
         return {
             "model": self.model,
@@ -99,7 +111,7 @@ def _lines(result: Result) -> list[tuple[str, str]]:
         ("data", f"{rows} × {columns}{parties}"),
         ("components", f"{said['n_components']}"),
         ("relative error", f"{said['relative_error']:.6f}  (explains {100 * said['explained_variance']:.2f} %)"),
-        ("iterations", f"{said['iterations']} in {result.seconds:.2f} s: {ENDINGS[result.run.outcome]}"),
+        ("iterations", f"{said['iterations']} in {result.seconds:.2f} s: {result.ending}"),
         ("seed", f"{said['seed']}"),
     ]
     if result.holdings.is_federation:

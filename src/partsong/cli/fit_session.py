@@ -17,22 +17,23 @@ from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.cli.fit_report import Result, report
 from partsong.cli.fit_settings import FitOptions, Settings, require_fitting_options, require_same_run, settle
 from partsong.cli.fit_tasks import model_of, task_of, using_threads
-from partsong.cli.guard import INTERRUPTED, holding_interrupts
 from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings
-from partsong.cli.outputs import require_distinct, require_writable
+from partsong.cli.outputs import require_distinct, require_writable, warn_of_formulas
 from partsong.cli.parts_folder import is_parts_folder
 from partsong.cli.run_folder import Recorder, RunFolder
+from partsong.cli.termination import exit_code
 from partsong.core import Outcome, Round
 from partsong.errors import FileError, FormatError
 from partsong.finished import Finished
 from partsong.fitting import Earlier, Task, conclude, pursue
+from partsong.interrupts import Interrupts, held
 from partsong.io import provenance
 from partsong.io.model_file import save_model
 from partsong.io.weights import write_weights
 from partsong.progress import Watch, progress
 from partsong.running import HistoryRow, Run
 
-FINISHING = "Interrupted: the model so far is being saved. Press Ctrl-C again to stop without it."
+FINISHING = "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save it now, then to give up."
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Session:
     data: Mapping[str, Any]
     earlier: Earlier | None = None
     sent: list[Sent] = field(default_factory=list)
+    started: str = field(default_factory=provenance.now)
 
     @property
     def folder(self) -> RunFolder | None:
@@ -54,14 +56,14 @@ class Session:
 
 
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
-    """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed."""
+    """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed, with 143 where SIGTERM came."""
     _require_outputs(options)
     require_fitting_options(given, is_parts_folder(options.data.expanduser()))
     session = _prepare(options, given)
     with using_threads(session.settings.threads):
         is_interrupted = _fit(session)
     if is_interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(exit_code())
 
 
 def _require_outputs(options: FitOptions) -> None:
@@ -113,8 +115,8 @@ def _fit(session: Session) -> bool:
     journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent)
     file = _checkpoint_file(session, journal)
     recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
-    run = _rounds(session, task, journal, file, recorder, began)
-    with holding_interrupts(FINISHING) as pressed:
+    with held(FINISHING) as pressed:
+        run = _rounds(session, task, journal, file, recorder, began, pressed)
         if file is not None:
             file.save()
         done = conclude(task, run)
@@ -130,7 +132,7 @@ def _asked(session: Session) -> dict[str, Any]:
     """What settings.json says: enough to do the same again."""
     options = session.options
     reading = {"data": options.data, "label": options.label, "transpose": options.transpose, "key": options.key}
-    return {**reading, **asdict(session.settings), "resumed_from": options.resume, "started": provenance.now()}
+    return {**reading, **asdict(session.settings), "resumed_from": options.resume, "started": session.started}
 
 
 def _checkpoint_file(session: Session, journal: Journal) -> CheckpointFile | None:
@@ -148,6 +150,7 @@ def _rounds(
     file: CheckpointFile | None,
     recorder: Recorder | None,
     began: float,
+    pressed: Interrupts,
 ) -> Run:
     """All rounds; whatever ends them, the checkpoint is up to date."""
 
@@ -167,7 +170,7 @@ def _rounds(
     is_shown = not session.options.quiet and sys.stderr.isatty()
     try:
         with progress(int(is_shown), session.settings.most_rounds, session.settings.time_budget, title) as bar:
-            return pursue(task, earlier=session.earlier, began=began, watch=watcher(bar))
+            return pursue(task, earlier=session.earlier, began=began, watch=watcher(bar), interrupts=pressed)
     except BaseException:
         if file is not None:
             file.save()
@@ -183,7 +186,9 @@ def _save(session: Session, done: Finished, result: Result, recorder: Recorder |
     for place in places:
         save_model(place, model)
     if options.weights is not None:
-        write_weights(options.weights, done.W, session.holdings.tables[ALONE].sample_names)
+        sample_names = session.holdings.tables[ALONE].sample_names
+        write_weights(options.weights, done.W, sample_names)
+        warn_of_formulas(options.weights, sample_names)
     if recorder is not None:
         recorder.close()
     if session.folder is not None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED, LOCAL_STEPS
+from partsong.cli.choices import CENTRALISED, LOCAL_STEPS, ONE_ROUND_METHODS
 from partsong.cli.holdings import ALONE, Holdings
+from partsong.cli.wording import option
 from partsong.errors import ParameterError
 
 
@@ -110,7 +111,7 @@ def require_fitting_options(given: Collection[str], is_federation: bool) -> None
     foreign = sorted((FOR_FILES if is_federation else FOR_PARTS).intersection(given))
     if not foreign:
         return
-    flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+    flags = ", ".join(map(option, foreign))
     if not is_federation:
         raise typer.BadParameter("only for a folder that `partsong split` wrote; DATA is a file.", param_hint=flags)
     hint = ""
@@ -138,7 +139,7 @@ def settle(
 
 def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings) -> dict[str, Any]:
     from partsong import threads
-    from partsong.fitting import rank_of
+    from partsong.settings import rank_of
     from partsong.streams import fresh_seed
 
     known["n_components"] = rank_of(known["n_components"], holdings.shape)
@@ -149,7 +150,7 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
         known["alpha_h"] = known["alpha_w"]
     if holdings.is_federation:
         known["local_steps"] = known["local_steps"] or LOCAL_STEPS.get(known["method"], 1)
-        if known["method"] == "local-only":
+        if known["method"] in ONE_ROUND_METHODS:
             if "rounds" in given and known["rounds"] != 1:
                 raise typer.BadParameter("local-only averages once, so it has one round.", param_hint="--rounds")
             known["rounds"] = 1
@@ -160,7 +161,7 @@ def require_same_run(path: Path, context: Mapping[str, Any], settings: Settings,
     """Refuse to go on with a checkpoint of other data or settings; all that differs is named."""
     there = context["settings"]
     differences = [
-        f"{name} ({there.get(name)} there, {value} here)"
+        f"{option(name)} ({there.get(name)} there, {value} here)"
         for name, value in asdict(settings).items()
         if name not in MAY_CHANGE and there.get(name) != value
     ]

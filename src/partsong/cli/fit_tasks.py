@@ -13,10 +13,11 @@ from partsong.cli.holdings import ALONE, Holdings
 from partsong.core import Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.finished import Finished
-from partsong.fitting import RowFit, Task, rows_task, solver_of
+from partsong.fitting import RowFit, Task, rows_task
 from partsong.io import provenance
 from partsong.io.model_file import Model
 from partsong.running import Stop
+from partsong.settings import solver_of
 from partsong.simulation import error_in_simulation
 from partsong.streams import key
 

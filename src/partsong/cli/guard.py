@@ -1,25 +1,23 @@
-"""What stands between a command and the shell: exit codes, plain messages, and Ctrl-C."""
+"""What stands between a command and the shell: exit codes, plain messages, and signals."""
 
 from __future__ import annotations
 
 import errno
 import functools
-import re
-import signal
-import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import typer
 
-from partsong.cli.outputs import visible
+from partsong.cli.outputs import put_json, visible
+from partsong.cli.termination import exit_code, sigterm_as_interrupt
+from partsong.cli.wording import as_options
 from partsong.errors import PartsongError
 
 BAD_INPUT = 1
-INTERRUPTED = 130
+NOTHING_SAVED = "Interrupted; no result was saved."
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,22 +36,43 @@ def show_tracebacks(wanted: bool) -> None:
 
 
 def guarded(command: Command) -> Command:
-    """The command, with every expected error as a plain message on standard error and an exit code."""
+    """The command, with every expected error as a plain message on standard error and an exit code.
+
+    With --json the last line of standard output is one object in this case as well: what `failure` tells.
+    """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except KeyboardInterrupt:
-            typer.echo("Interrupted; no result was saved.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except (PartsongError, MemoryError, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        is_json = bool(kwargs.get("as_json"))
+        with sigterm_as_interrupt():
+            try:
+                return command(*args, **kwargs)
+            except KeyboardInterrupt as error:
+                typer.echo(NOTHING_SAVED, err=True)
+                if is_json:
+                    put_json(failure(error, exit_code()))
+                raise typer.Exit(exit_code()) from None
+            except (PartsongError, MemoryError, OSError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                    raise
+                tell(error)
+                if is_json:
+                    put_json(failure(error, BAD_INPUT))
+                raise typer.Exit(BAD_INPUT) from error
+            except (typer.Exit, typer.BadParameter):
                 raise
-            tell(error)
-            raise typer.Exit(BAD_INPUT) from error
+            except Exception as error:  # a fault of our own: its traceback is wanted, but so is the object
+                if is_json:
+                    put_json(failure(error, BAD_INPUT))
+                raise
 
     return cast(Command, run)
+
+
+def failure(error: BaseException, code: int) -> dict[str, Any]:
+    """What --json says of a command that failed: the message, the class of the error, the exit code."""
+    message = " ".join((plain(error), *getattr(error, "__notes__", ())))
+    return {"error": message, "type": type(error).__name__, "exit_code": code}
 
 
 def tell(error: BaseException) -> None:
@@ -61,44 +80,14 @@ def tell(error: BaseException) -> None:
     if _setting.shows_tracebacks:
         typer.echo("".join(traceback.format_exception(error)), err=True)
         return
-    message = _as_options(str(error).strip() or type(error).__name__)
-    if isinstance(error, MemoryError):
-        message = "There is not enough memory for this. Use --dtype float32, a sparse format, or .npy (read from disk)."
-    for line in (*f"Error: {message}".splitlines(), *getattr(error, "__notes__", ())):
+    for line in (*f"Error: {plain(error)}".splitlines(), *getattr(error, "__notes__", ())):
         typer.echo(visible(line), err=True)
 
 
-def _as_options(message: str) -> str:
-    """Arguments of functions, as a message may name them, spelled as options: label= is --label."""
-    message = re.sub(r"\b(label|key)=(?=[\s).,;]|$)", r"--\1", message)
-    message = re.sub(r"\b(label|key)=(?=['\"])", r"--\1 ", message)
-    return message.replace("transpose=True", "--transpose").replace("drop_extra=True", "--drop-extra")
-
-
-@dataclass(slots=True)
-class Interrupts:
-    """How often Ctrl-C was pressed while it was held back."""
-
-    count: int = 0
-
-
-@contextmanager
-def holding_interrupts(note: str) -> Iterator[Interrupts]:
-    """Within this block the first Ctrl-C is only counted (and `note` is shown); the second breaks off."""
-    pressed = Interrupts()
-
-    def hold(*_: object) -> None:
-        pressed.count += 1
-        if pressed.count > 1:
-            raise KeyboardInterrupt
-        typer.echo(note, err=True)
-
-    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if is_ignored or threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    before = signal.signal(signal.SIGINT, hold)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
+def plain(error: BaseException) -> str:
+    """The message of an error, in the words of the command line."""
+    if isinstance(error, MemoryError):
+        return "There is not enough memory for this. Use --dtype float32, a sparse format, or .npy (read from disk)."
+    if isinstance(error, KeyboardInterrupt):
+        return NOTHING_SAVED
+    return as_options(str(error).strip() or type(error).__name__)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partsong.cli.outputs import warn
 from partsong.cli.parts_folder import LISTING, holds_matrix, is_parts_folder, read_parts
-from partsong.errors import FileError, PartsongError
+from partsong.errors import DataError, FileError, PartsongError
 
 if TYPE_CHECKING:
     from partsong.data.table import Table
@@ -66,6 +67,7 @@ def read_holdings(
     for table in tables.values():
         with named_source(table):
             require_factorizable(table.X, table.feature_names, dtype)
+    warn_of_identifiers(tables.values())
     return Holdings(tables, is_federation)
 
 
@@ -82,12 +84,33 @@ def read_table(path: Path, *, label: str | None = None, transpose: bool = False,
 
 @contextmanager
 def named_source(table: Table) -> Iterator[None]:
-    """Put the file in front of whatever is wrong with its values."""
+    """Put the file in front of whatever is wrong with its values, and the names of bad samples and features in it."""
     try:
         yield
     except PartsongError as error:
         hint = "`partsong check` shows all that is wrong with a file."
-        raise type(error)(f"{table.source}: {error} {hint}") from error
+        raise type(error)(f"{table.source}: {_with_names(table, error)} {hint}") from error
+
+
+def _with_names(table: Table, error: PartsongError) -> str:
+    """What `check` says of the first bad cells, if it is cells that are bad."""
+    from partsong.data.check import inspect
+
+    if isinstance(error, DataError):
+        for finding in inspect(table.X, table.feature_names, table.sample_names):
+            if finding.severity == "error" and finding.rows:
+                return f"{finding.message} {finding.remedy}"
+    return str(error)
+
+
+def warn_of_identifiers(tables: Iterable[Table]) -> None:
+    """Warn once of columns that number the rows: they would be fitted like any other."""
+    from partsong.data.identifiers import identifier_findings
+
+    for table in tables:
+        for finding in identifier_findings(table.X, table.feature_names):
+            warn(f"{table.source}: {finding.message} {finding.remedy}")
+            return
 
 
 def fingerprint(table: Table) -> dict[str, Any]:

@@ -26,9 +26,9 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show a model: its shape, error and settings, and the top features of each component."""
-    from partsong.io.model_file import load_model
+    from partsong.cli.model_argument import read_model
 
-    content = description(load_model(model), top)
+    content = description(read_model(model), top)
     if as_json:
         put_json({"model": model, **content})
     else:

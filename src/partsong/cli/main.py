@@ -30,7 +30,9 @@ def begin(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error: partsong --debug fit …")
+    ] = False,
 ) -> None:
     """Options before the command."""
     guard.show_tracebacks(debug)

@@ -23,20 +23,30 @@ Data = Annotated[
 ]
 Label = Annotated[
     OptionalText,
-    typer.Option(help="Column (or array) of labels to leave out of the numbers.", rich_help_panel="Reading"),
+    typer.Option(
+        help="Name of a column (.npz: array) that is not a feature: labels, or an identifier.",
+        rich_help_panel="Reading",
+    ),
 ]
 Transpose = Annotated[
-    bool, typer.Option("--transpose", help="The file holds one feature per row.", rich_help_panel="Reading")
+    bool,
+    typer.Option(
+        "--transpose", help="The file holds features in rows and samples in columns.", rich_help_panel="Reading"
+    ),
 ]
 Key = Annotated[
     OptionalText,
-    typer.Option(help="Which array of an .npz, or layer of an .h5ad, to read.", rich_help_panel="Reading"),
+    typer.Option(
+        help="Which array of an .npz, or layer of an .h5ad, to read, if not the main one.", rich_help_panel="Reading"
+    ),
 ]
 Threads = Annotated[
     OptionalInt,
     typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output; also on failure.")
+]
 
 
 def examples(*lines: str) -> str:

@@ -8,13 +8,14 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from partsong.cli.choices import PACKAGES
+from partsong.cli.wording import as_options
 from partsong.errors import FileError, MissingExtra
 
 
@@ -57,6 +58,24 @@ def visible(name: object) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in str(name)
     )
+
+
+def warn(message: str) -> None:
+    """What a person should know although the command goes on; on standard error."""
+    typer.echo(visible(f"Warning: {as_options(message)}"), err=True)
+
+
+def warn_of_formulas(path: Path, names: Iterable[str] | None) -> None:
+    """Warn of names in a text file that a spreadsheet would take for formulas; they are never changed."""
+    from partsong.io.weights import first_formula
+
+    name = path.name.lower().removesuffix(".gz")
+    found = first_formula(names or ()) if name.endswith((".csv", ".tsv")) else None
+    if found is not None:
+        warn(
+            f"{path}: a spreadsheet takes the name {found!r} for a formula and may run it. It was written as it is; "
+            "rename it, or import that column as text."
+        )
 
 
 def require_writable(option: str, path: Path, endings: Sequence[str] = ()) -> None:

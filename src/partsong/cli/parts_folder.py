@@ -1,9 +1,14 @@
-"""A folder of parts: one .npz per party and a parts.json that lists them, as `partsong split` writes it."""
+"""A folder of parts: one .npz per party and a parts.json that lists them, as `partsong split` writes it.
+
+parts.json holds the SHA-256 of each file, so that one that was swapped, edited or damaged is noticed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections import Counter
@@ -27,11 +32,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One party's entry in parts.json."""
+    """One party's entry in parts.json; a list written by hand may leave `sha256` out."""
 
     name: str
     file: str
     rows: int
+    sha256: str | None = None
 
 
 def is_parts_folder(path: Path) -> bool:
@@ -60,7 +66,7 @@ def write_parts(folder: Path, table: Table, rows: Mapping[str, np.ndarray], abou
     try:
         for name, chosen in rows.items():
             _write_part(draft / f"{name}.npz", table, chosen)
-        listing = _listing(table, rows, about)
+        listing = _listing(draft, table, rows, about)
         write_json(draft / LISTING, listing)
         if target.exists():
             target.rmdir()
@@ -76,6 +82,7 @@ def read_parts(folder: Path) -> dict[str, Table]:
 
     tables: dict[str, Table] = {}
     for part in _listed(folder):
+        _require_unchanged(folder / part.file, part)
         table = read(folder / part.file)
         if table.X.shape[0] != part.rows:
             raise FormatError(
@@ -89,12 +96,27 @@ def read_parts(folder: Path) -> dict[str, Table]:
     return tables
 
 
-def _listing(table: Table, rows: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> dict[str, Any]:
+def _require_unchanged(path: Path, part: Part) -> None:
+    if part.sha256 is not None and _sha256(path) != part.sha256:
+        raise FormatError(
+            f"{path}: not the file that was listed for party {part.name!r}: its SHA-256 is not that in {LISTING}. It "
+            "was edited, swapped or damaged. Put the right file back, or split the data again."
+        )
+
+
+def _sha256(path: Path) -> str:
+    from partsong.io.opening import parsing
+
+    with parsing(path, "a part"), path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _listing(folder: Path, table: Table, rows: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> dict[str, Any]:
     parties = []
     for name, chosen in rows.items():
         counts = {} if table.labels is None else Counter(str(label) for label in table.labels[chosen].tolist())
-        labels = dict(sorted(counts.items()))
-        parties.append({"name": name, "file": f"{name}.npz", "rows": len(chosen), "labels": labels})
+        about_file = {"file": f"{name}.npz", "sha256": _sha256(folder / f"{name}.npz")}
+        parties.append({"name": name, **about_file, "rows": len(chosen), "labels": dict(sorted(counts.items()))})
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -141,9 +163,11 @@ def _listed(folder: Path) -> list[Part]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         is_ours = content["format"] == FORMAT and content["version"] == VERSION
-        parts = [Part(entry["name"], entry["file"], int(entry["rows"])) for entry in content["parties"]]
+        parts = [
+            Part(entry["name"], entry["file"], int(entry["rows"]), entry.get("sha256")) for entry in content["parties"]
+        ]
         are_names = all(isinstance(text, str) and text for part in parts for text in (part.name, part.file))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} cannot be read as a list of parts ({error}). Split the data again.") from error
     if not is_ours or not are_names:
         raise FormatError(f"{path}: this is not version {VERSION} of a {FORMAT} file. Split the data again.")
@@ -152,6 +176,10 @@ def _listed(folder: Path) -> list[Part]:
     for part in parts:
         if Path(part.file).name != part.file or part.file.startswith("."):
             raise FormatError(f"{path}: {part.file!r} is not the plain name of a file beside it. Split the data again.")
+        if part.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", str(part.sha256)):
+            raise FormatError(
+                f"{path}: the sha256 of {part.file!r} is not 64 hexadecimal digits. Split the data again."
+            )
     if len({part.name for part in parts}) < len(parts) or len({part.file for part in parts}) < len(parts):
         raise FormatError(f"{path}: two parties have the same name or the same file. Split the data again.")
     return parts

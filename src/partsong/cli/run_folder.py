@@ -84,10 +84,14 @@ class Recorder:
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A CSV file, whole or not at all; NaN is left empty."""
+    from partsong.io.weights import quoting_for
+
+    cells = [["" if value is None else value for value in as_json(list(row))] for row in rows]
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    quoting = quoting_for(value for row in cells for value in row if isinstance(value, str))
+    writer = csv.writer(text, lineterminator="\n", quoting=quoting)
     writer.writerow(header)
-    writer.writerows(["" if value is None else value for value in as_json(list(row))] for row in rows)
+    writer.writerows(cells)
     write_text(path, text.getvalue())
 
 

@@ -9,7 +9,7 @@ import typer
 
 from partsong.cli.choices import finite
 from partsong.cli.guard import guarded
-from partsong.cli.holdings import read_table
+from partsong.cli.holdings import read_table, warn_of_identifiers
 from partsong.cli.options import AsJson, Data, Key, Label, OptionalInt, OptionalText, Transpose, examples
 from partsong.cli.outputs import put_json, visible
 from partsong.cli.parts_folder import require_free, write_parts
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     "partsong split counts.csv --parties 5 -o parts/",
-    "partsong split cells.h5ad --parties 8 --by cell_type --concentration 0.1 --seed 1 -o parts/",
+    "partsong split cells.h5ad --parties 8 --by cell_type --concentration 1 --seed 1 -o parts/",
 )
 
 
@@ -34,15 +34,22 @@ def split(
         Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
     ],
     by: Annotated[
-        OptionalText, typer.Option(help="Column (or array) of labels: every party gets its own mixture of them.")
+        OptionalText,
+        typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them."),
     ] = None,
     concentration: Annotated[
         float,
-        typer.Option(help="With --by: small for few labels per party, large for the same mixture.", callback=finite),
-    ] = 0.3,
-    iid: Annotated[bool, typer.Option("--iid", help="Equal random shares (what happens by default).")] = False,
-    contiguous: Annotated[bool, typer.Option("--contiguous", help="Equal runs of neighbouring rows.")] = False,
-    seed: Annotated[OptionalInt, typer.Option(min=0, help="Random seed.", show_default="a fresh one, told")] = None,
+        typer.Option(
+            help="With --by: α in Dirichlet(α · label frequencies), from which each party's mixture is drawn; small "
+            "for few labels per party, large for the same mixture everywhere.",
+            callback=finite,
+        ),
+    ] = 3.0,
+    iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
+    contiguous: Annotated[
+        bool, typer.Option("--contiguous", help="Equal shares of neighbouring rows, in the order of the file.")
+    ] = False,
+    seed: Annotated[OptionalInt, typer.Option(min=0, help="Random seed.", show_default="a new one, printed")] = None,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
@@ -60,6 +67,7 @@ def split(
     seed = fresh_seed() >> 32 if seed is None else seed
     how = "by" if by is not None else "contiguous" if contiguous else "iid"
     table = read_table(data, label=by or label, transpose=transpose, key=key)
+    warn_of_identifiers([table])
     rows = shares_of(table, parties, how, concentration, seed)
     about: dict[str, Any] = {"source": data.name, "split": how, "by": by, "seed": seed}
     about["concentration"] = concentration if how == "by" else None

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import WEIGHT_ENDINGS
+from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.cli.guard import guarded
 from partsong.cli.holdings import named_source, read_table
 from partsong.cli.options import AsJson, Data, Key, Label, Threads, Transpose, examples
-from partsong.cli.outputs import put_json, require_distinct, require_writable
-from partsong.errors import ShapeError
+from partsong.cli.outputs import put_json, require_distinct, require_writable, warn_of_formulas
+from partsong.errors import FileError, ShapeError
 
 if TYPE_CHECKING:
     from partsong.data.table import Table
@@ -46,17 +46,20 @@ def transform(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
-    """Weights of new rows: the non-negative least squares fit to a model's parts."""
-    from partsong.io.model_file import load_model
+    """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
+    from partsong.cli.model_argument import read_model
     from partsong.io.weights import write_weights
 
     require_distinct({"DATA": data, "MODEL": model, "--output": output})
     require_writable("--output", output, WEIGHT_ENDINGS)
-    known = load_model(model)
+    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
+        raise FileError(f"{data}: this looks like the model. Name the data first: partsong transform {model} {data}.")
+    known = read_model(model)
     table = matched(read_table(data, label=label, transpose=transpose, key=key), known, drop_extra)
     began = time.perf_counter()
     W, error = weights_of(table, known, threads)
     write_weights(output, W, table.sample_names)
+    warn_of_formulas(output, table.sample_names)
     result = {
         "output": output,
         "model": model,
@@ -90,13 +93,13 @@ def weights_of(table: Table, model: Model, threads: int | None) -> tuple[Any, fl
     """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖."""
     import numpy as np
 
-    from partsong.data.check import require_factorizable
+    from partsong.data.check import require_transformable
     from partsong.data.matrix import as_matrix
-    from partsong.fitting import solver_of
+    from partsong.settings import solver_of
     from partsong.threads import available, kernels_on
 
     with named_source(table):
-        require_factorizable(table.X)
+        require_transformable(table.X, dtype=model.components.dtype)
     matrix = as_matrix(table.X, model.components.dtype)
     penalties = (_number(model.settings.get(name)) for name in ("alpha_w", "alpha_h", "l1_ratio"))
     Ht = np.ascontiguousarray(model.components.T)

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from partsong.data.cells import cell_errors
 from partsong.data.finding import Finding, few, labelled
+from partsong.data.form import array_of, form_errors
 from partsong.data.names import name_errors
-from partsong.data.scan import Indices, Places, blanks, extremes, is_sparse, places
-from partsong.errors import DataError, DataTypeError, FeatureError, PartsongError, ShapeError, first_few
+from partsong.data.scan import Indices, Places, blanks, extremes, places
+from partsong.errors import DataError, FeatureError, PartsongError, ShapeError, UnreadableError, first_few
 
-_NUMERIC_KINDS = "biuf"
 _ERRORS: dict[str, type[PartsongError]] = {
-    "container": DataTypeError,
+    "container": UnreadableError,
     "not-2d": ShapeError,
     "no-rows": DataError,
     "no-columns": DataError,
-    "non-numeric": DataTypeError,
-    "complex": DataTypeError,
+    "non-numeric": UnreadableError,
+    "complex": UnreadableError,
     "nan": DataError,
     "infinite": DataError,
     "negative": DataError,
     "scale": DataError,
+    "too-small": DataError,
     "name-count": FeatureError,
     "duplicate-names": FeatureError,
     "missing-names": FeatureError,
+    "name-type": FeatureError,
 }
 
 
@@ -42,7 +46,7 @@ def inspect(
     unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}
     if unreadable.intersection(finding.kind for finding in errors):
         return errors
-    return errors + tuple(_notes(_scannable(X), feature_names, sample_names))
+    return errors + tuple(_notes(array_of(X), feature_names, sample_names))
 
 
 def require_factorizable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
@@ -51,70 +55,36 @@ def require_factorizable(X: Any, feature_names: Sequence[str] | None = None, dty
     `dtype` is the precision that the fit will use where it is not that of X.
     """
     for finding in _errors(X, feature_names, None, dtype):
-        raise _ERRORS[finding.kind](f"{finding.message} {finding.remedy}")
+        raise error_of(finding)
+
+
+def require_transformable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
+    """The same for rows that a model gets to see: they may be as small as they like, since nothing is squared."""
+    for finding in _errors(X, feature_names, None, dtype):
+        if finding.kind != "too-small":
+            raise error_of(finding)
+
+
+def error_of(finding: Finding) -> PartsongError:
+    """The typed error that says what a finding says."""
+    return _ERRORS[finding.kind](f"{finding.message} {finding.remedy}".rstrip())
 
 
 def _errors(
     X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any = None
 ) -> Iterator[Finding]:
     try:
-        matrix = _scannable(X)
-    except (TypeError, ValueError) as error:
-        yield Finding("container", "error", f"{type(X).__name__} cannot be read as a matrix: {error}", _AS_ARRAY)
+        matrix = array_of(X)
+    except UnreadableError as error:
+        yield Finding("container", "error", str(error), "")
         return
-    form = next(_form_errors(matrix), None)
+    form = next(chain(cell_errors(matrix, feature_names), form_errors(matrix)), None)
     if form is not None:
         yield form
         return
     yield from _value_errors(matrix, feature_names, sample_names, matrix.dtype if dtype is None else dtype)
     if feature_names is not None:
         yield from name_errors(feature_names, matrix.shape[1])
-
-
-_AS_ARRAY = "Pass a 2-D NumPy array or a SciPy sparse matrix; rows are samples, all of one length."
-
-
-def _scannable(X: Any) -> Any:
-    """X as an ndarray (nothing is read or copied where that can be helped), or as CSR or CSC."""
-    if is_sparse(X):
-        return X if X.format in ("csr", "csc") else X.tocsr()
-    if type(X).__module__.partition(".")[0] == "torch":
-        return X.detach().cpu().numpy()
-    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
-        raise TypeError("it hides masked values, which would be used as if they were data; fill or drop them first.")
-    return X if isinstance(X, np.memmap) else np.asarray(X)
-
-
-def _form_errors(X: Any) -> Iterator[Finding]:
-    shape = tuple(X.shape)
-    if X.dtype.kind == "c":
-        yield Finding(
-            "complex",
-            "error",
-            f"Complex data not supported: the values are {X.dtype}.",
-            "Pass real parts or magnitudes.",
-        )
-    elif X.dtype.kind not in _NUMERIC_KINDS:
-        yield Finding(
-            "non-numeric",
-            "error",
-            f"The values are not numbers: the type of the matrix is {X.dtype}.",
-            "Take text columns out, encode categories as numbers, and convert with X.astype(float).",
-        )
-    elif len(shape) != 2:
-        yield Finding(
-            "not-2d",
-            "error",
-            f"Expected a 2-D matrix (samples x features), got {len(shape)} dimension(s), shape {shape}.",
-            "Reshape your data: X.reshape(-1, 1) for one feature, X.reshape(1, -1) for one sample, "
-            "X.reshape(len(X), -1) for images.",
-        )
-    elif shape[0] == 0:
-        text = f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required."
-        yield Finding("no-rows", "error", text, "Check the filter or the file that the rows came from.")
-    elif shape[1] == 0:
-        text = f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required."
-        yield Finding("no-columns", "error", text, "Check which columns were selected.")
 
 
 def _value_errors(
@@ -139,7 +109,7 @@ def _scale_error(high: float, dtype: np.dtype[Any]) -> Iterator[Finding]:
         remedy = "Rescale the data (divide by the largest value, say)" + (
             ", or compute in float64 (dtype='float64')." if dtype == np.float32 else "."
         )
-        yield Finding("scale", "error", message, remedy)
+        yield Finding("scale" if high > reach else "too-small", "error", message, remedy)
 
 
 def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

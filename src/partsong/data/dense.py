@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from partsong import kernels, threads
-from partsong.data.mapped import give_back, mapping
-from partsong.kernels import compiled_sweeps
+from partsong.data.mapped import mapping
+from partsong.data.tiles import BLOCK_HEIGHT, MOST_SUMMED, Tiles
+from partsong.kernels import compiled_sweeps, on_numpy
+from partsong.once import once
 
-TILE_BYTES = 2 << 20
-MAPPED_TILE_BYTES = 4 << 20
+FEWEST_SUMMED = 128
+"""Rows whose products are at least summed in the type of the data; sums over more of them are in float64."""
+MANY_SUMS = 1 << 15
+"""So many entries of XᵀW that rounding averages out over them; fewer are summed in float64, and over fewer rows."""
+EXACT_ROWS = 1 << 15
+SUMS_BYTES = 32 << 20
+"""The most that all threads together may hold in sums of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +28,9 @@ class DenseMatrix:
     """Rows as a two-dimensional array, C or F order, in memory or mapped from a file larger than memory.
 
     Every product goes over tiles of rows, so that one pass reads X once: a tile is multiplied by Hᵀ, its block of W
-    is updated, and its share of WᵀW and WᵀX is added while the tile is still in cache. Integers and half precision
-    are converted tile by tile; pages of a mapped file are given back once a tile is done.
+    is updated, and its share of WᵀX is added while the tile is still in cache. Rows too wide for that are read twice,
+    in blocks of rows and columns, and threads share out the columns of WᵀX instead of each having a sum of its own.
+    Integers and half precision are converted tile by tile; pages of a mapped file are given back once a tile is done.
     """
 
     X: np.ndarray
@@ -39,47 +46,57 @@ class DenseMatrix:
         """Entries kept: all of them."""
         return self.shape[0] * self.shape[1]
 
-    @cached_property
+    @once
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
-        return sum(self._over_tiles(lambda tile: compiled_sweeps.inner_rows(tile, tile)))
+        return self._sum(lambda block: compiled_sweeps.inner_rows(block, block))
 
-    @cached_property
+    @once
     def mean(self) -> float:
         """The mean entry."""
-        total = sum(self._over_tiles(lambda tile: float(tile.sum(dtype=np.float64))))
+        total = self._sum(lambda block: float(block.sum(dtype=np.float64)))
         return total / max(1, self.shape[0] * self.shape[1])
 
     def visit(
         self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None], F: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One pass over the rows; see core.Matrix."""
-        k, m = Ht.shape[1], self.shape[1]
+        """One pass over the rows, or two where they are wide; see core.Matrix."""
+        k = Ht.shape[1]
+        if self._sums_are_large(k):
+            self.walk(Ht, update)
+            return on_numpy.gram(F), self.transposed_times(F)
+
+        height = min(max(FEWEST_SUMMED, k * self.shape[1] // 32), MOST_SUMMED)
+
+        kind = np.float64 if k * self.shape[1] < MANY_SUMS else self.dtype
 
         def work(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-            gram, cross, product = np.zeros((k, k)), None, None
-            for a, b, tile in self._tiles(start, stop):
+            gram = np.zeros((k, k))
+            cross, product = np.zeros((k, self.shape[1]), kind), np.empty((k, self.shape[1]), self.dtype)
+            for a, b, tile in self._tiles.of_rows(start, stop):
                 update(a, b, tile @ Ht)
-                gram += F[a:b].T @ F[a:b]
-                if cross is None:
-                    cross = F[a:b].T @ tile
-                    continue
-                product = np.dot(F[a:b].T, tile, out=product)
-                cross += product
-            return gram, np.zeros((k, m), self.dtype) if cross is None else cross
+                block = F[a:b].astype(np.float64, copy=False) if k < on_numpy.FEW_COMPONENTS else F[a:b]
+                gram += block.T @ block
+                c = a + (b - a) // height * height
+                if c > a:
+                    left, right = F[a:c].reshape(-1, height, k), tile[: c - a].reshape(-1, height, self.shape[1])
+                    cross += np.matmul(left.transpose(0, 2, 1), right).sum(0, dtype=kind)
+                if c < b:
+                    cross += np.dot(F[c:b].T, tile[c - a :], out=product)
+            return gram, cross
 
         (gram, cross), *others = threads.over(self._pieces(k), work)
-        while others:
-            more = others.pop(0)
-            gram, cross = gram + more[0], np.add(cross, more[1], out=cross)
-        return gram.astype(self.dtype), np.ascontiguousarray(cross.T)
+        for more in others:
+            gram += more[0]
+            cross += more[1]
+        return gram, np.ascontiguousarray(cross.T, self.dtype)
 
     def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
         """One pass over the rows without sums; see core.Matrix."""
 
         def work(start: int, stop: int) -> None:
-            for a, b, tile in self._tiles(start, stop):
-                update(a, b, tile @ Ht)
+            for a, b, product in self._products(start, stop, Ht):
+                update(a, b, product)
 
         threads.over(self._pieces(Ht.shape[1]), work)
 
@@ -88,88 +105,130 @@ class DenseMatrix:
         out = np.empty((self.shape[0], B.shape[1]), self.dtype)
 
         def work(start: int, stop: int) -> None:
-            for a, b, tile in self._tiles(start, stop):
-                np.matmul(tile, B, out=out[a:b])
+            for a, b, product in self._products(start, stop, B):
+                out[a:b] = product
 
         threads.over(self._pieces(B.shape[1]), work)
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
         """Xᵀ A."""
+        if self._sums_are_large(A.shape[1]):
+            return self._by_columns(A)
 
         def work(start: int, stop: int) -> np.ndarray:
             total = np.zeros((A.shape[1], self.shape[1]), self.dtype)
-            for a, b, tile in self._tiles(start, stop):
+            for a, b, tile in self._tiles.of_rows(start, stop):
                 total += A[a:b].T @ tile
             return total
 
         parts = threads.over(self._pieces(A.shape[1]), work)
         return np.ascontiguousarray(sum(parts[1:], parts[0]).T)
 
+    def _by_columns(self, A: np.ndarray) -> np.ndarray:
+        """Xᵀ A with a range of columns for each thread, and no sum but the result."""
+        n, m = self.shape
+        out = np.empty((m, A.shape[1]), self.dtype)
+        width = self._tiles.narrow_width
+
+        def work(start: int, stop: int) -> None:
+            for first in range(start, stop, width):
+                last = min(first + width, stop)
+                total = np.zeros((last - first, A.shape[1]))
+                for a, b, _, _, block in self._tiles.blocks((0, n), (first, last)):
+                    total += block.T @ A[a:b]
+                out[first:last] = total
+
+        threads.over(threads.ranges(m, 2.0 * n * m * A.shape[1]), work)
+        return out
+
+    def _products(self, start: int, stop: int, B: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """X B by blocks of rows; products of wide rows are added up in float64."""
+        if not self._tiles.are_low:
+            for a, b, tile in self._tiles.of_rows(start, stop):
+                yield a, b, tile @ B
+            return
+        for a in range(start, stop, BLOCK_HEIGHT):
+            b = min(a + BLOCK_HEIGHT, stop)
+            product = np.zeros((b - a, B.shape[1]))
+            for _, _, c, d, block in self._tiles.blocks((a, b), (0, self.shape[1])):
+                product += block @ B[c:d]
+            yield a, b, product.astype(self.dtype, copy=False)
+
     def rows(self, indices: np.ndarray) -> DenseMatrix:
         """Some of the rows, in memory; `indices` ascend."""
         if mapping(self.X) is None:
             return DenseMatrix(np.ascontiguousarray(self.X[indices], self.dtype), self.dtype)
         out = np.empty((len(indices), self.shape[1]), self.dtype)
-        for a, b, tile in self._tiles(0, self.shape[0]):
+        for a, b, c, d, block in self._all_blocks():
             here = slice(*np.searchsorted(indices, (a, b)))
-            out[here] = tile[indices[here] - a]
+            out[here, c:d] = block[indices[here] - a]
         return DenseMatrix(out, self.dtype)
 
     def columns(self, indices: np.ndarray) -> np.ndarray:
         """Some of the columns, as a new array."""
         out = np.empty((self.shape[0], len(indices)), self.dtype)
-        for a, b, tile in self._tiles(0, self.shape[0]):
-            out[a:b] = tile[:, indices]
+        for a, b, c, d, block in self._all_blocks():
+            here = np.flatnonzero((indices >= c) & (indices < d))
+            out[a:b, here] = block[:, indices[here] - c]
         return out
 
     def column_energies(self) -> np.ndarray:
         """Σ_i X_ij² for each column j."""
-        return np.sum(
-            [np.einsum("ij,ij->j", t, t, dtype=np.float64) for _, _, t in self._tiles(0, self.shape[0])], axis=0
-        )
+        total = np.zeros(self.shape[1])
+        for _, _, c, d, block in self._all_blocks():
+            total[c:d] += np.einsum("ij,ij->j", block, block, dtype=np.float64)
+        return total
 
     def gram_column(self, j: int) -> np.ndarray:
         """Xᵀ x_j."""
-        parts = [tile.T @ tile[:, j] for _, _, tile in self._tiles(0, self.shape[0])]
-        return np.asarray(np.sum(parts, axis=0, dtype=np.float64))
+        total = np.zeros(self.shape[1])
+        for a, b, c, d, block in self._all_blocks():
+            total[c:d] += block.T @ np.asarray(self.X[a:b, j], self.dtype)
+        return total
 
     def native(self, values: Any) -> np.ndarray:
         """As a NumPy array of this matrix's number type."""
         return kernels.of(values).to_numpy(values).astype(self.dtype, copy=False)
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
-        """‖X − W H‖² by the trace formula with products in float64, tile by tile."""
-        H = Ht.T.astype(np.float64)
+        """‖X − W H‖² by the trace formula with products in float64, block by block."""
 
-        def work(start: int, stop: int) -> tuple[float, np.ndarray]:
-            crossed, gram = 0.0, np.zeros((len(H), len(H)))
-            for a, b, tile in self._tiles(start, stop):
-                w = W[a:b].T.astype(np.float64)
-                crossed += float(np.vdot(H, w @ tile))
-                gram += w @ w.T
-            return crossed, gram
+        def work(start: int, stop: int) -> float:
+            crossed = 0.0
+            for a, b, c, d, block in self._tiles.blocks((start, stop), (0, self.shape[1])):
+                h, w = Ht[c:d].astype(np.float64), W[a:b].astype(np.float64)
+                crossed += float(np.vdot(h, block.T @ w))
+            return crossed
 
-        parts = threads.over(self._pieces(len(H)), work)
-        gram = sum((part[1] for part in parts[1:]), parts[0][1])
-        return self.squared_norm - 2 * sum(part[0] for part in parts) + float(np.vdot(gram, H @ H.T))
+        crossed = sum(threads.over(self._pieces(Ht.shape[1]), work))
+        return self.squared_norm - 2 * crossed + float(np.vdot(exact_gram(W), exact_gram(Ht)))
+
+    @property
+    def _tiles(self) -> Tiles:
+        return Tiles(self.X, self.dtype)
 
     def _pieces(self, columns: int) -> list[tuple[int, int]]:
         return threads.ranges(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))
 
-    def _tiles(self, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        mapped = mapping(self.X)
-        is_by_row = self.X.flags.c_contiguous
-        bytes_per_row = max(1, self.shape[1] * self.dtype.itemsize)
-        height = max(64, (MAPPED_TILE_BYTES if mapped else TILE_BYTES) // bytes_per_row)
-        for a in range(start, stop, height):
-            b = min(a + height, stop)
-            yield a, b, np.asarray(self.X[a:b], self.dtype)
-            if mapped is not None:
-                give_back(mapped, self.X, *((a, b) if is_by_row else (0, self.shape[1])))
+    def _sums_are_large(self, columns: int) -> bool:
+        """Whether XᵀA is better shared out by columns: a sum and a product for each thread would be too much."""
+        numbers = columns * self.shape[1] * len(self._pieces(columns))
+        return self._tiles.are_low or numbers * (8 + self.dtype.itemsize) > SUMS_BYTES
 
-    def _over_tiles(self, function: Callable[[np.ndarray], float]) -> list[float]:
+    def _all_blocks(self) -> Iterator[tuple[int, int, int, int, np.ndarray]]:
+        return self._tiles.blocks((0, self.shape[0]), (0, self.shape[1]))
+
+    def _sum(self, function: Callable[[np.ndarray], float]) -> float:
+        """Σ of a number for each block."""
+
         def work(start: int, stop: int) -> float:
-            return sum(function(tile) for _, _, tile in self._tiles(start, stop))
+            return sum(function(block) for *_, block in self._tiles.blocks((start, stop), (0, self.shape[1])))
 
-        return threads.over(self._pieces(1), work)
+        return sum(threads.over(self._pieces(1), work))
+
+
+def exact_gram(F: np.ndarray) -> np.ndarray:
+    """FᵀF with products in float64 too, some rows at a time."""
+    parts = [on_numpy.gram(F[a : a + EXACT_ROWS].astype(np.float64)) for a in range(0, len(F), EXACT_ROWS)]
+    return sum(parts[1:], parts[0])

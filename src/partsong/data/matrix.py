@@ -8,6 +8,7 @@ import numpy as np
 
 from partsong.core import Matrix
 from partsong.data.dense import DenseMatrix
+from partsong.data.form import is_tensor
 from partsong.errors import DataTypeError, ShapeError
 
 EXACT_IN_FLOAT32 = ("float16", "bool", "int8", "uint8", "int16", "uint16")
@@ -20,7 +21,7 @@ def as_matrix(X: Any, dtype: Any = None) -> Matrix:
     and float64 are kept; types that float32 holds exactly become float32, all others float64, unless `dtype` says
     otherwise. Values are not checked here: `data.check.require_factorizable` does that.
     """
-    if type(X).__module__.partition(".")[0] == "torch":
+    if is_tensor(X):
         return _from_torch(X, dtype)
     if hasattr(X, "tocsr"):
         return _from_sparse(X, dtype)
@@ -36,18 +37,27 @@ def as_matrix(X: Any, dtype: Any = None) -> Matrix:
 
 
 def float_type(dtype: Any, wanted: Any = None) -> np.dtype:
-    """The floating-point type that data of `dtype` is computed in."""
+    """The floating-point type that data of a NumPy or torch `dtype` are computed in."""
+    given = _numpy_type(dtype)
+    if given.kind not in "biuf":
+        raise DataTypeError(f"Data of type {given} cannot be factorized. Convert it to numbers first.")
     if wanted is not None:
         chosen = np.dtype(wanted)
         if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise DataTypeError(f"dtype must be float32 or float64; got {chosen}.")
         return chosen
-    given = np.dtype(dtype)
-    if given.kind not in "biuf":
-        raise DataTypeError(f"Data of type {given} cannot be factorized. Convert it to numbers first.")
     if given == np.float32 or given.name in EXACT_IN_FLOAT32:
         return np.dtype(np.float32)
     return np.dtype(np.float64)
+
+
+def _numpy_type(dtype: Any) -> np.dtype:
+    """The NumPy type of a NumPy or torch type; bfloat16 is held by float32."""
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__.partition(".")[0] == "torch" else dtype
+    try:
+        return np.dtype("float32" if name == "bfloat16" else name)
+    except TypeError as error:
+        raise DataTypeError(f"Data of type {dtype} cannot be factorized. Convert it to numbers first.") from error
 
 
 def _require_two_dimensions(X: Any) -> None:
@@ -75,8 +85,4 @@ def _from_torch(X: Any, dtype: Any) -> Matrix:
     from partsong.data.tensor import TensorMatrix
 
     _require_two_dimensions(X)
-    wanted = None if dtype is None else {"float32": torch.float32, "float64": torch.float64}[np.dtype(dtype).name]
-    if wanted is None:
-        keep = X.dtype in (torch.float32, torch.float64)
-        wanted = X.dtype if keep else (torch.float64 if X.dtype in (torch.int64, torch.int32) else torch.float32)
-    return TensorMatrix(X.to(wanted))
+    return TensorMatrix(X.detach().to(getattr(torch, float_type(X.dtype, dtype).name)))

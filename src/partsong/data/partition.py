@@ -28,12 +28,13 @@ def iid(rows: int, parties: int, generator: np.random.Generator) -> list[np.ndar
 
 
 def by_label(
-    labels: Sequence[object] | np.ndarray, parties: int, generator: np.random.Generator, concentration: float = 0.3
+    labels: Sequence[object] | np.ndarray, parties: int, generator: np.random.Generator, concentration: float = 3.0
 ) -> list[np.ndarray]:
-    """Equal shares with skewed labels: party p draws rows from q_p ~ Dir(concentration · label frequencies).
+    """Equal shares with skewed labels: party p draws rows from q_p ~ Dir(α f), α the concentration, f the frequencies.
 
-    Rows are drawn without replacement; a label that has run out is dropped and the rest renormalised (Hsu et al.,
-    2019). Small concentrations give parties with few labels, large ones the overall mixture.
+    The parameters add up to α, whatever the number of labels (Hsu et al., 2019). Rows are drawn without replacement;
+    a label that has run out is dropped and the rest renormalised. Small α give parties with few labels, large α the
+    overall mixture.
     """
     values = np.asarray(labels)
     _require_enough(len(values), parties)
@@ -43,7 +44,21 @@ def by_label(
     waiting = [list(generator.permutation(np.flatnonzero(codes == c))) for c in range(len(kinds))]
     frequencies = np.bincount(codes, minlength=len(kinds)) / len(values)
     sizes = [len(part) for part in np.array_split(np.arange(len(values)), parties)]
-    return [_draw(waiting, generator.dirichlet(concentration * frequencies * len(kinds)), s, generator) for s in sizes]
+    return [_draw(waiting, generator.dirichlet(concentration * frequencies), s, generator) for s in sizes]
+
+
+def by_size(rows: int, parties: int, generator: np.random.Generator, concentration: float = 1.0) -> list[np.ndarray]:
+    """Random shares of unequal size: sizes follow Dir(concentration), and every party has at least one row.
+
+    Small concentrations give a few large parties and many small ones, large ones nearly equal parties.
+    """
+    _require_enough(rows, parties)
+    if not concentration > 0:
+        raise ParameterError(f"concentration must be more than 0; got {concentration}.")
+    shares = generator.dirichlet(np.full(parties, concentration))
+    sizes = 1 + generator.multinomial(rows - parties, shares)
+    order = generator.permutation(rows)
+    return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
 
 
 def _draw(waiting: list[list[int]], wanted: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from partsong import kernels, threads
-from partsong.kernels import compiled_sparse
+from partsong.data.dense import exact_gram
+from partsong.kernels import compiled_sparse, compiled_transposed, on_numpy
+from partsong.once import once
 
 TILE_ROWS = 4096
+CHUNK = 1 << 20
+"""Entries looked at together."""
+EXACT_SUMS = 1 << 21
+"""Sums up to this number are held in float64."""
+SECOND_COPY_BYTES = 16 << 20
+"""Data up to this size are held by column as well."""
 GATHER_COST = 4
 """What an entry of a sparse product costs, in multiply-adds of a dense one: factor rows are fetched at random."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """Rows in CSR form, with the CSR form of the transpose kept beside it; nothing is ever made dense.
+    """Rows in CSR form with ascending columns; nothing is ever made dense.
 
-    X Hᵀ goes over rows and XᵀW over columns, each by gathering rows of the other factor. The second copy costs as
-    much memory as the data and makes both products run in parallel without sharing sums.
+    X Hᵀ goes over rows and gathers rows of Hᵀ. XᵀW gathers rows of W where the CSR form of the transpose is at hand;
+    otherwise rows of W are scattered, with a range of columns for each thread. A second copy is faster while W fits
+    the cache, and costs as much memory as the data.
     """
 
     by_row: Any
-    by_column: Any
+    by_column: Any = None
+
+    @staticmethod
+    def of_rows(by_row: Any) -> SparseMatrix:
+        """With a second copy by column where that is small."""
+        is_small = by_row.data.nbytes + by_row.indices.nbytes <= SECOND_COPY_BYTES
+        return SparseMatrix(by_row, by_row.T.tocsr() if is_small else None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,12 +57,13 @@ class SparseMatrix:
         """Entries kept: those that are not zero."""
         return int(self.by_row.nnz)
 
-    @cached_property
+    @once
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
-        return float(np.sum(np.square(self.by_row.data, dtype=np.float64)))
+        data = self.by_row.data
+        return sum(float(np.square(data[chunk], dtype=np.float64).sum()) for chunk in _chunks(data))
 
-    @cached_property
+    @once
     def mean(self) -> float:
         """The mean entry, zeros counted."""
         return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.shape[0] * self.shape[1])
@@ -57,19 +72,8 @@ class SparseMatrix:
         self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None], F: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """One pass over the rows, then one over the columns; see core.Matrix."""
-        k = Ht.shape[1]
-
-        def work(start: int, stop: int) -> np.ndarray:
-            gram = np.zeros((k, k), np.float64)
-            for a in range(start, stop, TILE_ROWS):
-                b = min(a + TILE_ROWS, stop)
-                update(a, b, _product(self.by_row, Ht, a, b))
-                gram += F[a:b].T @ F[a:b]
-            return gram
-
-        parts = threads.over(self._pieces(self.by_row, k, 2 * k), work)
-        gram = sum(parts[1:], parts[0])
-        return gram.astype(self.dtype), self.transposed_times(F)
+        self.walk(Ht, update)
+        return on_numpy.gram(F), self.transposed_times(F)
 
     def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
         """One pass over the rows without sums; see core.Matrix."""
@@ -83,41 +87,64 @@ class SparseMatrix:
 
     def times(self, B: np.ndarray) -> np.ndarray:
         """X B."""
-        return self._gather(self.by_row, B)
+        out = np.empty((self.shape[0], B.shape[1]), self.dtype)
+        B = np.ascontiguousarray(B, self.dtype)
+        threads.over(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
+        return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
         """Xᵀ A."""
-        return self._gather(self.by_column, A)
+        out = np.empty((self.shape[1], A.shape[1]), self.dtype)
+        A = np.ascontiguousarray(A, self.dtype)
+        side = self.by_row if self.by_column is None else self.by_column
+        entries = side.indptr, side.indices, side.data, A
+        if self.by_column is not None:
+            gather = compiled_transposed.gather_columns
+            threads.over(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
+            return out
+        scatter = compiled_transposed.scatter_columns
+        total = np.empty(out.shape, np.float64 if out.size <= EXACT_SUMS else self.dtype)
+        threads.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
+        return total.astype(self.dtype, copy=False)
 
     def rows(self, indices: np.ndarray) -> SparseMatrix:
         """Some of the rows."""
         from scipy.sparse import csr_array
 
         chosen = csr_array(self.by_row)[indices]
-        return SparseMatrix(chosen, chosen.T.tocsr())
+        return SparseMatrix.of_rows(chosen)
 
     def columns(self, indices: np.ndarray) -> np.ndarray:
         """Some of the columns, as a dense array."""
         out = np.zeros((self.shape[0], len(indices)), self.dtype)
-        side = self.by_column
         for position, j in enumerate(indices):
-            entries = slice(side.indptr[j], side.indptr[j + 1])
-            out[side.indices[entries], position] = side.data[entries]
+            rows, values = self._column(int(j))
+            out[rows, position] = values
         return out
 
     def column_energies(self) -> np.ndarray:
         """Σ_i X_ij² for each column j."""
-        columns = np.repeat(np.arange(self.shape[1]), np.diff(self.by_column.indptr))
-        return np.bincount(columns, np.square(self.by_column.data, dtype=np.float64), self.shape[1])
+        total, side = np.zeros(self.shape[1]), self.by_row
+        for chunk in _chunks(side.data):
+            squares = np.square(side.data[chunk], dtype=np.float64)
+            total += np.bincount(side.indices[chunk], squares, self.shape[1])
+        return total
 
     def gram_column(self, j: int) -> np.ndarray:
         """Xᵀ x_j, from the rows where x_j is not zero."""
-        out = np.zeros(self.shape[1])
-        one, rows = self.by_column, self.by_row
-        entries = slice(one.indptr[j], one.indptr[j + 1])
-        chosen, values = one.indices[entries], one.data[entries]
-        compiled_sparse.add_rows(rows.indptr, rows.indices, rows.data, chosen, values, out)
+        out, side = np.zeros(self.shape[1]), self.by_row
+        compiled_sparse.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
         return out
+
+    def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows where column j is stored, and its values there."""
+        if self.by_column is not None:
+            entries = slice(self.by_column.indptr[j], self.by_column.indptr[j + 1])
+            return self.by_column.indices[entries], self.by_column.data[entries]
+        side = self.by_row
+        found = [np.flatnonzero(side.indices[chunk] == j) + chunk.start for chunk in _chunks(side.data)]
+        at = np.concatenate([np.empty(0, np.int64), *found])
+        return np.searchsorted(side.indptr, at, side="right") - 1, side.data[at]
 
     def native(self, values: Any) -> np.ndarray:
         """As a NumPy array of this matrix's number type."""
@@ -125,33 +152,27 @@ class SparseMatrix:
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
         """‖X − W H‖² by the trace formula, with products in float64."""
-        exact_Ht = Ht.astype(np.float64)
-
-        def work(start: int, stop: int) -> tuple[float, np.ndarray]:
-            crossed, gram = 0.0, np.zeros((Ht.shape[1], Ht.shape[1]))
-            for a in range(start, stop, TILE_ROWS):
-                b = min(a + TILE_ROWS, stop)
-                w = W[a:b].astype(np.float64)
-                crossed += float(np.vdot(w, _product(self.by_row, exact_Ht, a, b)))
-                gram += w.T @ w
-            return crossed, gram
-
-        parts = threads.over(self._pieces(self.by_row, Ht.shape[1], Ht.shape[1]), work)
-        gram = sum((part[1] for part in parts[1:]), parts[0][1])
-        distance = self.squared_norm - 2 * sum(part[0] for part in parts)
-        return distance + float(np.vdot(gram, exact_Ht.T @ exact_Ht))
-
-    def _gather(self, side: Any, B: np.ndarray) -> np.ndarray:
-        out = np.empty((side.shape[0], B.shape[1]), self.dtype)
-        B = np.ascontiguousarray(B, self.dtype)
-        threads.over(self._pieces(side, B.shape[1]), lambda a, b: _product_into(side, B, a, out[a:b]))
-        return out
+        side = self.by_row
+        entries = side.indptr, side.indices, side.data, Ht
+        inner = compiled_transposed.inner_with_rows
+        parts = threads.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
+        return self.squared_norm - 2 * sum(parts) + float(np.vdot(exact_gram(W), exact_gram(Ht)))
 
     def _pieces(self, side: Any, columns: int, per_row: int = 0) -> list[tuple[int, int]]:
         """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""
         rows = side.shape[0]
         effort = side.indptr * np.int64(GATHER_COST) + np.arange(rows + 1, dtype=np.int64) * per_row
         return threads.ranges(rows, 2.0 * columns * float(effort[-1]), effort)
+
+    def _column_pieces(self, columns: int) -> list[tuple[int, int]]:
+        """Ranges of columns with equal numbers of entries."""
+        counts = sum(np.bincount(self.by_row.indices[c], minlength=self.shape[1]) for c in _chunks(self.by_row.data))
+        effort = np.concatenate([[0], np.cumsum(counts)]) * np.int64(GATHER_COST)
+        return threads.ranges(self.shape[1], 2.0 * columns * float(effort[-1]), effort.tolist())
+
+
+def _chunks(data: np.ndarray) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, max(1, len(data)), CHUNK)]
 
 
 def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from partsong import kernels
+from partsong.once import once
+
+FEWEST_SUMMED, MOST_SUMMED = 128, 1024
+"""Rows whose products are summed in the type of the data."""
+SUMS = 1 << 22
+"""The most sums that are held beside the result."""
+EXACT_NUMBERS = 1 << 24
+"""Entries converted to float64 together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +23,7 @@ class TensorMatrix:
 
     X: Any
 
-    @cached_property
+    @once
     def transposed(self) -> Any:
         """Xᵀ: a view of strided data; for CSR, whose view torch cannot multiply, a second copy."""
         if self.X.layout is _strided():
@@ -38,12 +45,12 @@ class TensorMatrix:
         """Entries kept."""
         return int(self._values.numel())
 
-    @cached_property
+    @once
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
         return float((self._values.double() ** 2).sum())
 
-    @cached_property
+    @once
     def mean(self) -> float:
         """The mean entry, zeros counted."""
         return float(self._values.double().sum()) / max(1, self.shape[0] * self.shape[1])
@@ -55,7 +62,7 @@ class TensorMatrix:
     def visit(self, Ht: Any, update: Callable[[int, int, Any], None], F: Any) -> tuple[Any, Any]:
         """All rows at once; see core.Matrix."""
         update(0, self.shape[0], self.X @ Ht)
-        return F.T @ F, self.transposed @ F
+        return kernels.of(F).gram(F), self.transposed_times(F)
 
     def walk(self, Ht: Any, update: Callable[[int, int, Any], None]) -> None:
         """All rows at once, without sums; see core.Matrix."""
@@ -66,8 +73,23 @@ class TensorMatrix:
         return self.X @ B
 
     def transposed_times(self, A: Any) -> Any:
-        """Xᵀ A."""
-        return self.transposed @ A
+        """Xᵀ A; over strided data in sums of some rows, since long ones in float32 lose digits."""
+        import torch
+
+        if self.X.layout is not _strided():
+            return self.transposed @ A
+        size = self.shape[1] * A.shape[1]
+        kind = torch.float64 if size <= SUMS else self.dtype
+        total = torch.zeros((self.shape[1], A.shape[1]), dtype=kind, device=self.X.device)
+        height = min(max(FEWEST_SUMMED, size // 32), MOST_SUMMED)  # rounding in few sums does not average out
+        group = height * max(1, SUMS // max(1, size))
+        for X, F in zip(self.X.split(group), A.split(group), strict=True):
+            count = len(X) // height
+            whole = count * height
+            left, right = (part[:whole].unflatten(0, (count, height)) for part in (X, F))
+            total += (left.transpose(1, 2) @ right).sum(0, dtype=kind)
+            total += X[whole:].T @ F[whole:]
+        return total.to(self.dtype)
 
     def rows(self, indices: Any) -> TensorMatrix:
         """Some of the rows."""
@@ -101,10 +123,20 @@ class TensorMatrix:
         return kernels.of(self.X).like(kernels.of(values).to_numpy(values), self.X)
 
     def squared_distance(self, W: Any, Ht: Any) -> float:
-        """‖X − W H‖² by the trace formula, with sums in float64."""
-        crossed = float(((self.X @ Ht).double() * W.double()).sum())
-        gram = (W.double().T @ W.double()) * (Ht.double().T @ Ht.double())
-        return self.squared_norm - 2 * crossed + float(gram.sum())
+        """‖X − W H‖² by the trace formula, with products in float64."""
+        crossed = float((self._exact_times(Ht) * W).sum())
+        gram = kernels.of(W).gram
+        return self.squared_norm - 2 * crossed + float((gram(W) * gram(Ht)).sum())
+
+    def _exact_times(self, B: Any) -> Any:
+        """X B in float64."""
+        import torch
+
+        if self.X.layout is _strided():
+            height = max(1, EXACT_NUMBERS // max(1, self.shape[1]))
+            exact = B.double()
+            return torch.cat([rows.double() @ exact for rows in self.X.split(height)])
+        return self.X.double() @ B.double()
 
 
 def _strided() -> Any:

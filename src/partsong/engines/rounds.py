@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from partsong import threads
-from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
+from partsong.core import (
+    Aggregation,
+    Checkpoint,
+    Layout,
+    Message,
+    Occasion,
+    Program,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+    State,
+)
 
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
 Traffic = list[tuple[str, int, Message]]
+
+
+@dataclass(slots=True)
+class Desk:
+    """What the parties and the server of a reduction keep from one sum to the next."""
+
+    parties: dict[str, State]
+    server: State = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The aggregate of a round, and whose uploads are in it."""
+
+    aggregate: Message
+    names: tuple[str, ...]
 
 
 def run_rounds(
@@ -25,11 +54,13 @@ def run_rounds(
     """Yield one Round after another; the caller stops by leaving its loop."""
     reduction.check(program.aggregation)
     layout = Layout.of(shards, schedule.seed)
+    schedule.check(layout.parties)
     by_name = {shard.name: shard for shard in shards}
     point = resume if resume is not None else start(program, by_name, layout, visit, schedule.kernel_threads)
     del resume  # as large as the parties' states, and soon behind us
+    desk = Desk({name: reduction.enrol(name, shard.secret, layout) for name, shard in by_name.items()})
     while point.index < schedule.rounds:
-        done = _one_round(program, by_name, schedule, layout, reduction, point, visit, record)
+        done = _one_round(program, by_name, schedule, layout, reduction, desk, point, visit, record)
         point = done.checkpoint
         yield done
         del done
@@ -41,21 +72,24 @@ def _one_round(
     schedule: Schedule,
     layout: Layout,
     reduction: Reduction,
+    desk: Desk,
     point: Checkpoint,
     visit: Visit,
     record: bool,
 ) -> Round:
     began = time.perf_counter()
     names = schedule.participants(layout.parties, point.index)
+    occasion = Occasion(point.index, names, layout, point.model)
     with threads.kernels_on(schedule.kernel_threads):
         parties, uploads = _local(program, shards, point, names, visit, schedule.kernel_threads)
-        aggregate, traffic, answers = _reduce(program, reduction, uploads, Occasion(point.index, names, layout))
-        server, model = program.finish(point.server, aggregate)
+        silent = schedule.silent.get(point.index, {})
+        summed, traffic, answers = _reduce(program.aggregation, reduction, desk, uploads, occasion, silent)
+        server, model = program.finish(point.server, summed.aggregate)
     return Round(
         point.index,
         model,
         program.metrics(server),
-        names,
+        summed.names,
         {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names},
         point.model.nbytes + answers,
         time.perf_counter() - began,
@@ -94,24 +128,31 @@ def _local(
 
 
 def _reduce(
-    program: Program, reduction: Reduction, uploads: dict[str, Message], occasion: Occasion
-) -> tuple[Message, Traffic, int]:
-    """All phases of the reduction; returns the aggregate, what was sent, and the bytes of the server's answers."""
+    aggregation: Aggregation,
+    reduction: Reduction,
+    desk: Desk,
+    uploads: dict[str, Message],
+    occasion: Occasion,
+    silent: Mapping[str, int],
+) -> tuple[Summed, Traffic, int]:
+    """All phases of the reduction; returns the sum, what was sent, and the bytes of the server's answers."""
     states: dict[str, State] = {}
     for name, upload in uploads.items():
         with named(name, "reduction", occasion.index):
-            states[name] = reduction.begin(upload, name, program.aggregation, occasion)
+            states[name] = reduction.begin(desk.parties[name], upload, aggregation, occasion)
     traffic: Traffic = []
-    heard, server, answers = Message({}), None, 0
+    heard, server, answers = Message({}), desk.server, 0
     for phase in range(reduction.phases):
         inbox: dict[str, Message] = {}
-        for name in uploads:
+        for name in (name for name in uploads if phase < silent.get(name, reduction.phases)):
             with named(name, f"reduction phase {phase}", occasion.index):
                 states[name], inbox[name] = reduction.send(phase, states[name], heard)
             traffic.append((name, phase, inbox[name]))
-        server, heard = reduction.hear(phase, inbox, server)
+        server, heard = reduction.hear(phase, inbox, server, occasion)
         answers += heard.nbytes if heard.arrays else 0
-    return reduction.total(server, program.aggregation), traffic, answers
+    desk.parties.update({name: reduction.rest(state) for name, state in states.items()})
+    desk.server, aggregate, included = reduction.total(server, aggregation, occasion)
+    return Summed(aggregate, included), traffic, answers
 
 
 class named:

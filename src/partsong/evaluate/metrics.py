@@ -20,4 +20,4 @@ def relative_error(solver: Alternate, shards: Sequence[Shard], H: Array) -> floa
         W = solver.solve_rows(shard.matrix, local)
         error += shard.matrix.squared_distance(W, local)
         energy += shard.matrix.squared_norm
-    return float(np.sqrt(max(0.0, error) / energy)) if energy > 0 else 0.0
+    return float(np.sqrt(np.maximum(0.0, error) / energy)) if energy > 0 else 0.0

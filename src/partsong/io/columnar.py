@@ -39,7 +39,9 @@ def read_parquet(path: Path, wanted: Wanted) -> Table:
 def read_h5ad(path: Path, wanted: Wanted) -> Table:
     """Read X (or the layer that `key` names) with the names of observations and variables; a column of obs as labels.
 
-    Only these parts are read; what else the file holds does not matter.
+    Only these parts are read; what else the file holds does not matter. The HDF5 library can crash on a damaged or
+    hostile file (see `hdf5_honesty`): convert one that you do not trust to .csv, .npz or .parquet in a process, or on a
+    machine, that may crash.
     """
     wanted.require_samples_in_rows(path)
     h5py, anndata = optional("h5py", "io"), optional("anndata.io", "io")

@@ -1,4 +1,8 @@
-"""Checks of an HDF5 file before its library reads it: damage on which that library hangs, and sizes beyond reason."""
+"""Checks of an HDF5 file before its library reads it: damage on which that library hangs, and sizes beyond reason.
+
+They do not make HDF5 safe: its library is compiled code, and a file that was damaged or made for it can still crash the
+process (fuzzing with flipped bytes found such a file). An .h5ad from a stranger is best converted elsewhere first.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partsong.data.names import require_names
 from partsong.errors import DataError, DataTypeError, FeatureError, FormatError, ParameterError, ShapeError
 from partsong.io.opening import parsing
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
@@ -26,7 +27,8 @@ _ONCE_MORE = "Fit again, or take the model from its source again."
 class Model:
     """The shared parts (components, k x m) and where they come from; checked when it is made.
 
-    `shares` is the explained share of each component; `created` is an ISO 8601 time; `versions` are of packages.
+    `shares` is the explained share of each component; `created` is an ISO 8601 time (`provenance.now`, which
+    SOURCE_DATE_EPOCH fixes, so that equal fits give equal files); `versions` are of packages.
     """
 
     components: npt.NDArray[Any]
@@ -110,7 +112,7 @@ def _require_names(names: tuple[str, ...] | None, n_columns: int) -> None:
             f"{len(names)} feature names for {n_columns} columns of the components. Give one per column."
         )
     if len(set(names)) < len(names):
-        raise FeatureError("feature_names hold one name more than once. Make them unique.")
+        require_names(names, "feature_names")
 
 
 def _require_numbers(seed: int | None, relative_error: float | None) -> None:

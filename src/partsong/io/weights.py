@@ -6,11 +6,11 @@ import csv
 import gzip
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,23 @@ class _Weights:
     components: tuple[str, ...]
 
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""Spreadsheets run what follows these (OWASP, CSV injection)."""
+
+
+def first_formula(names: Iterable[str]) -> str | None:
+    """The first name that a spreadsheet would take for a formula; numbers such as -3 or +1e5 are none."""
+    return next((name for name in names if name.startswith(FORMULA_STARTS) and not _is_number(name)), None)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def write_weights(
     path: str | os.PathLike[str],
     W: npt.ArrayLike,
@@ -37,7 +54,8 @@ def write_weights(
     """Write the weights in the format that the name says; the file appears whole or not at all.
 
     Text holds every digit, so that reading gives the same numbers back. .npy holds numbers only, without names.
-    Components are called component_1, component_2, … unless named.
+    Components are called component_1, component_2, … unless named. Names are written as they are, quoted where the
+    format needs it: one that a spreadsheet takes for a formula (`first_formula`) stays one.
     """
     weights = _checked(np.asarray(W), sample_names, component_names)
     name = Path(path).name.lower()
@@ -79,13 +97,21 @@ def _write_text(draft: Path, weights: _Weights) -> None:
         if name.endswith(".gz"):  # without name and time, so that equal weights are equal bytes
             raw = cast(Any, stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0)))
         text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
-        writer = csv.writer(
-            text, delimiter="\t" if name.removesuffix(".gz").endswith(".tsv") else ",", lineterminator="\n"
-        )
         names = weights.samples
+        writer = csv.writer(
+            text,
+            delimiter="\t" if name.removesuffix(".gz").endswith(".tsv") else ",",
+            lineterminator="\n",
+            quoting=quoting_for((*(names or ()), *weights.components)),
+        )
         writer.writerow(weights.components if names is None else (SAMPLE_TITLE, *weights.components))
         rows = map(np.ndarray.tolist, weights.W)
         writer.writerows(rows if names is None else ([sample, *row] for sample, row in zip(names, rows, strict=True)))
+
+
+def quoting_for(texts: Iterable[str]) -> Literal[0, 2]:
+    """The least quoting that keeps these texts whole: Python's writer does not see that a bare CR ends a line."""
+    return csv.QUOTE_NONNUMERIC if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL
 
 
 def _write_npy(draft: Path, weights: _Weights) -> None:

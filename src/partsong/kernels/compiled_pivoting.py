@@ -1,192 +1,197 @@
-"""Block principal pivoting for many non-negative least squares problems with one matrix (Kim & Park, 2011).
+"""Non-negative least squares from normal equations, row by row: block pivoting, and an active set where it fails.
 
-Rows whose passive sets agree share one Cholesky factorization. A full exchange of all infeasible variables is
-tried while it shrinks their number, and three times more; after that only the last infeasible one is exchanged
-(Murty's rule), which ends for every positive definite matrix.
+Block principal pivoting (Kim & Park, 2011) exchanges all infeasible variables at once and mostly ends after a few
+factorizations. A row is accepted only when its optimality conditions hold; one that cycles, or whose passive set is so
+dependent that its equations stay unsolved, descends from its starting point by an active set method instead (Lawson &
+Hanson, 1974), which ends for every matrix. Each row is solved alone, so neighbours do not change a bit of it.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from partsong.kernels.compiled_sweeps import FAST
+from partsong.kernels.compiling import compiled
 
 PATIENCE = 3
-TILE = 512
+"""Exchanges that do not lower the number of infeasible variables before pivoting gives up."""
+SLACK, SOLVED, STEEP = 1e-13, 1e-12, 1e-14
+"""Shares of the largest right-hand side: below zero yet feasible, an equation solved, a slope worth following."""
 
 
-@njit(nogil=True, cache=True)
-def _factorize(gram, members, count, L):  # type: ignore[no-untyped-def]
-    """Cholesky of gram[members, members]."""
-    for a in range(count):
-        for b in range(a):
-            total = gram[members[a], members[b]]
-            for c in range(b):
-                total -= L[a, c] * L[b, c]
-            L[a, b] = total / L[b, b]
-        own = gram[members[a], members[a]]
-        total = own
-        for c in range(a):
-            total -= L[a, c] * L[a, c]
-        L[a, a] = np.sqrt(max(total, 1e-16 * own))
+@compiled(fastmath=FAST)
+def _factorize(gram, cross, members, count, R, inverse, flat):  # type: ignore[no-untyped-def]
+    """Cholesky of gram[members, members] from the last member to the first: row t of R has pivot count − 1 − t.
+
+    Column 0 is the right-hand side and goes along, column q + 1 belongs to member q. Rows are subtracted eight at a
+    time, those not yet made as zeros. A member whose pivot (of a diagonal near one) is at most `flat` depends on those
+    before it and is left out: its row and its inverse pivot are zero.
+    """
+    row = np.zeros(R.shape[1])
+    for t in range(count):
+        last = count - 1 - t
+        own = gram[members[last]]
+        row[0] = cross[members[last]]
+        for q in range(last + 1):
+            row[q + 1] = own[members[q]]
+        width = 4 * ((last + 5) // 4)  # last + 2, rounded up to whole vectors; what lies beyond is finite and unused
+        if t % 8 == 0:
+            for c in range(t, t + 8):
+                for b in range(width):
+                    R[c, b] = 0.0
+        for c in range(0, t, 8):
+            s0, s1, s2, s3 = R[c, last + 1], R[c + 1, last + 1], R[c + 2, last + 1], R[c + 3, last + 1]
+            s4, s5, s6, s7 = R[c + 4, last + 1], R[c + 5, last + 1], R[c + 6, last + 1], R[c + 7, last + 1]
+            for b in range(width):
+                four = s0 * R[c, b] + s1 * R[c + 1, b] + s2 * R[c + 2, b] + s3 * R[c + 3, b]
+                row[b] -= four + s4 * R[c + 4, b] + s5 * R[c + 5, b] + s6 * R[c + 6, b] + s7 * R[c + 7, b]
+        inverse[t] = 1.0 / np.sqrt(row[last + 1]) if row[last + 1] > flat else 0.0
+        for b in range(width):
+            R[t, b] = row[b] * inverse[t]
 
 
-@njit(nogil=True, cache=True)
-def _solve(L, count, right):  # type: ignore[no-untyped-def]
-    for a in range(count):
-        total = right[a]
-        for c in range(a):
-            total -= L[a, c] * right[c]
-        right[a] = total / L[a, a]
-    for a in range(count - 1, -1, -1):
-        total = right[a]
-        for c in range(a + 1, count):
-            total -= L[c, a] * right[c]
-        right[a] = total / L[a, a]
-
-
-@njit(nogil=True, cache=True)
-def _same(passive, a, b):  # type: ignore[no-untyped-def]
-    for j in range(passive.shape[1]):
-        if passive[a, j] != passive[b, j]:
-            return False
-    return True
-
-
-@njit(nogil=True, cache=True)
-def _solve_groups(gram, cross, passive, active_rows, x, y):  # type: ignore[no-untyped-def]
-    """Least squares on the passive set of each listed row, gradients elsewhere; equal sets share a factorization."""
-    k = gram.shape[0]
-    count_rows = active_rows.shape[0]
-    keys = np.empty(count_rows, np.uint64)
-    for i in range(count_rows):
-        code = np.uint64(1469598103934665603)
-        for j in range(k):
-            code = (code ^ np.uint64(passive[active_rows[i], j])) * np.uint64(1099511628211)
-        keys[i] = code
-    order = np.argsort(keys)
-    L = np.zeros((k, k))
-    members = np.empty(k, np.int64)
-    right = np.empty(k)
-    leader = -1
+@compiled(fastmath=FAST)
+def _solve(gram, cross, passive, x, work):  # type: ignore[no-untyped-def]
+    """x with gram x = cross on the passive set and zero elsewhere."""
+    members, R, inverse, right, flat = work
     count = 0
-    for position in range(count_rows):
-        row = active_rows[order[position]]
-        if leader < 0 or not _same(passive, leader, row):
-            leader = row
-            count = 0
+    for j in range(x.shape[0]):
+        x[j] = 0.0
+        if passive[j]:
+            members[count] = j
+            count += 1
+    _factorize(gram, cross, members, count, R, inverse, flat)
+    for q in range(count):
+        t = count - 1 - q
+        total = R[t, 0]
+        for b in range(q):
+            total -= R[t, b + 1] * right[b]
+        right[q] = total * inverse[t]
+        x[members[q]] = right[q]
+
+
+@compiled(fastmath=FAST)
+def _slope(gram, cross, x, y):  # type: ignore[no-untyped-def]
+    """y = gram x − cross."""
+    k = x.shape[0]
+    for j in range(k):
+        y[j] = -cross[j]
+    for a in range(k):
+        value = x[a]
+        if value != 0.0:
             for j in range(k):
-                if passive[row, j]:
-                    members[count] = j
-                    count += 1
-            _factorize(gram, members, count, L)
-        for a in range(count):
-            right[a] = cross[row, members[a]]
-        _solve(L, count, right)
+                y[j] += gram[a, j] * value
+
+
+@compiled()
+def _pivot(gram, cross, size, passive, x, y, work):  # type: ignore[no-untyped-def]
+    """Exchange all infeasible variables until there are none; False where that does not lead to a solution."""
+    k = x.shape[0]
+    patience, fewest = PATIENCE, k + 1
+    while patience >= 0:
+        _solve(gram, cross, passive, x, work)
+        _slope(gram, cross, x, y)
+        infeasible = 0
         for j in range(k):
-            x[row, j] = 0.0
-            y[row, j] = -cross[row, j]
-        for a in range(count):
-            value = right[a]
-            x[row, members[a]] = value
-            for j in range(k):
-                y[row, j] += gram[members[a], j] * value
+            if passive[j] and abs(y[j]) > SOLVED * size:
+                return False
+            if (x[j] if passive[j] else y[j]) < -SLACK * size:
+                infeasible += 1
+        if infeasible == 0:
+            return True
+        if infeasible < fewest:
+            fewest, patience = infeasible, PATIENCE
+        else:
+            patience -= 1
+        for j in range(k):
+            if (x[j] if passive[j] else y[j]) < -SLACK * size:
+                passive[j] = not passive[j]
+    return False
 
 
-@njit(nogil=True, cache=True)
-def _is_infeasible(passive, x, y, size, diagonal, slack):  # type: ignore[no-untyped-def]
-    return x < -slack * size / diagonal if passive else y < -slack * size
+@compiled()
+def _advance(x, z, passive):  # type: ignore[no-untyped-def]
+    """x towards z as far as it stays non-negative; True if all the way, else what became zero leaves the set."""
+    step, blocking = 1.0, -1
+    for j in range(x.shape[0]):
+        if passive[j] and z[j] <= 0.0 and x[j] <= step * (x[j] - z[j]):
+            step, blocking = x[j] / (x[j] - z[j]) if x[j] > 0.0 else 0.0, j
+    for j in range(x.shape[0]):
+        if passive[j]:
+            x[j] = max(0.0, x[j] + step * (z[j] - x[j]))
+            if blocking >= 0 and (x[j] == 0.0 or j == blocking):
+                x[j], passive[j] = 0.0, False
+    return blocking < 0
 
 
-@njit(nogil=True, cache=True)
-def _pivot_tile(gram, cross, passive, rows, slack, x):  # type: ignore[no-untyped-def]
-    """Exchange infeasible variables until no row has any; returns the rows that could not be brought to an end.
+@compiled()
+def _descend(gram, cross, size, x, y, work):  # type: ignore[no-untyped-def]
+    """Lawson & Hanson's active set method from the feasible point x: the objective never rises on the way."""
+    k = x.shape[0]
+    z, passive, barred = np.empty(k), x > 0.0, np.zeros(k, np.bool_)
+    entering = -1
+    for _ in range(10 * k + 50):
+        _solve(gram, cross, passive, z, work)
+        if entering >= 0 and z[entering] <= 0.0:
+            passive[entering], barred[entering] = False, True
+        elif not _advance(x, z, passive):
+            entering = -1
+            continue
+        else:
+            barred[:] = False
+        _slope(gram, cross, x, y)
+        entering, steepest = -1, -STEEP * size
+        for j in range(k):
+            if not passive[j] and not barred[j] and y[j] < steepest:
+                entering, steepest = j, y[j]
+        if entering < 0:
+            break
+        passive[entering] = True
 
-    Such rows cycle, or their passive set is so dependent that its equations were not solved.
+
+@compiled()
+def _take_unless_worse(gram, cross, z, precision, x):  # type: ignore[no-untyped-def]
+    """x ← z, unless that raises the objective, or lowers it only by what the rounding of gram can feign.
+
+    The rise is ½ (z − x)·(slope at z + slope at x), its uncertainty precision·((Σz)² − (Σx)²).
+    """
+    k = x.shape[0]
+    here, there = np.empty(k), np.empty(k)
+    _slope(gram, cross, x, here)
+    _slope(gram, cross, z, there)
+    rise = precision * (z.sum() ** 2 - x.sum() ** 2)
+    for j in range(k):
+        rise += 0.5 * (z[j] - x[j]) * (here[j] + there[j])
+    if rise <= 0.0:
+        x[:] = z
+
+
+@compiled()
+def solve_rows(gram, scale, cross, start, flat, out):  # type: ignore[no-untyped-def]
+    """Solve every row of cross from its row of start; gram is given in units of `scale`, its diagonal near one or zero.
+
+    Components with zero scale do not occur and get zero. The active set works with 2·flat added to the diagonal, which
+    makes solutions unique; pivoting from where it ends takes that back where the equations allow it.
     """
     n, k = cross.shape
-    y = np.empty((n, k))
-    patience = np.full(n, PATIENCE)
-    fewest = np.full(n, k + 1)
-    failed = np.zeros(n, np.bool_)
-    for _ in range(3 * k + 20):
-        _solve_groups(gram, cross, passive, rows, x, y)
-        unsolved = 0
-        for row in rows:
-            size = 1e-300
-            for j in range(k):
-                size = max(size, abs(cross[row, j]))
-            infeasible = 0
-            last = -1
-            for j in range(k):
-                if passive[row, j] and abs(y[row, j]) > 1e-8 * size:
-                    failed[row] = True
-                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j], slack):
-                    infeasible += 1
-                    last = j
-            if infeasible == 0 or failed[row]:
-                continue
-            rows[unsolved] = row
-            unsolved += 1
-            if infeasible < fewest[row]:
-                fewest[row] = infeasible
-                patience[row] = PATIENCE
-            else:
-                patience[row] -= 1
-            if patience[row] < 0:
-                passive[row, last] = not passive[row, last]
-                continue
-            for j in range(k):
-                if _is_infeasible(passive[row, j], x[row, j], y[row, j], size, gram[j, j], slack):
-                    passive[row, j] = not passive[row, j]
-        rows = rows[:unsolved]
-        if unsolved == 0:
-            break
-    for row in rows:
-        failed[row] = True
-    return np.flatnonzero(failed)
-
-
-@njit(nogil=True, cache=True)
-def _polish(gram, cross, rows, x, sweeps):  # type: ignore[no-untyped-def]
-    """Clip rounding below zero, then coordinate descent on the equations as given."""
-    k = gram.shape[0]
-    for row in rows:
+    work = (np.empty(k, np.int64), np.zeros((k + 8, k + 16)), np.empty(k), np.empty(k), flat)
+    c, x, y, z = np.empty(k), np.empty(k), np.empty(k), np.empty(k)
+    firm = gram + 2.0 * flat * np.eye(k)
+    for i in range(n):
+        size = 1e-300
         for j in range(k):
-            x[row, j] = max(x[row, j], 0.0)
-        for _ in range(sweeps):
-            for j in range(k):
-                if gram[j, j] > 0:
-                    slope = cross[row, j]
-                    for c in range(k):
-                        slope -= gram[j, c] * x[row, c]
-                    x[row, j] = max(0.0, x[row, j] + slope / gram[j, j])
-
-
-@njit(nogil=True, cache=True)
-def _firm(gram, ridge):  # type: ignore[no-untyped-def]
-    """gram with its diagonal raised by a share of itself; components that do not occur get a 1."""
-    firm = gram.copy()
-    for j in range(gram.shape[0]):
-        firm[j, j] = gram[j, j] * (1.0 + ridge) if gram[j, j] > 0 else 1.0
-    return firm
-
-
-@njit(nogil=True, cache=True)
-def pivot_rows(gram, cross, support, ridge, out):  # type: ignore[no-untyped-def]
-    """Solve every row of cross, in tiles, from the given support.
-
-    A ridge of a few machine epsilons keeps factorizations going; two sweeps without it take back what it moved. Rows
-    with dependent passive sets are solved again, all from nothing, with a ridge that makes their solution unique.
-    """
-    nearly, unique = _firm(gram, ridge), _firm(gram, max(1e-9, 64.0 * ridge))
-    for start in range(0, cross.shape[0], TILE):
-        stop = min(start + TILE, cross.shape[0])
-        passive = support[start:stop].copy()
-        every = np.arange(stop - start)
-        hard = _pivot_tile(nearly, cross[start:stop], passive, every.copy(), 1e-13, out[start:stop])
-        if hard.size:
-            for row in hard:
-                passive[row, :] = False
-            left = _pivot_tile(unique, cross[start:stop], passive, hard.copy(), 1e-10, out[start:stop])
-            _polish(gram, cross[start:stop], left, out[start:stop], 300)
-        _polish(gram, cross[start:stop], every, out[start:stop], 2)
+            c[j] = cross[i, j] * scale[j]
+            x[j] = start[i, j] / scale[j] if scale[j] > 0.0 else 0.0
+            size = max(size, abs(c[j]))
+        if not _pivot(gram, c, size, x > 0.0, z, y, work):
+            z[:] = x
+            _descend(firm, c, size, z, y, work)
+            _take_unless_worse(gram, c, z, flat, x)
+            if _pivot(gram, c, size, x > 0.0, z, y, work):
+                _take_unless_worse(gram, c, z, flat, x)
+        elif z.sum() > 2.0 * x.sum():
+            _take_unless_worse(gram, c, z, flat, x)
+        else:
+            x[:] = z
+        for j in range(k):
+            out[i, j] = max(x[j], 0.0) * scale[j]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from partsong.kernels.compiled_sweeps import FAST
+from partsong.kernels.compiling import compiled
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def times_rows(indptr, indices, data, B, start, out):  # type: ignore[no-untyped-def]
     """out[i] = Σ_p data[p] B[indices[p]] over the entries of row start + i."""
     k = B.shape[1]
@@ -22,7 +21,7 @@ def times_rows(indptr, indices, data, B, start, out):  # type: ignore[no-untyped
                 row[j] += x * b[j]
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def add_rows(indptr, indices, data, rows, weights, out):  # type: ignore[no-untyped-def]
     """out += Σ_r weights[r] · row rows[r]."""
     for r in range(rows.shape[0]):

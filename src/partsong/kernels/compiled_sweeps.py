@@ -7,13 +7,14 @@ several sweeps are done while the tile is in cache. All kernels are serial and r
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from partsong.kernels.compiling import compiled
 
 FAST = {"contract", "reassoc", "nsz", "arcp"}
 LANES = 64
 
 
-@njit(nogil=True, fastmath=FAST, inline="always")
+@compiled(fastmath=FAST, inline="always")
 def _load(F, cross, f, c, start, rows):  # type: ignore[no-untyped-def]
     k = F.shape[1]
     for r in range(rows):
@@ -26,7 +27,7 @@ def _load(F, cross, f, c, start, rows):  # type: ignore[no-untyped-def]
             c[j, r] = 0
 
 
-@njit(nogil=True, fastmath=FAST, inline="always")
+@compiled(fastmath=FAST, inline="always")
 def _sweep_tile(f, c, gram, inverse, residual):  # type: ignore[no-untyped-def]
     """One pass over the components of a tile."""
     k = f.shape[0]
@@ -62,7 +63,7 @@ def _sweep_tile(f, c, gram, inverse, residual):  # type: ignore[no-untyped-def]
             f[j, r] = max(zero, f[j, r] + residual[r] * step)
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def sweep_rows(F, gram, inverse, cross, out, sweeps):  # type: ignore[no-untyped-def]
     """`sweeps` passes over the components of each tile."""
     n, k = F.shape
@@ -79,7 +80,7 @@ def sweep_rows(F, gram, inverse, cross, out, sweeps):  # type: ignore[no-untyped
                 out[start + r, j] = f[j, r]
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def multiply_rows(F, product, cross, floor, out):  # type: ignore[no-untyped-def]
     """out = F ∘ max(cross, 0) / max(product, floor)."""
     zero = F.dtype.type(0)
@@ -88,7 +89,7 @@ def multiply_rows(F, product, cross, floor, out):  # type: ignore[no-untyped-def
             out[i, j] = F[i, j] * max(cross[i, j], zero) / max(product[i, j], floor)
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def descend_rows(F, product, cross, step, out):  # type: ignore[no-untyped-def]
     """out = max(0, F − step (product − cross))."""
     zero = F.dtype.type(0)
@@ -97,7 +98,7 @@ def descend_rows(F, product, cross, step, out):  # type: ignore[no-untyped-def]
             out[i, j] = max(zero, F[i, j] - step * (product[i, j] - cross[i, j]))
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def extrapolate_rows(new, old, amount, out):  # type: ignore[no-untyped-def]
     """out = max(0, new + amount (new − old))."""
     zero = new.dtype.type(0)
@@ -106,7 +107,7 @@ def extrapolate_rows(new, old, amount, out):  # type: ignore[no-untyped-def]
             out[i, j] = max(zero, new[i, j] + amount * (new[i, j] - old[i, j]))
 
 
-@njit(nogil=True, cache=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def inner_rows(A, B):  # type: ignore[no-untyped-def]
     """⟨A, B⟩ summed in float64."""
     total = 0.0

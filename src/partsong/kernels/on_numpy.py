@@ -9,6 +9,11 @@ from partsong.kernels import compiled_sweeps as compiled
 
 Floats = np.ndarray
 
+FEW_COMPONENTS = 16
+"""Rounding in the entries of a smaller gram does not average out: its products are in float64 as well."""
+GRAM_ROWS, FEW_ROWS = 512, 2048
+"""Rows whose products are summed in the type of the factor; of fewer rows all products are in float64."""
+
 
 def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int) -> Floats:
     """Coordinate descent on ½‖A − F B‖²: F_j ← max(0, F_j + (cross_j − F gram_j) / gram_jj), `sweeps` times over j.
@@ -59,23 +64,40 @@ def extrapolate(new: Floats, old: Floats, amount: float) -> Floats:
 
 
 def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
-    """argmin over F ≥ 0 of ½ tr(F gram Fᵀ) − ⟨F, cross⟩ by block principal pivoting, starting from the support of F."""
-    from partsong.kernels.compiled_pivoting import pivot_rows
+    """argmin over F ≥ 0 of ½ tr(F gram Fᵀ) − ⟨F, cross⟩, from F; what is promised of it: local.pivoting.
 
-    exact_gram = np.ascontiguousarray(gram, np.float64)
-    exact_cross = np.ascontiguousarray(cross, np.float64)
-    out = np.empty(F.shape, np.float64)
-    ridge = 32 * float(np.finfo(F.dtype).eps)
+    Components are first brought to a length near one by powers of two, which rounds nothing.
+    """
+    from partsong.kernels.compiled_pivoting import solve_rows
+
+    diagonal = np.diagonal(gram).astype(np.float64)
+    scale = np.where(diagonal > 0, np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2)), 0.0)
+    scaled = scale[:, None] * np.asarray(gram, np.float64) * scale
+    start, cross = np.ascontiguousarray(F), np.ascontiguousarray(cross)
+    flat = 16 * float(np.finfo(F.dtype).eps)
+    out = np.empty(F.shape, F.dtype)
     threads.over(
-        _pieces(F, F.shape[1] ** 2),
-        lambda a, b: pivot_rows(exact_gram, exact_cross[a:b], F[a:b] > 0, ridge, out[a:b]),
+        _pieces(F, F.shape[1] ** 2), lambda a, b: solve_rows(scaled, scale, cross[a:b], start[a:b], flat, out[a:b])
     )
-    return out.astype(F.dtype, copy=False)
+    return out
 
 
 def gram(F: Floats) -> Floats:
-    """Fᵀ F, summed in order of row ranges."""
-    parts = threads.over(_pieces(F, F.shape[1]), lambda a, b: F[a:b].T @ F[a:b])
+    """Fᵀ F in float64: products of some rows in the type of F, sums over them in float64.
+
+    Few components, or few rows, have products in float64 too.
+    """
+    k = F.shape[1]
+    kind = np.float64 if k < FEW_COMPONENTS or len(F) <= FEW_ROWS else F.dtype
+
+    def work(start: int, stop: int) -> Floats:
+        total = np.zeros((k, k))
+        for a in range(start, stop, GRAM_ROWS):
+            block = F[a : min(a + GRAM_ROWS, stop)].astype(kind, copy=False)
+            total += block.T @ block
+        return total
+
+    parts = threads.over(_pieces(F, k), work)
     return sum(parts[1:], parts[0])
 
 
@@ -85,8 +107,9 @@ def inner(A: Floats, B: Floats) -> float:
 
 
 def largest_eigenvalue(gram: Floats) -> float:
-    """‖gram‖₂ of a symmetric positive semi-definite matrix."""
-    return float(np.linalg.eigvalsh(np.asarray(gram, np.float64))[-1])
+    """‖gram‖₂ of a symmetric positive semi-definite matrix; infinite where an entry is not finite."""
+    values = np.asarray(gram, np.float64)
+    return float(np.linalg.eigvalsh(values)[-1]) if np.isfinite(values).all() else float("inf")
 
 
 def plus_diagonal(gram: Floats, amount: float) -> Floats:

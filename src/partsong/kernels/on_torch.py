@@ -39,15 +39,19 @@ def extrapolate(new: Tensor, old: Tensor, amount: float) -> Tensor:
 
 
 def solve_exactly(F: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
-    """Block principal pivoting; the small systems are solved on the host, so tensors on a device travel there."""
+    """See on_numpy.solve_exactly; the small systems are solved on the host, so tensors on a device travel there."""
     from partsong.kernels import on_numpy
 
     return like(on_numpy.solve_exactly(to_numpy(F), to_numpy(gram), to_numpy(cross)), F)
 
 
 def gram(F: Tensor) -> Tensor:
-    """Fᵀ F."""
-    return F.T @ F
+    """Fᵀ F, products and sums in float64."""
+    total = torch.zeros((F.shape[1], F.shape[1]), dtype=torch.float64, device=F.device)
+    for rows in F.split(1 << 16):
+        exact = rows.double()
+        total.addmm_(exact.T, exact)
+    return total
 
 
 def inner(A: Tensor, B: Tensor) -> float:
@@ -56,8 +60,8 @@ def inner(A: Tensor, B: Tensor) -> float:
 
 
 def largest_eigenvalue(gram: Tensor) -> float:
-    """‖gram‖₂ of a symmetric positive semi-definite matrix."""
-    return float(torch.linalg.eigvalsh(gram.double())[-1])
+    """‖gram‖₂ of a symmetric positive semi-definite matrix; infinite where an entry is not finite."""
+    return float(torch.linalg.eigvalsh(gram.double())[-1]) if bool(torch.isfinite(gram).all()) else float("inf")
 
 
 def plus_diagonal(gram: Tensor, amount: float) -> Tensor:

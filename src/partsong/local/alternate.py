@@ -47,13 +47,31 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a party adds to the sums: gram = WᵀW (k × k), cross = XᵀW (m × k), rows n, energy ‖X‖², mass ΣW."""
+    """What a party adds to the sums: gram = WᵀW (k × k), cross = XᵀW (m × k), rows n, energy ‖X‖², mass ΣW.
+
+    The gram is in float64 whatever the data: the error is a small difference of large numbers.
+    """
 
     gram: Array
     cross: Array
     rows: float
     energy: float
     mass: float
+
+    def equations(self) -> NormalEquations:
+        """The problem that they state for H, in the type of the cross product."""
+        return NormalEquations(rounded(self.gram, self.cross), self.cross)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A step of H not yet accepted: Hᵀ (m × k), the rule's memory, ‖X − W H‖², the objective, ‖X‖²."""
+
+    Ht: Array
+    memory: RuleState
+    squared_error: float
+    objective: float
+    energy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +104,7 @@ class Alternate:
         ahead = on.empty_like(W) if amount > 0 and rows.W is not None and not must_restart else W
         looks_back = self.rule.init(Ht).previous is not None
         memory = RuleState(rows.memory.count if rows.memory else 0, on.empty_like(W) if looks_back else None)
-        solve = self._row_solver(on.gram(Ht), matrix.shape[1])
+        solve = self._row_solver(rounded(on.gram(Ht), Ht), matrix.shape[1])
 
         def update(start: int, stop: int, cross: Array) -> None:
             old = None if point is None else point[start:stop]
@@ -119,23 +137,35 @@ class Alternate:
         return solve
 
     def column_step(self, columns: Columns, totals: Totals) -> Columns:
-        """H ← rule(H; WᵀW, WᵀX), from sums alone; the error comes with it by the trace formula."""
+        """H ← rule(H; WᵀW, WᵀX), from sums alone, and the point to step from next."""
+        return self.settle(columns, self.move_columns(columns, totals))
+
+    def move_columns(self, columns: Columns, totals: Totals) -> Moved:
+        """The rule's step, before it is accepted; its error comes by the trace formula:
+
+        ‖X − W H‖² = ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩
+        """
         on = kernels.of(columns.Ht)
-        equations = NormalEquations(totals.gram, totals.cross).penalised(self.penalty_H, totals.rows)
+        equations = totals.equations().penalised(self.penalty_H, totals.rows)
         Ht, memory = self.rule.step(columns.point, equations, columns.memory)
         gram = on.gram(Ht)
         error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
+        return Moved(Ht, memory, error, 0.5 * error + self._penalties(totals, Ht, gram), totals.energy)
+
+    def settle(self, columns: Columns, moved: Moved) -> Columns:
+        """The step taken or taken back, as the objective says; the sums are not needed any more."""
         before = columns.pace
-        if totals.energy != columns.squared_norm:  # other parties than last time: objectives cannot be compared
+        if moved.energy != columns.squared_norm:  # other parties than last time: objectives cannot be compared
             before = replace(before, objective=float("inf"))
-        pace = self.momentum.next(before, 0.5 * error + self._penalties(totals, Ht, gram))
+        pace = self.momentum.next(before, moved.objective)
         if pace.must_restart:
             Ht = point = columns.Ht
         elif columns.pace.must_restart or columns.pace.amount == 0:
-            point = Ht
+            Ht = point = moved.Ht
         else:
-            point = on.extrapolate(Ht, columns.Ht, columns.pace.amount)
-        return Columns(Ht, point, memory, pace, error, totals.energy)
+            Ht = moved.Ht
+            point = kernels.of(Ht).extrapolate(Ht, columns.Ht, columns.pace.amount)
+        return Columns(Ht, point, moved.memory, pace, moved.squared_error, moved.energy)
 
     def _penalties(self, totals: Totals, Ht: Array, gram: Array) -> float:
         n, m = totals.rows, Ht.shape[0]
@@ -152,16 +182,22 @@ class Alternate:
         on = kernels.of(Ht)
         gram = on.gram(Ht)
         shared = NormalEquations(gram, gram).penalised(self.penalty_W, matrix.shape[1]).gram
+        rough = rounded(shared, Ht)
         shift = self.penalty_W.l1 * matrix.shape[1]
         W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
 
         def update(start: int, stop: int, cross: Array) -> None:
             target = cross - shift if shift else cross
-            near = on.sweep(start_rows(gram, cross), shared, target, SUPPORT_SWEEPS)
+            near = on.sweep(start_rows(gram, cross), rough, target, SUPPORT_SWEEPS)
             W[start:stop] = on.solve_exactly(near, shared, target) if exactly else near
 
         matrix.walk(Ht, update)
         return W
+
+
+def rounded(gram: Array, factor: Array) -> Array:
+    """A gram, which is summed in float64, in the type and place of a factor: what a rule works with."""
+    return kernels.of(factor).like(kernels.of(gram).to_numpy(gram), factor)
 
 
 def start_rows(gram: Array, cross: Array) -> Array:

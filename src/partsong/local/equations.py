@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from partsong import kernels
 from partsong.core import Array
@@ -24,8 +25,8 @@ class Penalty:
     def __post_init__(self) -> None:
         for name in ("l1", "l2"):
             value = getattr(self, name)
-            if not 0.0 <= value < float("inf"):
-                raise ParameterError(f"The {name} penalty must be zero or more and finite; got {value}.")
+            if not isinstance(value, Real) or not 0.0 <= float(value) < float("inf"):
+                raise ParameterError(f"The {name} penalty must be a number, zero or more and finite; got {value!r}.")
 
     def __bool__(self) -> bool:
         return self.l1 > 0 or self.l2 > 0

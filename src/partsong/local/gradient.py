@@ -40,9 +40,18 @@ class ProjectedGradient:
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
         on = kernels.of(factor)
+        return on.descend(factor, equations.gram, equations.cross, self._eta(equations, state)), state.advanced()
+
+    def pulled_step(
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+    ) -> tuple[Array, RuleState]:
+        """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
+        eta = self._eta(equations, state)
+        return _descend_towards(factor, equations, eta, weight, centre), state.advanced()
+
+    def _eta(self, equations: NormalEquations, state: RuleState) -> float:
         scale = 1.0 if self.absolute else _lipschitz(equations)
-        eta = self.step_size / scale / (1 + self.decay * state.count)
-        return on.descend(factor, equations.gram, equations.cross, eta), state.advanced()
+        return self.step_size / scale / (1 + self.decay * state.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +80,29 @@ class InertialPalm:
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
-        on, beta = kernels.of(factor), self.inertia
-        eta = (1.0 if beta == 0 else 2 * (1 - beta) / (1 + 2 * beta)) / _lipschitz(equations)
-        point = factor if beta == 0 else factor + beta * (factor - state.previous)
-        moved = on.descend(point, equations.gram, equations.cross, eta)
-        return moved, state.advanced(factor if beta > 0 else None)
+        point, eta = self._point(factor, state), self._eta(equations)
+        moved = kernels.of(factor).descend(point, equations.gram, equations.cross, eta)
+        return moved, state.advanced(factor if self.inertia > 0 else None)
+
+    def pulled_step(
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+    ) -> tuple[Array, RuleState]:
+        """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
+        moved = _descend_towards(self._point(factor, state), equations, self._eta(equations), weight, centre)
+        return moved, state.advanced(factor if self.inertia > 0 else None)
+
+    def _point(self, factor: Array, state: RuleState) -> Array:
+        return factor if self.inertia == 0 else factor + self.inertia * (factor - state.previous)
+
+    def _eta(self, equations: NormalEquations) -> float:
+        beta = self.inertia
+        return (1.0 if beta == 0 else 2 * (1 - beta) / (1 + 2 * beta)) / _lipschitz(equations)
+
+
+def _descend_towards(point: Array, equations: NormalEquations, eta: float, weight: float, centre: Array) -> Array:
+    """[(Z + ηγC)/(1 + ηγ)]₊ with Z = Y − η(Y gram − cross): a step of η/(1 + ηγ) on the equations damped by γ at C."""
+    damped = equations.damped(weight, centre)
+    return kernels.of(point).descend(point, damped.gram, damped.cross, eta / (1 + eta * weight))
 
 
 def _lipschitz(equations: NormalEquations) -> float:

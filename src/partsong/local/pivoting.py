@@ -14,7 +14,12 @@ from partsong.local.rules import RuleState
 class BlockPivoting:
     """F ← argmin over F ≥ 0 of ½‖A − F B‖², by block principal pivoting (Kim & Park, 2011).
 
-    Rows with the same passive set share one factorization; the support of F is where pivoting starts.
+    Pivoting starts from the support of F; rows on which it fails descend from F by an active set method (Lawson &
+    Hanson, 1974). A row never ends above where it started, up to the rounding of the sums. All that is known of B is
+    B Bᵀ, whose condition is that of B squared, so exactness has a limit: for B ≥ 0 a row a ends at most 1e-12·½‖a‖²
+    above the minimum in float64 and 5e-6·½‖a‖² in float32, however dependent the components are. With B of both signs
+    entries of F can grow without the fit growing, and that holds (to 1e-10 in float64) while B Bᵀ, scaled to unit
+    diagonal, has a condition below 1e8.
     """
 
     @property

@@ -9,10 +9,14 @@ import numpy as np
 
 from partsong import kernels
 from partsong.core import Array, Matrix
-from partsong.local.alternate import start_rows
+from partsong.local.alternate import rounded, start_rows
 
 ANCHOR_EFFORT = 50_000_000
 """Entries looked at × components, above which anchors are chosen on a sample of rows."""
+SAMPLE_BYTES = 32 << 20
+"""A larger sample than this is taken only where fewer than three rows per component would remain."""
+DRAWN = 1 << 20
+"""Random numbers drawn together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +29,28 @@ class Beginning:
 
 def random_columns(n_features: int, rank: int, generator: np.random.Generator, dtype: Any = "float64") -> np.ndarray:
     """Hᵀ (m × k) with entries from U(0, 1); the scale is W's affair."""
-    return generator.random((n_features, rank)).astype(dtype, copy=False)
+    return _uniform((n_features, rank), generator, dtype)
 
 
 def random_beginning(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
     """Random H; W starts from H and its own row."""
-    return Beginning(matrix.native(random_columns(matrix.shape[1], rank, generator)))
+    return Beginning(matrix.native(random_columns(matrix.shape[1], rank, generator, _type_name(matrix))))
+
+
+def _uniform(
+    shape: tuple[int, int], generator: np.random.Generator, dtype: Any = "float64", scale: float = 1.0
+) -> np.ndarray:
+    """Entries from U(0, scale), drawn in float64 and some rows at a time."""
+    out = np.empty(shape, dtype)
+    height = max(1, DRAWN // max(1, shape[1]))
+    for start in range(0, shape[0], height):
+        block = out[start : start + height]
+        block[:] = generator.random(block.shape) * scale
+    return out
+
+
+def _type_name(matrix: Matrix) -> str:
+    return str(matrix.dtype).removeprefix("torch.")
 
 
 def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
@@ -41,12 +61,11 @@ def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginn
     random columns.
     """
     chosen = _choose_anchors(_sample(matrix, rank, generator), rank)
-    W = generator.random((matrix.shape[0], rank)) * (2 * matrix.mean)
-    W = matrix.native(W)
+    W = matrix.native(_uniform((matrix.shape[0], rank), generator, _type_name(matrix), 2 * matrix.mean))
     if len(chosen):
         W[:, : len(chosen)] = matrix.columns(chosen)
     on = kernels.of(W)
-    gram, cross = on.gram(W), matrix.transposed_times(W)
+    gram, cross = rounded(on.gram(W), W), matrix.transposed_times(W)
     return Beginning(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
 
 
@@ -56,6 +75,8 @@ def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix
     wanted = max(10 * rank, int(n * share))
     if wanted >= n:
         return matrix
+    row_bytes = max(1, matrix.stored // n) * np.dtype(_type_name(matrix)).itemsize
+    wanted = min(wanted, max(3 * rank, SAMPLE_BYTES // row_bytes))
     return matrix.rows(np.sort(generator.choice(n, wanted, replace=False)))
 
 
@@ -64,7 +85,8 @@ def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
     n, m = matrix.shape
     residual = matrix.column_energies()
     enough = 1e-6 * float(residual.max(initial=0.0))
-    factor = np.zeros((min(rank, n, m), m))
+    size = min(rank, n, m)
+    factor = np.zeros((size, m), np.float64 if 8 * size * m <= SAMPLE_BYTES else _type_name(matrix))
     chosen: list[int] = []
     for i, row in enumerate(factor):
         best = int(np.argmax(residual))

@@ -5,60 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from partsong import kernels
 from partsong.aggregate.linear import WeightedMean
 from partsong.aggregate.server import Replace
 from partsong.core import Aggregation, Array, Layout, Message, ServerUpdate, Shard, State
-from partsong.errors import ParameterError
-from partsong.local.alternate import Alternate, Rows
+from partsong.errors import CompositionError, ParameterError
+from partsong.local.alternate import Alternate, Columns, Rows
+from partsong.local.coupling import Coupling, NoPull, Tether
+from partsong.local.momentum import NoExtrapolation
 from partsong.local.rules import RuleState
 from partsong.local.start import random_columns
+from partsong.programs.joining import CommonStart, IndependentStart, Overwrite, Personal
+from partsong.programs.uploading import AlignedUpload, WholeUpload
 from partsong.streams import stream
 
 
 @dataclass(frozen=True, slots=True)
-class CommonStart:
-    """All parties begin with the server's H, and fit W to it before they move."""
-
-    def columns(self, shard: Shard, Ht: Array) -> Array:
-        """The server's."""
-        return Ht
-
-
-@dataclass(frozen=True, slots=True)
-class IndependentStart:
-    """Every party draws an H of its own, as the FNMF paper does; components then come out in different orders."""
-
-    def columns(self, shard: Shard, Ht: Array) -> Array:
-        """The party's own, U(0, 1), from its private stream."""
-        own = random_columns(Ht.shape[0], Ht.shape[1], stream(shard.secret, "start", shard.name))
-        return shard.matrix.native(own)
-
-
-@dataclass(frozen=True, slots=True)
 class ConsensusParty:
-    """W and how often the rules have stepped; before the first round there is no W."""
+    """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
+
+    Before the first round there is neither W nor H.
+    """
 
     W: Array | None = None
+    Ht: Array | None = None
     count: int = 0
+    round: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ConsensusServer:
-    """The model as last broadcast, and the server update's own state."""
+    """The model as it stands, the round and sweep it is for, and the server update's own state."""
 
     model: Message
     memory: State
+    round: int = 0
+    sweep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
     """Each party runs `steps` local iterations from the broadcast H and sends its H_p; the server aggregates them.
 
-        local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps      sent: H_p (k × m), weight n_p
-        finish:  H ← server_update(H, aggregation(H_p))      broadcast: H (k × m)
+        local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps, pulled to H      sent: H_p (k × m), weight n_p
+        finish:  H ← server_update(H, aggregation(H_p))                   broadcast: H (k × m), round and sweep (2)
 
-    FedAvg-NMF and Syn-SD are this with a mean. Never sent: X_p, W_p.
+    FedAvg-NMF and Syn-SD are this with a mean, FedProx with a pull, FNMF with an aligned pull and a barycenter. The
+    pull begins in round `free_rounds`: before that there is nothing worth being pulled to. With an aligned upload each
+    round takes `sweeps` exchanges, of which the first alone iterates. Never sent: X_p, W_p.
     """
 
     rank: int
@@ -67,40 +63,77 @@ class Consensus:
     start: CommonStart | IndependentStart = CommonStart()
     aggregation: Aggregation = WeightedMean()
     server_update: ServerUpdate = Replace()
+    coupling: Coupling = NoPull()
+    joining: Overwrite | Personal = Overwrite()
+    upload: WholeUpload | AlignedUpload = WholeUpload()
+    free_rounds: int = 0
+    sweeps: int = 1
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.steps < 1:
-            raise ParameterError(f"Consensus needs rank ≥ 1 and steps ≥ 1; got rank={self.rank}, steps={self.steps}.")
+        for name in ("rank", "steps", "sweeps"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"Consensus needs {name} ≥ 1; got {getattr(self, name)}.")
+        if self.free_rounds < 0:
+            raise ParameterError(f"free_rounds must be 0 or more; got {self.free_rounds}.")
+        self.coupling.check(self.solver.rule)
+        self.upload.check(self.aggregation, self.sweeps)
+        if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError("A pull and extrapolation do not go together; use a solver with NoExtrapolation.")
 
     def start_party(self, shard: Shard, layout: Layout) -> ConsensusParty:
-        """No W yet."""
+        """Neither W nor H yet."""
         return ConsensusParty()
 
     def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
-        """Random H from the shared seed."""
-        Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
-        model = Message({"H": Ht.T})
-        return ConsensusServer(model, self.server_update.init(model)), model
+        """H from the shared seed; sent where parties need it to begin."""
+        draw = stream(layout.seed, "start")
+        Ht = self.start.model(layout, self.rank, draw)
+        is_sent = Ht is not None
+        if Ht is None:
+            Ht = random_columns(layout.n_features, self.rank, draw, layout.dtype)
+        server = ConsensusServer(Message({"H": Ht.T}), self.server_update.init(Message({"H": Ht.T})))
+        return server, _broadcast(server, is_sent)
 
     def local(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Message]:
-        """A few local iterations from the model."""
-        H = shard.matrix.native(model["H"])
-        Ht = kernels.of(H).rows_of(H)
+        """A few local iterations from the model, or (in later sweeps) none."""
+        number, sweep = (int(value) for value in model["turn"])
+        Ht = _model_columns(shard, model)
+        if sweep == 0:
+            party = self._iterate(shard, party, Ht, number)
+        is_late = party.round != number  # missed the first sweep: nothing to add to this round
+        return party, self.upload.message(shard, party.Ht, Ht, is_late, self.rank)
+
+    def _iterate(self, shard: Shard, party: ConsensusParty, model_Ht: Array | None, number: int) -> ConsensusParty:
+        matrix, rule = shard.matrix, self.solver.rule
         if party.W is None:
-            Ht = self.start.columns(shard, Ht)
-        W = party.W if party.W is not None else self.solver.solve_rows(shard.matrix, Ht)
-        rows, columns = Rows(W, None, _counted(self.solver.rule.init(W), party.count)), self.solver.begin(Ht)
-        columns = replace(columns, memory=_counted(columns.memory, party.count))
+            Ht = self.start.columns(shard, model_Ht, self.rank)
+            W = self.start.weights(shard, Ht, self.solver)
+        else:
+            Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
+        rows = Rows(W, None, replace(rule.init(W), count=party.count))
+        columns = self.solver.begin(Ht)
+        columns = replace(columns, memory=replace(columns.memory, count=party.count))
+        is_free = model_Ht is None or number < self.free_rounds
+        pulls: Coupling = NoPull() if is_free else self.coupling
+        tether = Tether(Ht if model_Ht is None else model_Ht)
         for _ in range(self.steps):
-            rows, totals = self.solver.row_step(shard.matrix, rows, columns)
-            columns = self.solver.column_step(columns, totals)
-        sent = Message({"H": columns.Ht.T}, weight=float(shard.matrix.shape[0]))
-        return ConsensusParty(rows.W, party.count + self.steps), sent
+            rows, totals = self.solver.row_step(matrix, rows, columns)
+            if isinstance(pulls, NoPull):
+                columns = self.solver.column_step(columns, totals)
+                continue
+            equations = totals.equations().penalised(self.solver.penalty_H, totals.rows)
+            moved, memory, tether = pulls.step(rule, columns.Ht, equations, columns.memory, tether)
+            columns = _moved(columns, moved, memory)
+        return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number)
 
     def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
         """The aggregate moves the model."""
-        model, memory = self.server_update.step(server.model, aggregate, server.memory)
-        return ConsensusServer(model, memory), model
+        agreed = self.upload.agreed(aggregate, server.model)
+        model, memory = self.server_update.step(server.model, agreed, server.memory)
+        is_last = server.sweep + 1 >= self.sweeps
+        number, sweep = (server.round + 1, 0) if is_last else (server.round, server.sweep + 1)
+        after = ConsensusServer(model, memory, number, sweep)
+        return after, _broadcast(after, True)
 
     def components(self, server: ConsensusServer) -> Array:
         """H (k × m) as it stands."""
@@ -111,5 +144,17 @@ class Consensus:
         return {}
 
 
-def _counted(memory: RuleState, count: int) -> RuleState:
-    return replace(memory, count=count)
+def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
+    turn = np.array([server.round, server.sweep], np.int64)
+    return Message({"H": server.model["H"], "turn": turn} if is_sent else {"turn": turn})
+
+
+def _model_columns(shard: Shard, model: Message) -> Array | None:
+    if "H" not in model.arrays:
+        return None
+    H = shard.matrix.native(model["H"])
+    return kernels.of(H).rows_of(H)
+
+
+def _moved(columns: Columns, Ht: Array, memory: RuleState) -> Columns:
+    return replace(columns, Ht=Ht, point=Ht, memory=memory)

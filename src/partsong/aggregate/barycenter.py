@@ -1,0 +1,232 @@
+"""Barycenters: the matrix that is nearest to many whose rows come in different orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partsong import kernels
+from partsong.align.assignment import Assignment
+from partsong.align.plan import Matching
+from partsong.core import Alignment, Array, Message, Plan
+from partsong.errors import ParameterError
+from partsong.streams import stream
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Barycenter:
+    """H̄ (k × m), a plan for every matrix (P_j H_j lies in the order of H̄), and the loss of each sweep.
+
+    loss = Σ_j w_j ½‖H̄ − P_j H_j‖² over the rows that have a partner, with weights that add up to 1.
+    """
+
+    H: Array
+    plans: tuple[Plan, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromMean:
+    """Start from the average by position, as the FNMF paper does."""
+
+    def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
+        """Σ_j w_j H_j."""
+        return average(matrices, [Matching.identity(len(matrices[0]))] * len(matrices), weights, matrices[0])
+
+
+@dataclass(frozen=True, slots=True)
+class FromMedoid:
+    """Start from the matrix that is nearest to all others after alignment, out of `candidates` spread over them."""
+
+    candidates: int = 8
+
+    def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
+        """One of the matrices."""
+        count = min(self.candidates, len(matrices))
+        chosen = [matrices[i * len(matrices) // count] for i in range(count)]
+        if count == 1:
+            return chosen[0]
+        return min(chosen, key=lambda one: loss_of(one, matrices, [align.plan(one, H) for H in matrices], weights))
+
+
+@dataclass(frozen=True, slots=True)
+class FromPrevious:
+    """Start from the model that the parties were sent; before there is one, from `otherwise`."""
+
+    otherwise: FromMean | FromMedoid = FromMedoid()
+
+    def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
+        """The previous model."""
+        return previous if previous is not None else self.otherwise.choose(matrices, weights, previous, align)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """P_j ← align(H̄, H_j), H̄ ← mean_j P_j H_j, by turns (Dalleiger & Gionis, 2025, Alg. 1).
+
+    For assignments each half-step is exact, so that the loss never rises. Rows without partners in any matrix keep
+    their values; partners are counted row by row. Ends once H̄ changes by less than `tol` of itself.
+    """
+
+    align: Alignment = Assignment()
+    start: FromMean | FromMedoid | FromPrevious = FromPrevious()
+    sweeps: int = 30
+    tol: float = 1e-6
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or self.tol < 0:
+            raise ParameterError(f"A barycenter needs sweeps ≥ 1 and tol ≥ 0; got {self}.")
+
+    def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
+        """The barycenter of matrices (each k × m)."""
+        shares = _shares(weights, self.weighted)
+        H = self.start.choose(matrices, shares, previous, self.align)
+        losses: list[float] = []
+        for _ in range(self.sweeps):
+            plans = [self.align.plan(H, one) for one in matrices]
+            before, H = H, average(matrices, plans, shares, H)
+            losses.append(loss_of(H, matrices, plans, shares))
+            if _distance(H, before) <= self.tol * _size(before):
+                break
+        return Barycenter(H, tuple(plans), tuple(losses))
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m) in name order."""
+        return _aggregate(self, uploads, model)
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """One pass: H̄ ← H̄ + (w_j/Σw)(P H_j − H̄) with P = align(H̄, H_j), in the best of a few random orders.
+
+    Usable while uploads arrive. (Ours for the paper's Alg. 3, whose text is not printed.)
+    """
+
+    align: Alignment = Assignment()
+    orders: int = 1
+    seed: int = 0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.orders < 1:
+            raise ParameterError(f"Streaming needs at least one order; got {self.orders}.")
+
+    def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
+        """The barycenter of matrices (each k × m)."""
+        shares = _shares(weights, self.weighted)
+        draw = stream(self.seed, "barycenter", "orders")
+        passes = [self._pass(matrices, shares, draw.permutation(len(matrices))) for _ in range(self.orders)]
+        return min(passes, key=lambda found: found.losses[-1])
+
+    def _pass(self, matrices: Sequence[Array], shares: np.ndarray, order: np.ndarray) -> Barycenter:
+        first, *rest = order.tolist()
+        H, seen = matrices[first], float(shares[first])
+        plans: dict[int, Plan] = {first: Matching.identity(len(H))}
+        for j in rest:
+            plans[j] = self.align.plan(H, matrices[j])
+            H = average([H, matrices[j]], [plans[first], plans[j]], np.array([seen, shares[j]]), H)
+            seen += float(shares[j])
+        ordered = tuple(plans[j] for j in range(len(matrices)))
+        return Barycenter(H, ordered, (loss_of(H, matrices, ordered, shares),))
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m) in name order."""
+        return _aggregate(self, uploads, model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A merged group: its barycenter, its weight, and the plans of its members so far."""
+
+    H: Array
+    weight: float
+    plans: dict[int, Plan] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchical:
+    """A balanced tree: neighbours are merged as (w_A A + w_B P B)/(w_A + w_B) with P = align(A, B), level by level.
+
+    Plans are composed down to the leaves; sub-servers can merge their own. (Ours for the paper's Alg. 4, whose text is
+    not printed.)
+    """
+
+    align: Alignment = Assignment()
+    weighted: bool = False
+
+    def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
+        """The barycenter of matrices (each k × m)."""
+        shares = _shares(weights, self.weighted)
+        itself = Matching.identity(len(matrices[0]))
+        level = [_Node(H, float(shares[j]), {j: itself}) for j, H in enumerate(matrices)]
+        while len(level) > 1:
+            pairs = [self._merged(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+            level = pairs + level[len(pairs) * 2 :]
+        (root,) = level
+        plans = tuple(root.plans[j] for j in range(len(matrices)))
+        return Barycenter(root.H, plans, (loss_of(root.H, matrices, plans, shares),))
+
+    def _merged(self, a: _Node, b: _Node) -> _Node:
+        plan = self.align.plan(a.H, b.H)
+        itself = Matching.identity(len(a.H))
+        H = average([a.H, b.H], [itself, plan], np.array([a.weight, b.weight]), a.H)
+        return _Node(H, a.weight + b.weight, {**a.plans, **{j: plan.after(own) for j, own in b.plans.items()}})
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m) in name order."""
+        return _aggregate(self, uploads, model)
+
+
+def average(matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
+    """Row l: Σ_j w_j (P_j H_j)_l / Σ_j w_j (P_j 1)_l, or the fallback's where nobody has such a row."""
+    total, counts = None, np.zeros(len(fallback))
+    for H, plan, weight in zip(matrices, plans, weights, strict=True):
+        moved = plan.apply(H) * float(weight)
+        total = moved if total is None else total + moved
+        counts += float(weight) * plan.weights
+    on = kernels.of(fallback)
+    divisor = on.like(np.where(counts > 0, counts, 1.0)[:, None], fallback)
+    mean = total / divisor
+    empty = np.flatnonzero(counts <= 0)
+    for row in empty.tolist():
+        mean[row] = fallback[row]
+    return mean
+
+
+def loss_of(H: Array, matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray) -> float:
+    """Σ_j w_j ½‖H − P_j H_j‖² over the rows that have a partner."""
+    on = kernels.of(H)
+    target, total = np.asarray(on.to_numpy(H), np.float64), 0.0
+    for one, plan, weight in zip(matrices, plans, weights, strict=True):
+        moved = np.asarray(on.to_numpy(plan.apply(one)), np.float64)
+        total += 0.5 * float(weight) * float(np.square((target - moved)[plan.weights > 0]).sum())
+    return total
+
+
+def _aggregate(method: FixedPoint | Streaming | Hierarchical, uploads: Sequence[Message], model: Message) -> Message:
+    matrices = [upload["H"] for upload in uploads]
+    previous = model.arrays.get("H")
+    if previous is not None:
+        previous = _in_the_type_of(matrices[0], previous)
+    found = method.solve(matrices, [upload.weight for upload in uploads], previous)
+    return Message({"H": found.H}, sum(upload.weight for upload in uploads))
+
+
+def _in_the_type_of(example: Array, H: Array) -> Array:
+    return kernels.of(example).like(kernels.of(H).to_numpy(H), example)
+
+
+def _shares(weights: Sequence[float], weighted: bool) -> np.ndarray:
+    values = np.asarray(weights, np.float64) if weighted else np.ones(len(weights))
+    return values / values.sum()
+
+
+def _distance(A: Array, B: Array) -> float:
+    return float(np.sqrt(kernels.of(A).inner(A - B, A - B)))
+
+
+def _size(A: Array) -> float:
+    return float(np.sqrt(kernels.of(A).inner(A, A)))

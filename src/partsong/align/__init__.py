@@ -1,0 +1,1 @@
+"""Which component is which: alignments between factors whose rows come in different orders."""

@@ -1,0 +1,82 @@
+"""Dense rows piece by piece: tiles of whole rows, and blocks of rows that are too wide for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from partsong.data.mapped import give_back, give_back_block, mapping
+
+TILE_BYTES = 2 << 20
+MAPPED_TILE_BYTES = 4 << 20
+LOW = 64
+"""Fewer rows than these make a tile too low for its products to run at speed."""
+BLOCK_HEIGHT = 256
+MOST_SUMMED = 1024
+"""Rows whose products are at most summed in the type of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """An array in pieces that fit the cache, in a number type of choice.
+
+    Pages of a mapped file are given back once a piece is done.
+    """
+
+    X: np.ndarray
+    dtype: np.dtype
+
+    @property
+    def are_low(self) -> bool:
+        """Whether only few rows fit a tile; what is in memory already may exceed it somewhat."""
+        return LOW * self._row_bytes > self._bytes * (1 if self._is_mapped else 4)
+
+    @property
+    def block_width(self) -> int:
+        """Columns of a block of the usual height."""
+        return max(1, self._bytes // self.dtype.itemsize // BLOCK_HEIGHT)
+
+    @property
+    def narrow_width(self) -> int:
+        """Columns of a block as high as can be: pages of a file are not read for a few numbers each."""
+        return self.block_width if self._is_mapped else max(1, self.block_width * BLOCK_HEIGHT // MOST_SUMMED)
+
+    def of_rows(self, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Tiles of whole rows: a start, a stop, and the rows between them."""
+        mapped = mapping(self.X)
+        height = max(1 if self.are_low else LOW, self._bytes // self._row_bytes)
+        is_by_row = self.X.flags.c_contiguous
+        for a in range(start, stop, height):
+            b = min(a + height, stop)
+            yield a, b, np.asarray(self.X[a:b], self.dtype)
+            if mapped is not None:
+                give_back(mapped, self.X, *((a, b) if is_by_row else (0, self.X.shape[1])))
+
+    def blocks(
+        self, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> Iterator[tuple[int, int, int, int, np.ndarray]]:
+        """Rows a…b of columns c…d; all the columns where enough rows of them fit a block."""
+        mapped = mapping(self.X)
+        width = max(1, min(columns[1] - columns[0], self.block_width))
+        height = min(MOST_SUMMED, max(1, self._bytes // self.dtype.itemsize // width))
+        for a in range(*rows, height):
+            b = min(a + height, rows[1])
+            for c in range(*columns, width):
+                d = min(c + width, columns[1])
+                yield a, b, c, d, np.asarray(self.X[a:b, c:d], self.dtype)
+                if mapped is not None:
+                    give_back_block(mapped, self.X, (a, b), (c, d))
+
+    @property
+    def _is_mapped(self) -> bool:
+        return mapping(self.X) is not None
+
+    @property
+    def _bytes(self) -> int:
+        return MAPPED_TILE_BYTES if self._is_mapped else TILE_BYTES
+
+    @property
+    def _row_bytes(self) -> int:
+        return max(1, self.X.shape[1] * self.dtype.itemsize)

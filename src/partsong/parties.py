@@ -1,0 +1,117 @@
+"""A list with one matrix per party to shards that can work together: one kind, one precision, one order of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from partsong.core import Layout, Shard
+from partsong.data.check import require_factorizable
+from partsong.data.form import is_tensor
+from partsong.data.matrix import as_matrix, float_type
+from partsong.data.names import column_labels, column_names, repeated
+from partsong.data.partition import party_names
+from partsong.errors import CompositionError, FeatureError, ParameterError, PartsongError, ShapeError, first_few
+from partsong.streams import key
+from partsong.validation import agree_on_columns, numbers_of
+
+
+def shards_of(
+    estimator: Any, matrices: Any, names: Sequence[str] | None, seed: int, dtype: np.dtype[Any] | None
+) -> list[Shard]:
+    """The parties of a simulation, checked; the estimator remembers the columns of the first that names them.
+
+    Without `dtype` all compute in float64 as soon as one of them needs it. Secrets come from the seed, so that the
+    same seed gives the same federation.
+    """
+    labels = _labels(matrices, names)
+    _require_one_kind(labels, matrices)
+    parties = _in_one_order(labels, matrices)
+    rows = {}
+    for label, X in parties.items():
+        with _at(label):
+            rows[label] = numbers_of(X)
+    chosen = dtype if dtype is not None else common_type(list(rows.values()))
+    shards = []
+    for label, X in parties.items():
+        with _at(label):
+            require_factorizable(rows[label], column_names(X), chosen)
+            held = X if is_tensor(X) else rows[label]
+            shards.append(Shard(label, as_matrix(held, chosen), key(seed, "secret", label)))
+    Layout.of(shards, seed)
+    agree_on_columns(estimator, next((X for X in parties.values() if column_names(X)), matrices[0]), reset=True)
+    return shards
+
+
+def common_type(matrices: Sequence[Any]) -> np.dtype[Any]:
+    """The precision that loses nothing of any of them."""
+    return max((float_type(X.dtype) for X in matrices), key=lambda kind: kind.itemsize)
+
+
+def _labels(matrices: Any, names: Sequence[str] | None) -> list[str]:
+    if hasattr(matrices, "shape") or isinstance(matrices, str) or not isinstance(matrices, Sequence):
+        raise ShapeError("fit takes a list with one matrix per party: fit([X_1, X_2, …]).")
+    if len(matrices) == 0:
+        raise ParameterError("A federation needs at least one party; the list is empty.")
+    labels = list(names) if names is not None else party_names(len(matrices))
+    if len(labels) != len(matrices):
+        raise ParameterError(f"{len(labels)} names were given for {len(matrices)} parties.")
+    if not all(isinstance(label, str) for label in labels):
+        raise ParameterError(f"Names of parties must be text; got {labels[:5]!r}.")
+    twice = repeated(labels)
+    if twice:
+        raise ParameterError(f"Party names must differ; used more than once: {', '.join(twice)}.")
+    return labels
+
+
+def _require_one_kind(labels: Sequence[str], matrices: Sequence[Any]) -> None:
+    """All parties compute with torch on one device, or none does."""
+    places = [f"torch on {X.device}" if is_tensor(X) else "NumPy" for X in matrices]
+    if len(set(places)) > 1:
+        other = next(i for i, place in enumerate(places) if place != places[0])
+        raise CompositionError(
+            f"Parties must compute in one place, but party {labels[0]!r} would with {places[0]} and party "
+            f"{labels[other]!r} with {places[other]}. Bring all data to one kind: X.cpu().numpy() makes a tensor an "
+            "array, torch.from_numpy(X).to(device) an array a tensor."
+        )
+
+
+def _in_one_order(labels: Sequence[str], matrices: Sequence[Any]) -> dict[str, Any]:
+    """Data frames with their columns in the order of the first of them; anything else as it is."""
+    parties = dict(zip(labels, matrices, strict=True))
+    held = {label: found for label, X in parties.items() if (found := column_labels(X)) is not None}
+    for label in held:
+        with _at(label):
+            column_names(parties[label])
+    if not held:
+        return parties
+    first, expected = next(iter(held.items()))
+    for label, columns in held.items():
+        if columns != expected:
+            _require_same(label, columns, first, expected)
+            parties[label] = parties[label][expected]
+    return parties
+
+
+def _require_same(label: str, columns: list[Any], first: str, expected: list[Any]) -> None:
+    here, there = set(columns), set(expected)
+    missing = [str(name) for name in expected if name not in here]
+    extra = [str(name) for name in columns if name not in there]
+    said = [f"lacks {first_few(missing[:5], len(missing), 'column')}"] if missing else []
+    said += [f"has {first_few(extra[:5], len(extra), 'other column')}"] if extra else []
+    if said:
+        raise FeatureError(
+            f"Party {label!r} {' and '.join(said)}, compared with {first!r}. Agree on one list of columns."
+        )
+
+
+@contextmanager
+def _at(label: str) -> Iterator[None]:
+    """An error says whose data it is about."""
+    try:
+        yield
+    except PartsongError as error:
+        raise type(error)(f"In party {label!r}: {error}") from error

@@ -1,0 +1,137 @@
+"""What a caller may ask for: ranks, solvers, precision and the like; what makes no sense is refused by its name."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from partsong import recipes, threads
+from partsong.core import UpdateRule
+from partsong.errors import ParameterError
+from partsong.local.alternate import Alternate
+from partsong.local.equations import Penalty
+from partsong.local.momentum import Extrapolation, NoExtrapolation
+from partsong.running import Stop
+
+DEFAULT_RANK = 20
+GENEROUS_RANK = 1000
+"""Ranks up to this are never called absurd, however small the matrix."""
+
+
+def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
+    """The rank asked for, or min(n, m, 20); refused where X (n × m) or this machine's memory has no use for it."""
+    n, m = shape
+    if wanted is None:
+        return min(n, m, DEFAULT_RANK)
+    if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
+        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
+    rank, memory = int(wanted), physical_memory()
+    if rank > GENEROUS_RANK and rank > 10 * min(n, m):
+        raise ParameterError(
+            f"n_components={rank} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
+            "Choose a number of components of that order."
+        )
+    needed = 4 * (n + m) * rank
+    if memory is not None and needed > memory:
+        raise ParameterError(
+            f"n_components={rank} asks for factors of {(n + m) * rank:.3g} numbers, {needed / 2**30:.3g} GiB even "
+            f"in float32, and this machine has {memory / 2**30:.3g} GiB of memory. Choose fewer components."
+        )
+    return rank
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory of this machine, where the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> Alternate:
+    """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
+    chosen = _rule_of(rule)
+    is_same = isinstance(alpha_H, str) and alpha_H == "same"
+    if isinstance(alpha_H, str) and not is_same:
+        raise ParameterError(f"alpha_H must be a number or 'same'; got {alpha_H!r}.")
+    on_W = _penalty_weight("alpha_W", alpha_W)
+    on_H = on_W if is_same else _penalty_weight("alpha_H", alpha_H)
+    l1 = real_number("l1_ratio", l1_ratio)
+    if not 0 <= l1 <= 1:
+        raise ParameterError(f"l1_ratio must lie between 0 and 1; got {l1_ratio!r}.")
+    momentum = Extrapolation() if isinstance(rule, str) and rule == "hals" else NoExtrapolation()
+    return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
+
+
+def _rule_of(rule: Any) -> UpdateRule:
+    rules = recipes.solver_rules()
+    if isinstance(rule, str) and rule in rules:
+        return rules[rule]
+    if isinstance(rule, str):
+        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join(rules)}.")
+    if isinstance(rule, type) or not all(callable(getattr(rule, name, None)) for name in ("init", "step")):
+        raise ParameterError(
+            f"solver must be one of {', '.join(rules)}, or an update rule such as CoordinateDescent(sweeps=2); "
+            f"got {rule!r}."
+        )
+    return rule
+
+
+def _penalty_weight(name: str, value: Any) -> float:
+    weight = real_number(name, value)
+    if not 0 <= weight < float("inf"):
+        raise ParameterError(f"{name} must be zero or more, and finite; got {value!r}.")
+    return weight
+
+
+def stop_of(tol: Any, time_budget: Any) -> Stop:
+    """When to stop, from numbers."""
+    return Stop(real_number("tol", tol), None if time_budget is None else real_number("time_budget", time_budget))
+
+
+def precision_of(dtype: Any) -> np.dtype[Any] | None:
+    """float32 or float64, or None where the data decide."""
+    if dtype is None:
+        return None
+    try:
+        chosen = np.dtype(dtype)
+    except TypeError:
+        chosen = np.dtype(object)
+    if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ParameterError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.")
+    return chosen
+
+
+def threads_of(n_threads: Any) -> int:
+    """The threads asked for, or all that this process may use."""
+    return threads.available() if n_threads is None else whole_number("n_threads", n_threads, " (None: all cores)")
+
+
+def require_verbosity(verbose: Any) -> None:
+    """0 or False is silent, 1 or True is not."""
+    if not isinstance(verbose, Integral | np.bool_) or verbose < 0:
+        raise ParameterError(f"verbose must be 0 (silent) or 1 (progress on standard error); got {verbose!r}.")
+
+
+def whole_number(name: str, value: Any, hint: str = "") -> int:
+    """An integer of at least 1; True is not a number."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"{name} must be a whole number of at least 1{hint}; got {value!r}.")
+    return int(value)
+
+
+def real_number(name: str, value: Any) -> float:
+    """A number; text that looks like one is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ParameterError(f"{name} must be a number; got {value!r}.")
+    return float(value)
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.")
+    return value

@@ -1,0 +1,150 @@
+"""Laws of accuracy: in float32 the error of every round is that of float64, to what an error of 1e-3 needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose
+
+from partsong import NMF, kernels
+from partsong.core import Shard
+from partsong.data.matrix import as_matrix
+from partsong.data.sparse import SparseMatrix
+from partsong.evaluate.metrics import relative_error
+from partsong.finished import complete
+from partsong.local.alternate import Alternate, Rows
+from partsong.local.momentum import Extrapolation
+from partsong.programs.shared_statistics import SharedStatistics
+
+RANK = 10
+
+
+def heavy_tailed(rows, columns, seed=0):
+    """Many small numbers and few large ones, a third of them zero: long sums in float32 lose the small ones."""
+    rng = np.random.default_rng(seed)
+    W, H = rng.gamma(0.3, size=(rows, RANK)), rng.gamma(0.3, size=(RANK, columns))
+    X = (W * (rng.random(W.shape) < 0.2)) @ (H * (rng.random(H.shape) < 0.5))
+    return (X * (1 + 1e-3 * rng.random(X.shape))).astype(np.float32)
+
+
+def mapped(X, tmp_path):
+    np.save(tmp_path / "X.npy", X)
+    return np.load(tmp_path / "X.npy", mmap_mode="r")
+
+
+def tensor(X):
+    return pytest.importorskip("torch").from_numpy(np.ascontiguousarray(X))
+
+
+FORMS = {
+    "C order": lambda X, tmp: as_matrix(X),
+    "F order": lambda X, tmp: as_matrix(np.asfortranarray(X)),
+    "memory map": lambda X, tmp: as_matrix(mapped(X, tmp)),
+    "csr and its transpose": lambda X, tmp: SparseMatrix(sp.csr_array(X), sp.csr_array(X).T.tocsr()),
+    "csr alone": lambda X, tmp: SparseMatrix(sp.csr_array(X)),
+    "torch": lambda X, tmp: as_matrix(tensor(X)),
+}
+EVERY_FORM = {**FORMS, "torch csr": lambda X, tmp: as_matrix(tensor(X).to_sparse_csr())}
+
+every_form = pytest.mark.parametrize("form", EVERY_FORM)
+beta = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+
+
+def exact(X, W, Ht):
+    return float(np.square(X.astype(np.float64) - W.astype(np.float64) @ Ht.astype(np.float64).T).sum())
+
+
+@pytest.mark.parametrize("shape", [(30_000, 40), (40, 30_000)], ids=["tall", "wide"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_error_of_a_round_is_that_of_float64(form, shape, tmp_path):
+    X = heavy_tailed(*shape)
+    matrix = FORMS[form](X, tmp_path)
+    solver = Alternate(momentum=Extrapolation())
+    rows, columns = Rows(), solver.begin(matrix.native(np.random.default_rng(1).random((shape[1], RANK))))
+    compared = 0
+    for _ in range(6):
+        rows, totals = solver.row_step(matrix, rows, columns)
+        columns = solver.column_step(columns, totals)
+        if not columns.pace.must_restart:
+            to = kernels.of(columns.Ht).to_numpy
+            W = to(rows.W if rows.point is None else rows.point)
+            wrong = columns.squared_error - exact(X, W, to(columns.Ht))
+            assert abs(wrong) < 6e-8 * matrix.squared_norm
+            compared += 1
+    assert compared > 3
+
+
+@beta
+@every_form
+def test_the_gram_of_float32_is_that_of_float64(form, tmp_path):
+    X = heavy_tailed(5_000, 30)
+    matrix = EVERY_FORM[form](X, tmp_path)
+    F = matrix.native(np.random.default_rng(1).gamma(0.3, size=(5_000, RANK)))
+    gram, cross = matrix.visit(matrix.native(np.ones((30, RANK))), lambda start, stop, product: None, F)
+    to = kernels.of(F).to_numpy
+    values = to(F).astype(np.float64)
+    assert "float64" in str(gram.dtype)
+    assert cross.dtype == F.dtype
+    assert_allclose(to(gram), values.T @ values, rtol=1e-12)
+    assert_allclose(to(kernels.of(F).gram(F)), values.T @ values, rtol=1e-12)
+
+
+@beta
+@every_form
+def test_the_distance_is_computed_in_float64(form, tmp_path):
+    X = heavy_tailed(3_000, 40)
+    matrix = EVERY_FORM[form](X, tmp_path)
+    rng = np.random.default_rng(2)
+    W, Ht = (matrix.native(rng.gamma(0.3, size=(size, RANK))) for size in X.shape)
+    to = kernels.of(W).to_numpy
+    expected = exact(X, to(W), to(Ht))
+    assert matrix.squared_distance(W, Ht) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_fit_in_float32_knows_its_error():
+    rng = np.random.default_rng(3)
+    X = rng.gamma(0.5, size=(4_000, 5)) @ rng.gamma(0.5, size=(5, 400))
+    X += 1e-3 * np.sqrt(np.square(X).mean()) * rng.random(X.shape)
+    model = NMF(5, tol=1e-3, max_iter=300, random_state=0).fit(X.astype(np.float32))
+    last = min(row.relative_error for row in model.history_)
+    assert last == pytest.approx(model.relative_error_, abs=3e-5)
+    assert model.relative_error_ < 2e-3
+
+
+def some_columns(**changed):
+    columns = Alternate().begin(np.ones((4, 2)))
+    return replace(columns, **{"squared_error": 1.0, "squared_norm": 2.0, **changed})
+
+
+def test_what_is_no_number_is_no_perfect_fit():
+    program = SharedStatistics(2)
+    pace = replace(some_columns().pace, objective=float("nan"))
+    told = program.metrics(some_columns(squared_error=float("nan"), pace=pace))
+    assert np.isnan(told["relative_error"])
+    assert np.isnan(told["objective"])
+    shards = [Shard("one", Lost(as_matrix(np.ones((6, 4)))))]
+    assert np.isnan(relative_error(Alternate(), shards, np.ones((2, 4))))
+    assert np.isnan(complete(Alternate(), shards, np.ones((4, 2)), rescale=False).relative_error)
+
+
+class Lost:
+    """A matrix whose distance from its model is not a number."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+    def __getattr__(self, name):
+        return getattr(self.matrix, name)
+
+    def squared_distance(self, W, Ht):
+        return float("nan")
+
+
+def test_rounding_below_zero_is_an_error_of_zero_and_an_objective_below_zero():
+    pace = replace(some_columns().pace, objective=-1e-10)
+    told = SharedStatistics(2).metrics(some_columns(squared_error=-2e-10, pace=pace))
+    assert told["relative_error"] == 0.0
+    assert told["objective"] == pytest.approx(-1e-10)

@@ -1,0 +1,212 @@
+"""Laws of alignments: one table, every way of matching components."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from partsong.align.assignment import Assignment, Identity, PartialAssignment
+from partsong.align.likeness import correlations, least_significant, squared_distances
+from partsong.align.nearest import Nearest, SoftMax
+from partsong.align.plan import ALONE, Blend, Matching, orthogonality_gap
+from partsong.align.transport import PartialSinkhorn, Sinkhorn
+from partsong.errors import ParameterError
+
+HARD = [Assignment(), Assignment(unit=True), PartialAssignment(), PartialAssignment(bonferroni=True)]
+SOFT = [Sinkhorn(), Sinkhorn(blur=0.005, iterations=2000), Sinkhorn(unit=True), PartialSinkhorn(), Nearest(), SoftMax()]
+ALIGNMENTS = [Identity(), *HARD, *SOFT, Nearest(3), SoftMax(0.5)]
+COMPLETE = [a for a in ALIGNMENTS if not isinstance(a, PartialAssignment | PartialSinkhorn)]
+
+
+def parts(k=6, m=40, seed=0):
+    """Components that have little in common."""
+    rng = np.random.default_rng(seed)
+    return rng.gamma(0.3, size=(k, m))
+
+
+def gap(target, plan, source):
+    return float(np.square(target - plan.apply(source)).sum())
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_plans_sum_to_at_most_one_and_the_input_is_untouched(align, seed):
+    X, Y = parts(seed=seed), parts(seed=seed + 10)
+    kept = X.copy(), Y.copy()
+    plan = align.plan(X, Y)
+    assert plan.matrix.shape == (6, 6)
+    assert (plan.matrix >= 0).all()
+    assert (plan.weights <= 1 + 1e-12).all()
+    if align in COMPLETE:
+        assert_allclose(plan.weights, 1, atol=1e-9)
+    assert_allclose(plan.weights, plan.matrix.sum(axis=1))
+    assert_allclose(plan.apply(Y), plan.matrix @ Y, atol=1e-12)
+    assert_array_equal(X, kept[0])
+    assert_array_equal(Y, kept[1])
+
+
+@pytest.mark.parametrize("align", [*HARD, Nearest()], ids=repr)
+@given(order=st.permutations(range(6)), seed=st.integers(0, 1000))
+def test_hard_alignments_undo_any_permutation(align, order, seed):
+    X = parts(seed=seed)
+    plan = align.plan(X, X[list(order)])
+    assert_array_equal(plan.apply(X[list(order)]), X)
+    assert plan.is_permutation
+    assert orthogonality_gap(plan) == 0
+
+
+@pytest.mark.parametrize("align", SOFT, ids=repr)
+@given(order=st.permutations(range(6)))
+def test_soft_alignments_move_with_permutations(align, order):
+    """P(X, ΠY)·Π = P(X, Y), and P is closest to the permutation that undoes Π."""
+    order = list(order)
+    X, Y = parts(), parts() + 0.01 * parts(seed=9)
+    plain, moved = align.plan(X, Y), align.plan(X, Y[order])
+    assert_allclose(moved.matrix, plain.matrix[:, order], atol=1e-7)
+    assert_array_equal(np.argmax(moved.matrix, axis=1), np.argsort(order))
+
+
+@pytest.mark.parametrize("align", [Assignment(), Nearest(), SoftMax(1e-4), Sinkhorn(1e-3, 5000)], ids=repr)
+@pytest.mark.parametrize("seed", range(5))
+def test_never_worse_than_identity(align, seed):
+    X, Y = parts(seed=seed), parts(seed=seed + 50)
+    assert gap(X, align.plan(X, Y), Y) <= gap(X, Matching.identity(6), Y) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_assignment_is_the_best_of_all_permutations(seed):
+    X, Y = parts(5, seed=seed), parts(5, seed=seed + 50)
+    best = min(float(np.square(X - Y[list(order)]).sum()) for order in itertools.permutations(range(5)))
+    assert gap(X, Assignment().plan(X, Y), Y) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("blur", [0.05, 0.1, 0.5])
+def test_sinkhorn_equals_pot(seed, blur):
+    ot = pytest.importorskip("ot")
+    X, Y = parts(seed=seed), parts(seed=seed + 50)
+    cost = squared_distances(X, Y)
+    assert_allclose(cost, ot.dist(X, Y), rtol=1e-9)
+    mass = np.full(6, 1 / 6)
+    T = ot.sinkhorn(mass, mass, cost, blur * cost.mean(), method="sinkhorn_log", numItermax=20000, stopThr=1e-12)
+    ours = Sinkhorn(blur, iterations=20000, tolerance=1e-12).plan(X, Y).matrix
+    assert_allclose(ours, 6 * T, atol=1e-7)
+
+
+def test_sinkhorn_without_blur_is_the_assignment():
+    ot = pytest.importorskip("ot")
+    X = parts()
+    Y = X[::-1] + 0.1 * parts(seed=50)
+    sharp = Sinkhorn(blur=5e-3, iterations=50000, tolerance=1e-8).plan(X, Y).matrix
+    mass = np.full(6, 1 / 6)
+    assert_allclose(sharp, 6 * ot.emd(mass, mass, squared_distances(X, Y)), atol=0.02)
+    assert_allclose(sharp, Assignment().plan(X, Y).matrix, atol=0.02)
+
+
+def test_correlation_and_significance_equal_scipy():
+    from scipy import stats
+
+    X, Y = parts(), parts(seed=1)
+    r = correlations(X, Y)
+    for a, b in itertools.product(range(6), range(6)):
+        found = stats.pearsonr(X[a], Y[b])
+        assert r[a, b] == pytest.approx(found.statistic, abs=1e-12)
+    assert least_significant(784, 0.05) == pytest.approx(0.0588, abs=1e-4)
+    assert np.arctanh(least_significant(40, 0.01)) * np.sqrt(37) == pytest.approx(stats.norm.ppf(0.99))
+    assert least_significant(3, 0.05) == 0.0
+    with pytest.raises(ParameterError):
+        least_significant(40, 0.0)
+
+
+@pytest.mark.parametrize("align", [PartialAssignment(), PartialSinkhorn()], ids=repr)
+def test_partial_alignments_leave_private_components_alone(align):
+    """A component that exists on one side only finds no partner; all others find theirs."""
+    rng = np.random.default_rng(0)
+    blocks = np.kron(np.eye(6), np.ones((1, 20))) + 0.01 * rng.random((6, 120))
+    X, Y = blocks[:5], blocks[1:]
+    plan = align.plan(X, Y)
+    assert plan.weights[0] < 1e-6
+    assert_allclose(plan.matrix[1:, :4], np.eye(4), atol=1e-2)
+    assert plan.matrix[:, 4].max() < 1e-6
+    if isinstance(plan, Matching):
+        assert plan.partners.tolist() == [ALONE, 0, 1, 2, 3]
+        assert_array_equal(plan.transposed().partners, [1, 2, 3, 4, ALONE])
+        assert_array_equal(plan.apply(Y)[0], 0)
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+@pytest.mark.parametrize(
+    "strange",
+    [
+        np.zeros((4, 9)),
+        np.ones((4, 9)),
+        np.vstack([np.zeros((1, 9)), np.ones((1, 9)), parts(2, 9)]),
+        np.repeat(parts(1, 9), 4, axis=0),
+        1e-300 * parts(4, 9),
+        1e150 * parts(4, 9),
+        parts(4, 1),
+    ],
+    ids=["zero", "constant", "mixed", "duplicates", "tiny", "huge", "one feature"],
+)
+def test_strange_components_do_no_harm(align, strange):
+    for target, source in (
+        (strange, strange),
+        (strange, parts(4, strange.shape[1])),
+        (parts(4, strange.shape[1]), strange),
+    ):
+        plan = align.plan(target, source)
+        assert np.isfinite(plan.matrix).all()
+        assert (plan.weights <= 1 + 1e-9).all()
+        assert np.isfinite(plan.apply(source)).all()
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+def test_one_component(align):
+    X = parts(1, 12)
+    assert_allclose(align.plan(X, X).matrix, [[1.0]], atol=1e-5)
+
+
+def test_scale_does_not_matter_where_rows_are_compared_at_norm_one():
+    X = parts()
+    scaled = X[::-1] * np.array([1e-3, 1, 1e3, 5, 0.1, 20])[:, None]
+    assert_array_equal(Assignment(unit=True).plan(X, scaled).partners, np.arange(6)[::-1])
+    assert_array_equal(PartialAssignment().plan(X, scaled).partners, np.arange(6)[::-1])
+
+
+def test_plans_compose_and_turn_around():
+    X = parts()
+    first, second = Matching(np.array([2, 0, 1, ALONE, 5, 4])), Matching(np.array([1, ALONE, 0, 3, 4, 5]))
+    assert_array_equal(second.after(first).matrix, second.matrix @ first.matrix)
+    assert_array_equal(second.after(first).apply(X), second.apply(first.apply(X)))
+    assert_array_equal(first.transposed().matrix, first.matrix.T)
+    soft = Blend(np.full((6, 6), 1 / 6))
+    assert_allclose(second.after(soft).matrix, second.matrix @ soft.matrix)
+    assert_allclose(soft.after(second).matrix, soft.matrix @ second.matrix)
+    assert orthogonality_gap(soft) > 1
+    assert not soft.is_permutation
+    assert Blend(np.eye(3)).is_permutation
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+def test_tensors_are_aligned_like_arrays(align):
+    torch = pytest.importorskip("torch")
+    X, Y = parts().astype(np.float32), parts(seed=3).astype(np.float32)
+    plan, other = align.plan(X, Y), align.plan(torch.from_numpy(X), torch.from_numpy(Y))
+    assert_allclose(other.matrix, plan.matrix, atol=1e-9)
+    moved = plan.apply(torch.from_numpy(Y))
+    assert moved.dtype == torch.float32
+    assert_allclose(moved.numpy(), plan.apply(Y), rtol=1e-6)
+    assert plan.apply(Y).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Sinkhorn(blur=0), lambda: Nearest(0), lambda: SoftMax(-1), lambda: Sinkhorn(iterations=0)]
+)
+def test_senseless_settings_are_refused(make):
+    with pytest.raises(ParameterError):
+        make()

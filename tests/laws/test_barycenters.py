@@ -1,0 +1,176 @@
+"""Laws of barycenters: exact on permuted copies, a loss that never rises, no dependence on the order of parties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from partsong.aggregate.barycenter import (
+    FixedPoint,
+    FromMean,
+    FromMedoid,
+    FromPrevious,
+    Hierarchical,
+    Streaming,
+    average,
+)
+from partsong.aggregate.clustering import FuzzyCMeans, KMeans
+from partsong.align.assignment import Assignment, PartialAssignment
+from partsong.align.nearest import Nearest
+from partsong.align.plan import ALONE, Matching, orthogonality_gap
+from partsong.align.transport import PartialSinkhorn, Sinkhorn
+from partsong.core import Message, Reducible
+from partsong.errors import ParameterError
+
+STARTS = [FromMean(), FromMedoid(), FromPrevious()]
+ALIGNED = [
+    *(FixedPoint(start=start) for start in STARTS),
+    FixedPoint(PartialAssignment(), FromMedoid()),
+    Streaming(),
+    Streaming(orders=3),
+    Hierarchical(),
+]
+ALL = [*ALIGNED, FixedPoint(Sinkhorn(), FromMedoid()), FixedPoint(PartialSinkhorn()), KMeans(), FuzzyCMeans()]
+
+
+def parts(k=5, m=60, seed=0):
+    return np.random.default_rng(seed).gamma(0.3, size=(k, m))
+
+
+def copies(c, noise=0.0, seed=1, H=None):
+    """Permuted copies of one matrix, with noise of their own."""
+    rng, H = np.random.default_rng(seed), parts() if H is None else H
+    orders = [rng.permutation(len(H)) for _ in range(c)]
+    return [H[order] + noise * rng.random(H.shape) for order in orders], orders
+
+
+def uploads_of(matrices, weights=None):
+    sizes = [1.0] * len(matrices) if weights is None else weights
+    return [Message({"H": H}, weight) for H, weight in zip(matrices, sizes, strict=True)]
+
+
+def distance_up_to_order(A, B):
+    return np.linalg.norm(A - Assignment().plan(A, B).apply(B))
+
+
+@pytest.mark.parametrize("method", ALIGNED, ids=repr)
+@pytest.mark.parametrize("c", [1, 2, 3, 8, 50])
+def test_the_barycenter_of_permuted_copies_is_the_copy(method, c):
+    matrices, _ = copies(c)
+    found = method.solve(matrices, [1.0] * c)
+    assert distance_up_to_order(found.H, parts()) < 1e-9
+    assert found.losses[-1] < 1e-18
+    for plan, H in zip(found.plans, matrices, strict=True):
+        assert plan.is_permutation
+        assert orthogonality_gap(plan) == 0
+        assert_allclose(plan.apply(H), found.H, atol=1e-9)
+
+
+@pytest.mark.parametrize("start", STARTS, ids=repr)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_loss_of_assignments_never_rises(start, seed):
+    rng = np.random.default_rng(seed)
+    matrices = [rng.gamma(0.5, size=(7, 30)) for _ in range(12)]
+    losses = FixedPoint(start=start, tol=0, sweeps=15).solve(matrices, [1.0] * 12).losses
+    assert 2 <= len(losses) <= 15
+    assert (np.diff(losses) <= 1e-12).all()
+
+
+@pytest.mark.parametrize("method", ALL, ids=repr)
+def test_aggregations_of_uploads_are_of_their_shape_and_type(method):
+    for dtype in (np.float32, np.float64):
+        matrices = [H.astype(dtype) for H in copies(6, noise=0.05)[0]]
+        total = method(uploads_of(matrices), Message({}))
+        assert total["H"].shape == (5, 60)
+        assert total["H"].dtype == dtype
+        assert (total["H"] >= 0).all()
+        assert not isinstance(method, Reducible), "it reads single uploads"
+
+
+@pytest.mark.parametrize("method", [*ALIGNED, KMeans()], ids=repr)
+def test_noisy_copies_are_found_again(method):
+    noise = 0.01
+    matrices, _ = copies(20, noise)
+    found = method(uploads_of(matrices), Message({}))["H"]
+    assert distance_up_to_order(found, parts() + noise / 2) < 0.2 * distance_up_to_order(matrices[0], parts())
+
+
+def test_averaging_by_position_destroys_what_alignment_keeps():
+    matrices, _ = copies(20, 0.01)
+    by_position = np.mean(matrices, axis=0)
+    aligned = FixedPoint().solve(matrices, [1.0] * 20).H
+    assert distance_up_to_order(aligned, parts()) < 0.05 * distance_up_to_order(by_position, parts())
+
+
+def test_weights_count_where_asked_for():
+    H = parts()
+    matrices = [H, 3 * H]
+    plain = FixedPoint(start=FromMean()).solve(matrices, [9.0, 1.0])
+    assert_allclose(plain.H, 2 * H)
+    for method in (FixedPoint(start=FromMean(), weighted=True), Streaming(weighted=True), Hierarchical(weighted=True)):
+        assert_allclose(method.solve(matrices, [9.0, 1.0]).H, 1.2 * H)
+
+
+def test_the_warm_start_keeps_the_order_of_the_model():
+    H = parts()
+    matrices, _ = copies(9, 0.001)
+    found = FixedPoint()(uploads_of(matrices), Message({"H": H[::-1].copy()}))["H"]
+    assert np.linalg.norm(found - H[::-1]) < 0.01 * np.linalg.norm(H)
+
+
+def test_rows_that_nobody_has_stay_and_others_are_divided_by_those_who_have_them():
+    H, other = parts(), parts(seed=8)
+    plans = [Matching(np.array([0, 1, ALONE, 3, ALONE])), Matching(np.array([0, ALONE, ALONE, 3, 4]))]
+    mean = average([H, 3 * H], plans, np.array([0.5, 0.5]), other)
+    assert_allclose(mean[[0, 3]], 2 * H[[0, 3]])
+    assert_allclose(mean[1], H[1])
+    assert_allclose(mean[2], other[2])
+    assert_allclose(mean[4], 3 * H[4])
+
+
+def test_private_components_do_not_blur_the_common_ones():
+    """Each party has four common blocks and one of its own; partial plans leave the latter out of the average."""
+    rng = np.random.default_rng(0)
+    blocks = np.kron(np.eye(10), np.ones((1, 20)))
+    matrices = [np.vstack([blocks[:4], blocks[4 + j]])[rng.permutation(5)] for j in range(6)]
+    found = FixedPoint(PartialAssignment(), FromMedoid()).solve(matrices, [1.0] * 6)
+    gaps = [np.linalg.norm(found.H - block, axis=1).min() for block in blocks[:4]]
+    assert max(gaps) < 1e-9
+
+
+@pytest.mark.parametrize("align", [Sinkhorn(0.02), Nearest(), PartialSinkhorn()], ids=repr)
+def test_soft_plans_find_copies_again_from_a_medoid(align):
+    matrices, _ = copies(30)
+    found = FixedPoint(align, FromMedoid()).solve(matrices, [1.0] * 30)
+    assert distance_up_to_order(found.H, parts()) < 1e-3 * np.linalg.norm(parts())
+
+
+def test_tree_plans_compose():
+    matrices, _ = copies(7, 0.02)
+    found = Hierarchical(Nearest()).solve(matrices, [1.0] * 7)
+    total = sum(plan.matrix @ H for plan, H in zip(found.plans, matrices, strict=True)) / 7
+    assert_allclose(found.H, total, atol=1e-12)
+
+
+def test_tensors_have_the_barycenter_of_arrays():
+    torch = pytest.importorskip("torch")
+    matrices, _ = copies(5, 0.05)
+    for method in ALIGNED:
+        ours = method.solve(matrices, [1.0] * 5).H
+        theirs = method.solve([torch.from_numpy(H) for H in matrices], [1.0] * 5).H
+        assert isinstance(theirs, torch.Tensor)
+        assert_allclose(theirs.numpy(), ours, atol=1e-12)
+
+
+def test_same_seed_same_bytes():
+    matrices, _ = copies(9, 0.3)
+    for method in ALL:
+        first = method(uploads_of(matrices), Message({}))["H"]
+        assert_array_equal(first, method(uploads_of(matrices), Message({}))["H"])
+
+
+@pytest.mark.parametrize("make", [lambda: FixedPoint(sweeps=0), lambda: Streaming(orders=0), lambda: KMeans(0)])
+def test_senseless_settings_are_refused(make):
+    with pytest.raises(ParameterError):
+        make()

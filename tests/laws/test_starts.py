@@ -1,0 +1,80 @@
+"""Laws of starts: non-negative, of the shape asked for, and what their names say."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose
+
+from partsong.data.matrix import as_matrix
+from partsong.fitting import RowFit, beginning_of
+from partsong.local.start import anchors
+from partsong.settings import solver_of
+from partsong.streams import stream
+
+INITS = ["anchors", "random", "nndsvd", "nndsvda"]
+
+
+def planted(seed=0, shape=(60, 25), rank=5):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(0.5, size=(shape[0], rank)) @ rng.gamma(0.5, size=(rank, shape[1])) + 0.01 * rng.random(shape)
+
+
+def start(X, init, rank=5, seed=3):
+    return beginning_of(as_matrix(X), RowFit(rank, solver_of("hals"), init, seed))
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rank", [1, 5, 40])
+def test_starts_are_non_negative_and_keep_type_and_shape(init, form, dtype, rank):
+    beginning = start(form(planted().astype(dtype)), init, rank)
+    assert beginning.Ht.shape == (25, rank)
+    assert beginning.W is None or beginning.W.shape == (60, rank)
+    for factor in (beginning.Ht, beginning.W):
+        if factor is not None:
+            assert factor.dtype == dtype
+            assert np.isfinite(factor).all()
+            assert (factor >= 0).all()
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_the_same_seed_gives_the_same_start_and_sparse_that_of_dense(init):
+    X = planted()
+    assert_allclose(start(X, init).Ht, start(X, init).Ht, rtol=0, atol=0)
+    assert_allclose(start(sp.csr_array(X), init).Ht, start(X, init).Ht, rtol=1e-6, atol=1e-8)
+    if init in ("random", "anchors"):
+        other = start(X, "random", seed=4).Ht
+        assert not np.allclose(start(X, "random").Ht, other)
+
+
+@pytest.mark.parametrize("init", ["nndsvd", "nndsvda"])
+def test_double_svd_equals_scikit_learn(init):
+    from sklearn.decomposition._nmf import _initialize_nmf
+
+    X = planted()
+    W, H = _initialize_nmf(X, 5, init, random_state=0)
+    beginning = start(X, init)
+    assert_allclose(beginning.Ht.T, H, atol=1e-4 * H.max())
+    assert_allclose(beginning.W, W, atol=1e-4 * W.max())
+
+
+def test_nndsvda_has_the_mean_where_nndsvd_has_zeros():
+    X = planted()
+    bare, filled = start(X, "nndsvd"), start(X, "nndsvda")
+    for empty, full in ((bare.Ht, filled.Ht), (bare.W, filled.W)):
+        assert (empty == 0).any()
+        assert_allclose(full, np.where(empty == 0, X.mean(), empty))
+
+
+def test_anchors_find_the_pure_columns_of_separable_data():
+    """Where every component has a column of its own, these columns are the weights to begin with."""
+    rng = np.random.default_rng(0)
+    W = rng.random((80, 4))
+    mix = rng.dirichlet(np.ones(4), size=30).T
+    mix[:, [3, 8, 17, 25]] = np.eye(4)
+    beginning = anchors(as_matrix(W @ mix), 4, stream(0, "start"))
+    found = {int(np.argmin([np.linalg.norm(column - w) for w in W.T])) for column in beginning.W.T}
+    assert found == {0, 1, 2, 3}
+    for column in beginning.W.T:
+        assert min(np.linalg.norm(column - w) for w in W.T) < 1e-12

@@ -1,0 +1,254 @@
+"""Laws of following a run: when it ends and why, which round is the best, and what a Ctrl-C or a budget leaves."""
+
+import math
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import partsong
+from partsong import recipes
+from partsong.core import Checkpoint, Message, Outcome, Round, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.sequential import Sequential
+from partsong.errors import DivergenceError, DivergenceWarning, PartyError
+from partsong.fitting import Earlier, Task, conclude, pursue
+from partsong.interrupts import Interrupts, held
+from partsong.local.alternate import Alternate
+from partsong.local.gradient import ProjectedGradient
+from partsong.programs.consensus import Consensus
+from partsong.running import WINDOW, Follower, HistoryRow, Progress, Run, Stop
+
+
+def rounds_of(objectives, participants=None, pause=0.0):
+    """Rounds whose server state is their own number."""
+    for index, value in enumerate(objectives):
+        time.sleep(pause)
+        names = ("a", "b") if participants is None else participants[index]
+        metrics = {"relative_error": math.sqrt(max(value, 0.0)), "objective": value}
+        point = Checkpoint(index + 1, {}, index, Message({}))
+        yield Round(index, Message({}), metrics, names, dict.fromkeys(names, 5), 7, pause, point)
+
+
+def follow(objectives, tol=1e-4, participants=None, **more) -> Run:
+    return Follower(Stop(tol), **more).follow(rounds_of(objectives, participants))
+
+
+def test_history_has_a_row_for_each_round():
+    run = follow([0.9, 0.5], participants=[("a", "b"), ("a",)])
+    assert [(row.iteration, row.objective, row.bytes_up, row.bytes_down) for row in run.history] == [
+        (1, 0.9, 10, 7),
+        (2, 0.5, 5, 7),
+    ]
+    assert run.outcome is Outcome.MAX_ROUNDS
+    assert run.history[0].seconds <= run.history[1].seconds
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-6])
+def test_converged_means_that_the_objective_falls_by_less_than_tol_per_round(tol):
+    """Falling by three times tol per round goes on; falling by a third of it ends, a window after it began."""
+    steep = [(1 - 3 * tol) ** i for i in range(50)]
+    assert follow(steep, tol).outcome is Outcome.MAX_ROUNDS
+    gentle = [steep[-1] * (1 - tol / 3) ** i for i in range(1, 50)]
+    run = follow(steep + gentle, tol)
+    assert run.outcome is Outcome.CONVERGED
+    assert len(steep) < len(run.history) <= len(steep) + 2 * WINDOW
+    assert follow(steep + gentle, 0).outcome is Outcome.MAX_ROUNDS, "tol=0 never converges"
+
+
+def test_a_run_is_not_converged_while_it_lies_above_its_best_or_swings():
+    risen = [0.5] * 4 + [0.6] * 30
+    assert follow(risen).outcome is Outcome.MAX_ROUNDS
+    assert follow([1.0, 300.0] * 20).outcome is Outcome.MAX_ROUNDS
+    assert follow([0.5] * 20).outcome is Outcome.CONVERGED
+    assert len(follow([0.5] * 20).history) == WINDOW + 1
+    assert follow([0.5, 1e-15] + [0.0, -1e-16] * 5).outcome is Outcome.CONVERGED, "nothing is left to explain"
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, 1e9])
+def test_divergence_is_an_outcome_and_the_best_round_is_kept(lost):
+    run = follow([0.9, 0.8, 2.0, lost, 0.1])
+    assert run.outcome is Outcome.DIVERGED
+    assert len(run.history) == 4
+    assert run.best == 1
+
+
+def test_uploads_that_are_not_finite_end_a_run_that_has_begun():
+    def rounds():
+        yield from rounds_of([0.9, 0.8])
+        raise DivergenceError("Party 'x' sent NaN")
+
+    run = Follower(Stop()).follow(rounds())
+    assert (run.outcome, run.best, run.trouble) == (Outcome.DIVERGED, 1, "Party 'x' sent NaN")
+
+    def at_once():
+        raise DivergenceError("Party 'x' sent NaN")
+        yield
+
+    with pytest.raises(PartyError, match="'x'"):
+        Follower(Stop()).follow(at_once())
+
+
+def test_the_best_round_need_not_be_the_last_and_of_equals_the_later_one_counts():
+    assert follow([0.9, 0.3, 0.5]).best == 1
+    assert follow([0.9, 0.3, 0.3, 0.5]).best == 2
+
+
+def test_rounds_are_compared_with_rounds_of_the_same_parties_only():
+    few, all_ = ("a",), ("a", "b")
+    assert follow([0.9, 0.1, 0.8], participants=[all_, few, all_]).best == 2, "fewer parties: not judged"
+    assert follow([0.1, 0.9], participants=[few, all_]).best == 1, "more parties: judged anew"
+    turns = [("a", "b"), ("b", "c"), ("a", "c")] * 12
+    values = [0.3, 0.2, 0.1] * 12
+    run = follow(values, participants=turns)
+    assert run.outcome is Outcome.CONVERGED, "each set of parties is at rest"
+    assert run.best == len(run.history) - 1
+    falling = [value * 0.9 ** (i // 3) for i, value in enumerate(values)]
+    assert follow(falling, participants=turns).outcome is Outcome.MAX_ROUNDS
+
+
+def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end():
+    budget = Stop(tol=0, time_budget=0.2)
+    run = Follower(budget).follow(rounds_of([0.5] * 100, pause=0.02))
+    assert run.outcome is Outcome.TIME_SPENT
+    assert 0.2 <= run.history[-1].seconds < 0.4
+    shorter = Follower(budget, reserve=lambda done, seconds: 0.15).follow(rounds_of([0.5] * 100, pause=0.02))
+    assert shorter.outcome is Outcome.TIME_SPENT
+    assert shorter.history[-1].seconds < 0.15
+
+
+def test_the_time_that_only_a_simulation_takes_is_not_in_the_history():
+    def slow(done):
+        time.sleep(0.05)
+        return 0.5
+
+    run = Follower(Stop(0), error_of=slow).follow(rounds_of([0.5] * 4))
+    assert run.history[-1].seconds < 0.05
+    spent = Follower(Stop(0, time_budget=0.12), error_of=slow).follow(rounds_of([0.5] * 40))
+    assert spent.outcome is Outcome.TIME_SPENT, "but a budget is wall time"
+    assert len(spent.history) <= 4
+
+
+def test_an_earlier_part_counts_for_convergence_best_and_time():
+    rows = tuple(HistoryRow(i + 1, float(i), 0.7, 0.49, 0, 0) for i in range(WINDOW))
+    run = Follower(Stop()).follow(rounds_of([0.49] * 9), rows)
+    assert run.outcome is Outcome.CONVERGED
+    assert len(run.history) == WINDOW + 1
+    assert run.history[-1].seconds >= WINDOW - 1
+    worse = Follower(Stop()).follow(rounds_of([0.6, 0.55]), rows)
+    assert worse.best is None, "the best lies in the earlier part"
+
+
+def test_interrupts_end_the_run_after_a_round():
+    presses = Interrupts()
+
+    def watch(done, row):
+        presses.count += done.index == 2
+
+    run = follow([0.9, 0.8, 0.7, 0.6], watch=watch, interrupts=presses)
+    assert (run.outcome, len(run.history), run.best) == (Outcome.INTERRUPTED, 3, 2)
+
+    def at_once(done, row):
+        raise KeyboardInterrupt
+
+    assert follow([0.9, 0.8], watch=at_once).outcome is Outcome.INTERRUPTED
+
+
+@pytest.fixture
+def interrupts_work():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="no signals")
+def test_held_counts_the_first_and_lets_the_second_through(interrupts_work):
+    with held() as presses:
+        signal.raise_signal(signal.SIGINT)
+        with held() as inner:
+            assert inner.count == 0
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    assert presses.count == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    seen = []
+
+    def elsewhere():
+        with held() as presses:
+            seen.append(presses.count)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("moment", ["beginning_of", "complete"])
+def test_ctrl_c_in_the_start_or_the_end_of_a_fit_loses_nothing(interrupts_work, monkeypatch, moment):
+    from partsong import finished, fitting
+
+    home = fitting if moment == "beginning_of" else finished
+    plain = getattr(home, moment)
+
+    def pressed(*given, **more):
+        signal.raise_signal(signal.SIGINT)
+        return plain(*given, **more)
+
+    monkeypatch.setattr(home, moment, pressed)
+    X = np.random.default_rng(0).random((40, 8))
+    model = partsong.NMF(3, random_state=0, tol=0, max_iter=9).fit(X)
+    assert model.components_.shape == (3, 8)
+    assert model.outcome_ is (Outcome.INTERRUPTED if moment == "beginning_of" else Outcome.MAX_ROUNDS)
+    assert model.n_iter_ == (1 if moment == "beginning_of" else 9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("step", [0.05, 5.0])
+def test_a_rule_that_runs_away_is_told_as_such(dtype, step):
+    X = planted().astype(dtype)
+    rule = ProjectedGradient(step, absolute=True)
+    with pytest.warns(DivergenceWarning, match="ran away"):
+        model = partsong.NMF(5, solver=rule, init="random", random_state=0).fit(X)
+    assert model.outcome_ is Outcome.DIVERGED
+    assert np.isfinite(model.components_).all()
+    assert model.relative_error_ <= 1
+
+
+@pytest.mark.filterwarnings("ignore::partsong.errors.DivergenceWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("step", [0.05, 50.0])
+def test_parties_that_run_away_leave_finite_models(dtype, step):
+    """The server sees H alone: overflow at a party raises nothing and never becomes part of a model."""
+    X = planted().astype(dtype)
+    program = Consensus(5, Alternate(ProjectedGradient(step, absolute=True)), steps=40)
+    model = partsong.FederatedNMF(5, method=program, rounds=10, random_state=0).fit([X[:90], X[90:]])
+    assert np.isfinite(model.components_).all()
+    assert model.relative_error_ <= 1
+
+
+def planted():
+    rng = np.random.default_rng(0)
+    return rng.random((200, 5)) @ rng.random((5, 40))
+
+
+def test_a_task_goes_on_from_an_earlier_part_with_its_best():
+    """The earlier part's best is the best of all while nothing later is as good."""
+    shards = [Shard("a", as_matrix(planted()))]
+    task = Task(recipes.shared_statistics(5), shards, Schedule(4), Stop(0), Sequential())
+    run = pursue(task)
+    checkpoint = next(iter(Sequential().run(task.program, shards, task.schedule, reduction=task.reduction))).checkpoint
+    perfect = tuple(row._replace(objective=-1.0) for row in run.history[:1])
+    kept = pursue(task, earlier=Earlier(checkpoint, perfect, run.best))
+    assert kept.best is run.best
+    better = pursue(task, earlier=Earlier(checkpoint, run.history[:1], checkpoint.server))
+    assert better.best is not checkpoint.server
+    assert conclude(task, better).relative_error == pytest.approx(conclude(task, run).relative_error)
+
+
+def test_progress_is_constant_memory():
+    progress = Progress.of(float(i) for i in range(10_000))
+    assert len(progress.values) == len(progress.minima) == WINDOW + 1
+    assert progress.least == 0.0
