@@ -26,7 +26,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="limit per run on the largest data (default 20; tuning 2)")
     parser.add_argument("--threads", type=int, default=machine.cores(), help="for every library (default: all cores)")
     parser.add_argument("--thorough", action="store_true", help="every run to its limit, also after the first seed")
-    parser.add_argument("--large", action="store_true", help="memory: also a memory-mapped file of 1 GB")
+    parser.add_argument("--large", action="store_true", help="memory: also large data (wide, sparse, mapped)")
     parser.add_argument("--keep", type=Path, help="a JSON file with all runs: read first, added to, written back")
     parser.add_argument("--output", type=Path, help="default docs/results/speed.md (tuning: docs/results/tuning.md)")
     return parser.parse_args(words)
@@ -71,6 +71,8 @@ def _measure(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str
     if chosen.large and "memory" in parts:
         say("memory: a mapped file of 1 GB")
         results.memory["mapped file"] = memory.measure_mapped(chosen.threads)
+        say("memory: wide and large sparse data")
+        results.memory |= memory.measure_large(chosen.threads)
     if "compiling" in parts and not (chosen.quick and not chosen.parts):
         say("compiling: two processes")
         results.compiling = compiling.measure()

@@ -11,23 +11,33 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from partsong import recipes, threads
-from partsong.core import Program, Schedule, Shard
+from partsong import threads
+from partsong.core import Alignment, Array, Program, Round, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError
 from partsong.finished import Finished
 from partsong.given import given_weights
-from partsong.parties import shards_of
+from partsong.parties import by_party, own_components, shards_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
 from partsong.saving import penalties_told, save_fitted
-from partsong.settings import one_of, precision_of, rank_of, require_verbosity, stop_of, whole_number
-from partsong.simulation import simulate
+from partsong.settings import (
+    FEDERATED_METHODS,
+    ONE_ROUND_METHODS,
+    alignment_of,
+    one_of,
+    precision_of,
+    program_of,
+    rank_of,
+    require_verbosity,
+    stop_of,
+    whole_number,
+)
+from partsong.simulation import party_components, simulate
 from partsong.validation import validated, whole_seed
 
-METHODS = ("exact", "fedavg")
 STARTS = ("common", "independent")
 PROGRAM = (
     "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
@@ -37,8 +47,10 @@ PROGRAM = (
 class FederatedNMF(BaseEstimator):
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
-    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. method="fedavg" lets
-    every party iterate alone and averages H by position. A Program value may be given instead of a name.
+    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every party
+    iterate alone and then agree on H: "fnmf" finds out which component is which (Dalleiger & Gionis, 2025), "fedavg"
+    averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once" average a
+    single time. A Program value (`partsong.recipes` has more) may be given instead of a name.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
 
@@ -46,14 +58,16 @@ class FederatedNMF(BaseEstimator):
     ----------
     n_components : int or None
         Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
-    method : {"exact", "fedavg"} or Program
+    method : {"exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
         How the parties work together.
+    align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax"} or an alignment
+        "fnmf" only: how components are matched.
     rounds : int
         The most exchanges.
     local_steps : int
-        Sweeps ("exact") or iterations ("fedavg") at a party between exchanges.
+        Sweeps ("exact") or iterations (all others) at a party between exchanges.
     start : {"common", "independent"}
-        "fedavg" only: one H for all and W fitted to it first, or an H of its own at every party.
+        One H for all and W fitted to it first, or an H of its own at every party. "exact" always has one for all.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
@@ -64,8 +78,13 @@ class FederatedNMF(BaseEstimator):
     components_ : array (k, m)
         H; sorted by explained share, and each row of Euclidean norm 1 (with penalties: on the scale they choose).
     history_ : list of rows
-        (iteration, seconds, relative_error, bytes_up, bytes_down) per round; bytes_up over all parties, bytes_down
-        for each. For "fedavg" the error is computed in simulation, with weights refitted at each party.
+        (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift) per round; bytes_up over all
+        parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
+        refitted at each party. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment.
+    party_components_ : dict of arrays (k, m)
+        The H_p that parties ended with, on the scale of `components_`; the shared one where they have none of their own.
+    alignments_ : dict of arrays (k, k)
+        P_p by which P_p · party_components_[p] lies in the order of `components_`.
     relative_error_, explained_variance_, component_shares_, n_iter_, outcome_ :
         As in `NMF`, over all parties' rows.
     solver_ : row solver
@@ -77,6 +96,7 @@ class FederatedNMF(BaseEstimator):
         n_components: int | None = None,
         *,
         method: str | Program = "exact",
+        align: str | Alignment = "assignment",
         rounds: int = 100,
         local_steps: int = 3,
         start: str = "common",
@@ -89,6 +109,7 @@ class FederatedNMF(BaseEstimator):
     ) -> None:
         self.n_components = n_components
         self.method = method
+        self.align = align
         self.rounds = rounds
         self.local_steps = local_steps
         self.start = start
@@ -99,8 +120,10 @@ class FederatedNMF(BaseEstimator):
         self.dtype = dtype
         self.n_jobs = n_jobs
 
-    def fit(self, X: Sequence[Any], y: Any = None, *, names: Sequence[str] | None = None) -> FederatedNMF:
-        """Learn shared components from a list with one matrix per party.
+    def fit(
+        self, X: Any, y: Any = None, *, names: Sequence[str] | None = None, parties: Sequence[Any] | None = None
+    ) -> FederatedNMF:
+        """Learn shared components from a list with one matrix per party, or from one matrix and a label for each row.
 
         Columns of data frames are put in the order of the first party that names them; names that are missing at a
         party are an error. Arrays, which have no names, are taken as they are. Tensors are computed with torch, if all
@@ -108,6 +131,8 @@ class FederatedNMF(BaseEstimator):
         """
         began = time.perf_counter()
         stop, seed = self._check_settings(), whole_seed(self.random_state)
+        if parties is not None:
+            X, names = by_party(X, parties, names)
         shards = shards_of(self, X, names, seed, precision_of(self.dtype))
         rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         program = self._program((rows, columns))
@@ -146,10 +171,13 @@ class FederatedNMF(BaseEstimator):
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""
         if isinstance(self.method, str):
-            one_of("method", self.method, METHODS)
+            one_of("method", self.method, FEDERATED_METHODS)
         elif isinstance(self.method, type) or not all(hasattr(self.method, name) for name in PROGRAM):
-            raise ParameterError(f"method must be one of {', '.join(METHODS)}, or a Program; got {self.method!r}.")
+            raise ParameterError(
+                f"method must be one of {', '.join(FEDERATED_METHODS)}, or a Program; got {self.method!r}."
+            )
         one_of("start", self.start, STARTS)
+        alignment_of(self.align)
         whole_number("rounds", self.rounds)
         whole_number("local_steps", self.local_steps)
         require_verbosity(self.verbose)
@@ -166,16 +194,28 @@ class FederatedNMF(BaseEstimator):
                     "Leave n_components out, or make both the same."
                 )
             return self.method
-        rank, steps = rank_of(self.n_components, shape), int(self.local_steps)
-        if self.method == "exact":
-            return recipes.shared_statistics(rank, sweeps=steps)
-        return recipes.fedavg(rank, steps=steps, independent=self.start == "independent")
+        return program_of(
+            self.method,
+            rank_of(self.n_components, shape),
+            steps=int(self.local_steps),
+            align=alignment_of(self.align),
+            independent=self.start == "independent",
+        )
 
     def _run(self, program: Program, shards: list[Shard], seed: int, stop: Stop, began: float) -> tuple[Run, Finished]:
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        schedule = Schedule(int(self.rounds), seed)
-        with progress(self.verbose, int(self.rounds), self.time_budget, f"{len(shards)} parties") as bar:
-            return simulate(program, shards, schedule, stop=stop, engine=engine, began=began, watch=bar)
+        rounds = 1 if isinstance(self.method, str) and self.method in ONE_ROUND_METHODS else int(self.rounds)
+        schedule = Schedule(rounds, seed)
+        own: dict[str, Array] = {}
+
+        def watch(done: Round, row: HistoryRow) -> None:
+            own.update(party_components(done.checkpoint))
+            bar(done, row)
+
+        with progress(self.verbose, rounds, self.time_budget, f"{len(shards)} parties") as bar:
+            run, done = simulate(program, shards, schedule, stop=stop, engine=engine, began=began, watch=watch)
+        self.party_components_, self.alignments_ = own_components(done.H, own, [shard.name for shard in shards])
+        return run, done
 
     def _keep(self, run: Run, done: Finished, shards: list[Shard]) -> None:
         self.components_ = done.H

@@ -58,7 +58,7 @@ class RowFit:
 class Task:
     """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
 
-    `error_of` tells the relative error of a round; `threads` are those that the conclusion may use.
+    `error_of` and `drift_of` tell of a round what a simulation can know; the conclusion may use `threads`.
     """
 
     program: Any
@@ -70,6 +70,7 @@ class Task:
     begin: Callable[[], Checkpoint] | None = None
     threads: int = 1
     error_of: Callable[[Round], float] = known_error
+    drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ def pursue(
         task.stop,
         time.perf_counter() if began is None else began,
         error_of=task.error_of,
+        drift_of=task.drift_of,
         watch=watch,
         reserve=ClosingTime(task).reserve,
         interrupts=interrupts if interrupts is not None else Interrupts(),

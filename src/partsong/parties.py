@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from partsong.core import Layout, Shard
+from partsong import kernels
+from partsong.align.assignment import Assignment
+from partsong.core import Array, Layout, Shard
 from partsong.data.check import require_factorizable
 from partsong.data.form import is_tensor
 from partsong.data.matrix import as_matrix, float_type
@@ -44,6 +46,36 @@ def shards_of(
     Layout.of(shards, seed)
     agree_on_columns(estimator, next((X for X in parties.values() if column_names(X)), matrices[0]), reset=True)
     return shards
+
+
+def by_party(X: Any, parties: Sequence[Any], names: Sequence[str] | None) -> tuple[list[Any], list[str]]:
+    """The rows of one matrix shared out by their labels, with the labels as names, in order."""
+    if names is not None:
+        raise ParameterError("Give names or parties, not both: the labels of the rows are the names of the parties.")
+    if isinstance(X, list | tuple) or not hasattr(X, "shape"):
+        raise ShapeError("fit(X, parties=labels) takes one matrix; a list with one matrix per party needs no labels.")
+    labels = [str(label) for label in np.asarray(parties).ravel().tolist()]
+    if len(labels) != X.shape[0]:
+        raise ShapeError(f"{len(labels)} labels of parties were given for {X.shape[0]} rows.")
+    held = X.tocsr() if hasattr(X, "tocsr") else X
+    take = (lambda rows: held.iloc[rows]) if hasattr(held, "iloc") else (lambda rows: held[rows])
+    kinds, codes = np.unique(np.array(labels), return_inverse=True)
+    return [take(np.flatnonzero(codes == i)) for i in range(len(kinds))], [str(kind) for kind in kinds]
+
+
+def own_components(
+    H: np.ndarray, own: Mapping[str, Array], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Each party's H_p with the norms of its partners in H, and the permutation that puts it in the order of H."""
+    components, alignments = {}, {}
+    sizes = np.linalg.norm(H, axis=1, keepdims=True)
+    for name in names:
+        found = np.asarray(kernels.of(own[name]).to_numpy(own[name])) if name in own else H
+        plan = Assignment(unit=True).plan(H, found)
+        theirs = np.linalg.norm(found, axis=1, keepdims=True)
+        components[name] = found / np.where(theirs > 0, theirs, 1.0) * plan.transposed().apply(sizes)
+        alignments[name] = plan.matrix
+    return components, alignments
 
 
 def common_type(matrices: Sequence[Any]) -> np.dtype[Any]:

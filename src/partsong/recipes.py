@@ -7,7 +7,9 @@ from typing import Any
 
 from partsong.aggregate.barycenter import FixedPoint, FromMean, FromPrevious
 from partsong.aggregate.linear import AlignedMean, Mean, WeightedMean
-from partsong.align.assignment import Assignment
+from partsong.align.assignment import Assignment, Identity, PartialAssignment
+from partsong.align.nearest import Nearest, SoftMax
+from partsong.align.transport import PartialSinkhorn, Sinkhorn
 from partsong.core import Alignment, UpdateRule
 from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
@@ -46,6 +48,19 @@ def solver_rules() -> dict[str, UpdateRule]:
         "pg": ProjectedGradient(),
         "ipalm": InertialPalm(inertia=0.3),
         "bpp": BlockPivoting(),
+    }
+
+
+def alignments() -> dict[str, Alignment]:
+    """The alignments behind `FederatedNMF(align=…)`."""
+    return {
+        "assignment": Assignment(),
+        "partial-assignment": PartialAssignment(),
+        "sinkhorn": Sinkhorn(),
+        "partial-sinkhorn": PartialSinkhorn(),
+        "nearest": Nearest(),
+        "softmax": SoftMax(),
+        "identity": Identity(),
     }
 
 

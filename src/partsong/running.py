@@ -26,7 +26,8 @@ PERFECT = 1e-13
 class HistoryRow(NamedTuple):
     """One line of `history_`: seconds since the fit began, ‖X − W H‖ / ‖X‖, the objective with penalties over ½‖X‖²
     (the square of the error where there are none), bytes sent in this round by all parties and to each of them.
-    An extrapolated step that was taken back is listed with the error that it led to.
+    An extrapolated step that was taken back is listed with the error that it led to. Where parties have an H of their
+    own, a simulation adds Σ_p ‖H_p − H‖² by position and after alignment, in units of ‖H‖².
     """
 
     iteration: int
@@ -35,6 +36,8 @@ class HistoryRow(NamedTuple):
     objective: float
     bytes_up: int
     bytes_down: int
+    drift: float = math.nan
+    aligned_drift: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,14 @@ class Follower:
 
     `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
     each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
-    What `error_of` and `reserve` take is not the method's time and not in the history.
+    `drift_of` tells how far parties are from the model, by position and after alignment.
+    What `error_of`, `drift_of` and `reserve` take is not the method's time and not in the history.
     """
 
     stop: Stop
     began: float = field(default_factory=time.perf_counter)
     error_of: Callable[[Round], float] = known_error
+    drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -152,9 +157,9 @@ class Follower:
         try:
             for done in rounds:
                 paused = time.perf_counter()
-                error = self.error_of(done)
+                error, drift = self.error_of(done), self.drift_of(done)
                 apart += time.perf_counter() - paused
-                row = _row(done, error, earlier + time.perf_counter() - self.began - apart)
+                row = _row(done, error, drift, earlier + time.perf_counter() - self.began - apart)
                 rows.append(row)
                 progress = comparable.to(done.participants)
                 if progress is not None and progress.add(row.objective):
@@ -204,6 +209,6 @@ class Comparable:
         return self.by_participants.setdefault(participants, Progress())
 
 
-def _row(done: Round, error: float, seconds: float) -> HistoryRow:
+def _row(done: Round, error: float, drift: tuple[float, float], seconds: float) -> HistoryRow:
     objective = done.metrics.get("objective", error**2)
-    return HistoryRow(done.index + 1, seconds, error, objective, sum(done.bytes_up.values()), done.bytes_down)
+    return HistoryRow(done.index + 1, seconds, error, objective, sum(done.bytes_up.values()), done.bytes_down, *drift)

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from partsong import recipes, threads
-from partsong.core import UpdateRule
+from partsong.core import Alignment, Program, UpdateRule
 from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import Penalty
 from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.running import Stop
+
+FEDERATED_METHODS = ("exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once")
+ONE_ROUND_METHODS = ("ipalm-once", "mur-once")
+"""Methods that exchange once, whatever number of rounds is asked for."""
 
 DEFAULT_RANK = 20
 GENEROUS_RANK = 1000
@@ -135,3 +139,32 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.")
     return value
+
+
+def alignment_of(align: Any) -> Alignment:
+    """The alignment of this name, or the one given."""
+    names = recipes.alignments()
+    if isinstance(align, str) and align in names:
+        return names[align]
+    if isinstance(align, str) or isinstance(align, type) or not callable(getattr(align, "plan", None)):
+        raise ParameterError(f"align must be one of {', '.join(names)}, or an alignment; got {align!r}.")
+    return align  # type: ignore[no-any-return]
+
+
+def program_of(method: str, rank: int, *, steps: int, align: Alignment, independent: bool) -> Program:
+    """The program of a famous name; `align` is used by fnmf alone."""
+    settings: dict[str, Any] = {"steps": steps, "independent": independent}
+    match method:
+        case "exact":
+            return recipes.shared_statistics(rank, sweeps=steps)
+        case "fnmf":
+            return recipes.fnmf(rank, client_align=align, server_align=align, **settings)
+        case "fedavg":
+            return recipes.fedavg(rank, **settings)
+        case "fedprox":
+            return recipes.fedprox(rank, **settings)
+        case "ipalm-once":
+            return recipes.ipalm_once(rank, **settings)
+        case "mur-once":
+            return recipes.mur_once(rank, **settings)
+    raise ParameterError(f"Unknown method {method!r}; choose one of {', '.join(FEDERATED_METHODS)}.")

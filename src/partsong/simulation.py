@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partsong import threads
-from partsong.core import Engine, Round, Schedule, Shard
+from partsong import kernels, threads
+from partsong.core import Array, Checkpoint, Engine, Round, Schedule, Shard
 from partsong.engines.parallel import Parallel
+from partsong.evaluate.agreement import drift_of
 from partsong.evaluate.metrics import relative_error
 from partsong.finished import Finished
 from partsong.fitting import Task, Watch, conclude, pursue, warn_of_divergence
@@ -28,7 +29,8 @@ def simulate(
 ) -> tuple[Run, Finished]:
     """Run to the end and put the model on its stated scale."""
     error_of = error_in_simulation(program, shards)
-    task = Task(program, shards, schedule, stop, engine, threads=threads.available(), error_of=error_of)
+    drift = drift_in_simulation(program)
+    task = Task(program, shards, schedule, stop, engine, threads=threads.available(), error_of=error_of, drift_of=drift)
     with held() as interrupts:
         run = pursue(task, began=began, watch=watch, interrupts=interrupts)
         warn_of_divergence(run)
@@ -46,3 +48,24 @@ def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Roun
             return relative_error(program.solver, shards, program.components(done.checkpoint.server))
 
     return error_of
+
+
+def drift_in_simulation(program: Any) -> Callable[[Round], tuple[float, float]]:
+    """Σ_p ‖H_p − H‖² / ‖H‖² by position and after assignment, where parties have an H of their own."""
+
+    def drift(done: Round) -> tuple[float, float]:
+        own = party_components(done.checkpoint)
+        if not own:
+            return math.nan, math.nan
+        H = program.components(done.checkpoint.server)
+        found = drift_of(list(own.values()), H)
+        size = kernels.of(H).inner(H, H) or 1.0
+        return found.regular / size, found.aligned / size
+
+    return drift
+
+
+def party_components(checkpoint: Checkpoint) -> dict[str, Array]:
+    """The H_p (k × m) of every party that has one of its own, by name."""
+    own = {name: getattr(state, "Ht", None) for name, state in checkpoint.parties.items()}
+    return {name: Ht.T for name, Ht in own.items() if Ht is not None}

@@ -72,7 +72,7 @@ def test_the_error_of_a_round_is_that_of_float64(form, shape, tmp_path):
             to = kernels.of(columns.Ht).to_numpy
             W = to(rows.W if rows.point is None else rows.point)
             wrong = columns.squared_error - exact(X, W, to(columns.Ht))
-            assert abs(wrong) < 6e-8 * matrix.squared_norm
+            assert abs(wrong) < 1e-7 * matrix.squared_norm
             compared += 1
     assert compared > 3
 

@@ -110,6 +110,6 @@ def _without_nan(row: HistoryRow) -> list[Any]:
 
 
 def _row(values: list[Any]) -> HistoryRow:
-    iteration, *numbers, up, down = values
-    read = (math.nan if number is None else float(number) for number in numbers)
-    return HistoryRow._make([int(iteration), *read, int(up), int(down)])
+    iteration, seconds, error, objective, up, down, *drifts = (math.nan if v is None else v for v in values)
+    numbers = float(seconds), float(error), float(objective)
+    return HistoryRow(int(iteration), *numbers, int(up), int(down), *map(float, drifts))

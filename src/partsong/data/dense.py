@@ -14,11 +14,12 @@ from partsong.data.tiles import BLOCK_HEIGHT, MOST_SUMMED, Tiles
 from partsong.kernels import compiled_sweeps, on_numpy
 from partsong.once import once
 
-FEWEST_SUMMED = 128
+FEWEST_SUMMED = 64
 """Rows whose products are at least summed in the type of the data; sums over more of them are in float64."""
 MANY_SUMS = 1 << 15
 """So many entries of XᵀW that rounding averages out over them; fewer are summed in float64, and over fewer rows."""
-EXACT_ROWS = 1 << 15
+FEW_COMPONENTS = 16
+"""So few that products of WᵀW in float64 are cheap, and that rounding in its entries would not average out."""
 SUMS_BYTES = 32 << 20
 """The most that all threads together may hold in sums of their own."""
 
@@ -68,6 +69,7 @@ class DenseMatrix:
 
         height = min(max(FEWEST_SUMMED, k * self.shape[1] // 32), MOST_SUMMED)
 
+        exactly = k < FEW_COMPONENTS or 32 * k < self.shape[1]
         kind = np.float64 if k * self.shape[1] < MANY_SUMS else self.dtype
 
         def work(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,8 +77,7 @@ class DenseMatrix:
             cross, product = np.zeros((k, self.shape[1]), kind), np.empty((k, self.shape[1]), self.dtype)
             for a, b, tile in self._tiles.of_rows(start, stop):
                 update(a, b, tile @ Ht)
-                block = F[a:b].astype(np.float64, copy=False) if k < on_numpy.FEW_COMPONENTS else F[a:b]
-                gram += block.T @ block
+                gram += on_numpy.gram(F[a:b], exactly)
                 c = a + (b - a) // height * height
                 if c > a:
                     left, right = F[a:c].reshape(-1, height, k), tile[: c - a].reshape(-1, height, self.shape[1])
@@ -202,7 +203,7 @@ class DenseMatrix:
             return crossed
 
         crossed = sum(threads.over(self._pieces(Ht.shape[1]), work))
-        return self.squared_norm - 2 * crossed + float(np.vdot(exact_gram(W), exact_gram(Ht)))
+        return self.squared_norm - 2 * crossed + float(np.vdot(on_numpy.gram(W), on_numpy.gram(Ht)))
 
     @property
     def _tiles(self) -> Tiles:
@@ -226,9 +227,3 @@ class DenseMatrix:
             return sum(function(block) for *_, block in self._tiles.blocks((start, stop), (0, self.shape[1])))
 
         return sum(threads.over(self._pieces(1), work))
-
-
-def exact_gram(F: np.ndarray) -> np.ndarray:
-    """FᵀF with products in float64 too, some rows at a time."""
-    parts = [on_numpy.gram(F[a : a + EXACT_ROWS].astype(np.float64)) for a in range(0, len(F), EXACT_ROWS)]
-    return sum(parts[1:], parts[0])

@@ -76,7 +76,7 @@ def _from_sparse(X: Any, dtype: Any) -> Matrix:
         by_row.sum_duplicates()
     if X.format == "csc" and X.has_canonical_format:
         return SparseMatrix(by_row, X.astype(kind, copy=False).T)
-    return SparseMatrix(by_row, by_row.T.tocsr())
+    return SparseMatrix.of_rows(by_row)
 
 
 def _from_torch(X: Any, dtype: Any) -> Matrix:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from partsong import kernels, threads
-from partsong.data.dense import exact_gram
+from partsong.data.dense import FEW_COMPONENTS
 from partsong.kernels import compiled_sparse, compiled_transposed, on_numpy
 from partsong.once import once
 
@@ -73,7 +73,8 @@ class SparseMatrix:
     ) -> tuple[np.ndarray, np.ndarray]:
         """One pass over the rows, then one over the columns; see core.Matrix."""
         self.walk(Ht, update)
-        return on_numpy.gram(F), self.transposed_times(F)
+        is_cheap = F.shape[1] < FEW_COMPONENTS or 2.5 * F.size < self.stored
+        return on_numpy.gram(F, is_cheap), self.transposed_times(F)
 
     def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
         """One pass over the rows without sums; see core.Matrix."""
@@ -156,7 +157,7 @@ class SparseMatrix:
         entries = side.indptr, side.indices, side.data, Ht
         inner = compiled_transposed.inner_with_rows
         parts = threads.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
-        return self.squared_norm - 2 * sum(parts) + float(np.vdot(exact_gram(W), exact_gram(Ht)))
+        return self.squared_norm - 2 * sum(parts) + float(np.vdot(on_numpy.gram(W), on_numpy.gram(Ht)))
 
     def _pieces(self, side: Any, columns: int, per_row: int = 0) -> list[tuple[int, int]]:
         """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""

@@ -9,7 +9,7 @@ from typing import Any
 from partsong import kernels
 from partsong.once import once
 
-FEWEST_SUMMED, MOST_SUMMED = 128, 1024
+FEWEST_SUMMED, MOST_SUMMED = 64, 1024
 """Rows whose products are summed in the type of the data."""
 SUMS = 1 << 22
 """The most sums that are held beside the result."""

@@ -84,17 +84,20 @@ def _one_round(
         parties, uploads = _local(program, shards, point, names, visit, schedule.kernel_threads)
         silent = schedule.silent.get(point.index, {})
         summed, traffic, answers = _reduce(program.aggregation, reduction, desk, uploads, occasion, silent)
-        server, model = program.finish(point.server, summed.aggregate)
+        sent = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
+        kept, included, handed_over = tuple(traffic) if record else (), summed.names, [summed.aggregate]
+        del uploads, traffic, summed  # as large as the model; the program lets go of its copy when it can
+        server, model = program.finish(point.server, handed_over.pop())
     return Round(
         point.index,
         model,
         program.metrics(server),
-        summed.names,
-        {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names},
+        included,
+        sent,
         point.model.nbytes + answers,
         time.perf_counter() - began,
         Checkpoint(point.index + 1, {**point.parties, **parties}, server, model),
-        tuple(traffic) if record else (),
+        kept,
     )
 
 

@@ -9,10 +9,8 @@ from partsong.kernels import compiled_sweeps as compiled
 
 Floats = np.ndarray
 
-FEW_COMPONENTS = 16
-"""Rounding in the entries of a smaller gram does not average out: its products are in float64 as well."""
-GRAM_ROWS, FEW_ROWS = 512, 2048
-"""Rows whose products are summed in the type of the factor; of fewer rows all products are in float64."""
+GRAM_ROWS = 1024
+"""Rows whose products are summed together."""
 
 
 def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int) -> Floats:
@@ -82,22 +80,21 @@ def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
     return out
 
 
-def gram(F: Floats) -> Floats:
-    """Fᵀ F in float64: products of some rows in the type of F, sums over them in float64.
+def gram(F: Floats, exactly: bool = True) -> Floats:
+    """Fᵀ F in float64, since errors by the trace formula need the digits.
 
-    Few components, or few rows, have products in float64 too.
+    Without `exactly` products of some rows are in the type of F, and only sums over these in float64.
     """
-    k = F.shape[1]
-    kind = np.float64 if k < FEW_COMPONENTS or len(F) <= FEW_ROWS else F.dtype
+    kind = np.float64 if exactly else F.dtype
 
     def work(start: int, stop: int) -> Floats:
-        total = np.zeros((k, k))
+        total = np.zeros((F.shape[1], F.shape[1]))
         for a in range(start, stop, GRAM_ROWS):
             block = F[a : min(a + GRAM_ROWS, stop)].astype(kind, copy=False)
             total += block.T @ block
         return total
 
-    parts = threads.over(_pieces(F, k), work)
+    parts = threads.over(_pieces(F, F.shape[1]), work)
     return sum(parts[1:], parts[0])
 
 

@@ -45,8 +45,10 @@ def solve_exactly(F: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
     return like(on_numpy.solve_exactly(to_numpy(F), to_numpy(gram), to_numpy(cross)), F)
 
 
-def gram(F: Tensor) -> Tensor:
-    """Fᵀ F, products and sums in float64."""
+def gram(F: Tensor, exactly: bool = True) -> Tensor:
+    """Fᵀ F in float64; without `exactly` products are in the type of F."""
+    if not exactly:
+        return (F.T @ F).double()
     total = torch.zeros((F.shape[1], F.shape[1]), dtype=torch.float64, device=F.device)
     for rows in F.split(1 << 16):
         exact = rows.double()

@@ -104,7 +104,7 @@ class Alternate:
         ahead = on.empty_like(W) if amount > 0 and rows.W is not None and not must_restart else W
         looks_back = self.rule.init(Ht).previous is not None
         memory = RuleState(rows.memory.count if rows.memory else 0, on.empty_like(W) if looks_back else None)
-        solve = self._row_solver(rounded(on.gram(Ht), Ht), matrix.shape[1])
+        solve = self._row_solver(rounded(on.gram(Ht, exactly=False), Ht), matrix.shape[1])
 
         def update(start: int, stop: int, cross: Array) -> None:
             old = None if point is None else point[start:stop]

@@ -74,8 +74,8 @@ class SharedStatistics:
     def metrics(self, server: Columns) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ over the rows that took part, and the objective over ½‖X‖², known from the sums.
 
-        For data in float32, squares are right to some 1e-9 of ‖X‖² (to some 1e-8 where XᵀW is small, a few hundred
-        numbers): an error of 1e-3 to about 1e-5. The objective is not clipped, and may lie below zero by as much.
+        For data in float32, squares are right to some 1e-9 of ‖X‖², and to some 1e-8 where few numbers of WᵀX make up
+        most of it: an error of 1e-3 to about 1e-5. The objective is not clipped, and may lie below zero by as much.
         """
         if server.squared_norm <= 0:
             return {"relative_error": 0.0, "objective": 0.0}
