@@ -47,10 +47,10 @@ PROGRAM = (
 class FederatedNMF(BaseEstimator):
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
-    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every party
-    iterate alone and then agree on H: "fnmf" finds out which component is which (Dalleiger & Gionis, 2025), "fedavg"
-    averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once" average a
-    single time. A Program value (`partsong.recipes` has more) may be given instead of a name.
+    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
+    party iterate alone and then agree on H: "fnmf" finds out which component is which (Dalleiger & Gionis, 2025),
+    "fedavg" averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once"
+    average a single time. A Program value (`partsong.recipes` has more) may be given instead of a name.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
 
@@ -82,7 +82,7 @@ class FederatedNMF(BaseEstimator):
         parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
         refitted at each party. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment.
     party_components_ : dict of arrays (k, m)
-        The H_p that parties ended with, on the scale of `components_`; the shared one where they have none of their own.
+        The H_p that parties ended with, on the scale of `components_`; that itself where they have none of their own.
     alignments_ : dict of arrays (k, k)
         P_p by which P_p · party_components_[p] lies in the order of `components_`.
     relative_error_, explained_variance_, component_shares_, n_iter_, outcome_ :

@@ -58,9 +58,9 @@ def by_party(X: Any, parties: Sequence[Any], names: Sequence[str] | None) -> tup
     if len(labels) != X.shape[0]:
         raise ShapeError(f"{len(labels)} labels of parties were given for {X.shape[0]} rows.")
     held = X.tocsr() if hasattr(X, "tocsr") else X
-    take = (lambda rows: held.iloc[rows]) if hasattr(held, "iloc") else (lambda rows: held[rows])
+    by_position = getattr(held, "iloc", held)
     kinds, codes = np.unique(np.array(labels), return_inverse=True)
-    return [take(np.flatnonzero(codes == i)) for i in range(len(kinds))], [str(kind) for kind in kinds]
+    return [by_position[np.flatnonzero(codes == i)] for i in range(len(kinds))], [str(kind) for kind in kinds]
 
 
 def own_components(

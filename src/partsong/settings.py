@@ -146,9 +146,10 @@ def alignment_of(align: Any) -> Alignment:
     names = recipes.alignments()
     if isinstance(align, str) and align in names:
         return names[align]
-    if isinstance(align, str) or isinstance(align, type) or not callable(getattr(align, "plan", None)):
+    if isinstance(align, str | type) or not callable(getattr(align, "plan", None)):
         raise ParameterError(f"align must be one of {', '.join(names)}, or an alignment; got {align!r}.")
-    return align  # type: ignore[no-any-return]
+    chosen: Alignment = align
+    return chosen
 
 
 def program_of(method: str, rank: int, *, steps: int, align: Alignment, independent: bool) -> Program:

@@ -58,8 +58,11 @@ def drift_in_simulation(program: Any) -> Callable[[Round], tuple[float, float]]:
         if not own:
             return math.nan, math.nan
         H = program.components(done.checkpoint.server)
-        found = drift_of(list(own.values()), H)
         size = kernels.of(H).inner(H, H) or 1.0
+        with threads.kernels_on(threads.available()):
+            if not math.isfinite(sum(kernels.of(one).inner(one, one) for one in own.values())):
+                return math.inf, math.inf
+            found = drift_of(list(own.values()), H)
         return found.regular / size, found.aligned / size
 
     return drift
