@@ -66,11 +66,17 @@ def by_party(X: Any, parties: Sequence[Any], names: Sequence[str] | None) -> tup
 def own_components(
     H: np.ndarray, own: Mapping[str, Array], names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Each party's H_p with the norms of its partners in H, and the permutation that puts it in the order of H."""
+    """Each party's H_p with the norms of its partners in H, and the permutation that puts it in the order of H.
+
+    Parties that have none, or one that has run away from all measure, are given H.
+    """
     components, alignments = {}, {}
     sizes = np.linalg.norm(H, axis=1, keepdims=True)
     for name in names:
         found = np.asarray(kernels.of(own[name]).to_numpy(own[name])) if name in own else H
+        with np.errstate(over="ignore"):
+            has_run_away = not np.isfinite(np.square(found, dtype=np.float64).sum())
+        found = H if has_run_away else found
         plan = Assignment(unit=True).plan(H, found)
         theirs = np.linalg.norm(found, axis=1, keepdims=True)
         components[name] = found / np.where(theirs > 0, theirs, 1.0) * plan.transposed().apply(sizes)
