@@ -78,8 +78,10 @@ def own_components(
             has_run_away = not np.isfinite(np.square(found, dtype=np.float64).sum())
         found = H if has_run_away else found
         plan = Assignment(unit=True).plan(H, found)
-        theirs = np.linalg.norm(found, axis=1, keepdims=True)
-        components[name] = found / np.where(theirs > 0, theirs, 1.0) * plan.transposed().apply(sizes)
+        exact = found.astype(np.float64)
+        theirs = np.linalg.norm(exact, axis=1, keepdims=True)
+        scaled = exact / np.where(theirs > 0, theirs, 1.0) * plan.transposed().apply(sizes)
+        components[name] = scaled.astype(H.dtype)
         alignments[name] = plan.matrix
     return components, alignments
 
