@@ -313,3 +313,82 @@ def test_independent_starts_disagree_on_the_order_of_parts():
     settings = {"method": "fedavg", "local_steps": 50, "rounds": 2, "random_state": 0, "start": "independent"}
     independent = partsong.FederatedNMF(4, **settings).fit(parts())
     assert common.relative_error_ < independent.relative_error_
+
+
+METHODS = ["exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once"]
+
+
+def skewed(seed=0):
+    rng = np.random.default_rng(seed)
+    H = (rng.random((4, 30)) < 0.25) * rng.random((4, 30))
+    return rng.gamma(0.5, size=(240, 4)) @ H + 0.02 * rng.random((240, 30))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("start", ["common", "independent"])
+def test_every_method_by_name(method, start):
+    X = skewed()
+    model = partsong.FederatedNMF(4, method=method, start=start, rounds=3, local_steps=20, tol=0, random_state=0)
+    model.fit(np.array_split(X, 4))
+    assert model.components_.shape == (4, 30)
+    assert model.n_iter_ == (1 if "once" in method else 3)
+    assert set(model.party_components_) == set(model.alignments_) == set(model.parties_)
+    for name in model.parties_:
+        P, own = model.alignments_[name], model.party_components_[name]
+        assert_allclose(P.sum(axis=0), 1)
+        assert_allclose(P.sum(axis=1), 1)
+        assert_allclose(np.linalg.norm(own, axis=1)[np.linalg.norm(own, axis=1) > 0], 1, rtol=1e-9)
+        if method == "exact":
+            assert_allclose(P @ own, model.components_)
+    last = model.history_[-1]
+    assert np.isnan(last.drift) == (method == "exact")
+    if method != "exact":
+        assert 0 <= last.aligned_drift <= last.drift * (1 + 1e-9)
+    assert model.transform(X[:5]).shape == (5, 4)
+
+
+def test_fnmf_needs_two_rounds_where_averages_fail():
+    X = skewed(2)
+    parts = np.array_split(X, 6)
+    settings = {"rounds": 2, "local_steps": 300, "start": "independent", "tol": 0, "random_state": 1}
+    pooled = partsong.NMF(4, random_state=0, tol=1e-6, max_iter=300).fit(X).relative_error_
+    fnmf = partsong.FederatedNMF(4, method="fnmf", **settings).fit(parts)
+    assert fnmf.relative_error_ < 1.1 * pooled
+    assert partsong.FederatedNMF(4, method="fedavg", **settings).fit(parts).relative_error_ > 2 * pooled
+    assert fnmf.history_[-1].aligned_drift < 0.05
+
+
+def test_rows_can_be_shared_out_by_label():
+    X = skewed()
+    labels = np.array(["north", "south", "west"])[np.arange(240) % 3]
+    by_label = partsong.FederatedNMF(4, rounds=4, random_state=0).fit(X, parties=labels)
+    assert by_label.parties_ == ["north", "south", "west"]
+    listed = partsong.FederatedNMF(4, rounds=4, random_state=0).fit(
+        [X[labels == name] for name in by_label.parties_], names=by_label.parties_
+    )
+    assert by_label.components_.tobytes() == listed.components_.tobytes()
+    import scipy.sparse as sp
+
+    sparse = partsong.FederatedNMF(4, rounds=4, random_state=0).fit(sp.csc_array(X), parties=labels.tolist())
+    assert_allclose(sparse.components_, listed.components_, atol=1e-6)
+    with pytest.raises(ShapeError, match="239 labels"):
+        partsong.FederatedNMF(4).fit(X, parties=labels[1:])
+    with pytest.raises(ShapeError, match="one matrix"):
+        partsong.FederatedNMF(4).fit([X, X], parties=labels)
+    with pytest.raises(ParameterError, match="not both"):
+        partsong.FederatedNMF(4).fit(X, parties=labels, names=["a"])
+
+
+@pytest.mark.parametrize(
+    "align", ["assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"]
+)
+def test_alignments_by_name(align):
+    X = skewed()
+    model = partsong.FederatedNMF(4, method="fnmf", align=align, rounds=2, local_steps=10, random_state=0)
+    assert np.isfinite(model.fit(np.array_split(X, 3)).components_).all()
+
+
+def test_unknown_alignments_are_refused():
+    for align in ("lap", 3, dict):
+        with pytest.raises(ParameterError, match="align"):
+            partsong.FederatedNMF(4, method="fnmf", align=align).fit(np.array_split(skewed(), 3))

@@ -58,7 +58,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     max_iter : int
         The most iterations.
     time_budget : float or None
-        The most seconds; the model so far is kept.
+        The most seconds for the whole fit; one iteration and the last solve are always done.
     alpha_W, alpha_H : float; alpha_H may be "same"
         Penalties, in units that do not depend on the numbers of rows and columns.
     l1_ratio : float in [0, 1]

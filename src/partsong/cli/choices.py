@@ -15,14 +15,28 @@ if TYPE_CHECKING:
 SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp")
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 DTYPES = ("float32", "float64")
-METHODS = ("exact", "fedavg", "local-only")
+METHODS = ("exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once", "local-only")
+ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
 ENGINES = ("sequential", "parallel")
 CENTRALISED = "centralised"
 
-ONE_ROUND_METHODS = ("local-only",)
+ONE_ROUND_METHODS = ("ipalm-once", "mur-once", "local-only")
 """Methods that exchange once, so that the most rounds allowed are all they need."""
 
-LOCAL_STEPS = {"exact": 3, "fedavg": 3, "local-only": 100}
+INDEPENDENT_METHODS = ("fnmf", "ipalm-once", "mur-once", "local-only")
+"""Methods whose parties begin with an H of their own unless told otherwise."""
+
+STARTS = ("common", "independent")
+
+LOCAL_STEPS = {
+    "exact": 3,
+    "fnmf": 100,
+    "fedavg": 3,
+    "fedprox": 10,
+    "ipalm-once": 1000,
+    "mur-once": 1000,
+    "local-only": 100,
+}
 """What a party does between two exchanges unless told otherwise."""
 
 MODEL_ENDINGS = (".safetensors",)
@@ -56,15 +70,15 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-def program_named(method: str, rank: int, local_steps: int) -> Any:
+def program_named(method: str, rank: int, local_steps: int, align: str, start: str) -> Any:
     """The program of a federation."""
     from partsong import recipes
+    from partsong.settings import alignment_of, program_of
 
-    if method == "exact":
-        return recipes.shared_statistics(rank, sweeps=local_steps)
-    if method == "fedavg":
-        return recipes.fedavg(rank, steps=local_steps)
-    return recipes.local_only(rank, steps=local_steps)
+    if method == "local-only":
+        return recipes.local_only(rank, steps=local_steps)
+    is_independent = start == "independent"
+    return program_of(method, rank, steps=local_steps, align=alignment_of(align), independent=is_independent)
 
 
 def engine_named(name: str, threads: int, record: bool) -> Engine:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from partsong.cli.choices import DTYPES, ENGINES, INITS, METHODS, SOLVERS, finite, one_of
+from partsong.cli.choices import ALIGNMENTS, DTYPES, ENGINES, INITS, METHODS, SOLVERS, STARTS, finite, one_of
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.guard import guarded
 from partsong.cli.options import (
@@ -138,11 +138,31 @@ def fit(
         _option(
             "--method",
             panel=PARTIES,
-            help="exact: as if the rows were pooled; fedavg: average of local models, round by round; local-only: "
-            "average once.",
+            help="exact: as if the rows were pooled; fnmf: local models, matched component by component; fedavg: their "
+            "average by position, round by round; fedprox: the same, pulled to the model; ipalm-once, mur-once, "
+            "local-only: one average.",
             callback=one_of(METHODS),
         ),
     ] = "exact",
+    align: Annotated[
+        str,
+        _option(
+            "--align",
+            panel=PARTIES,
+            help=f"How fnmf matches components: {', '.join(ALIGNMENTS)}.",
+            callback=one_of(ALIGNMENTS),
+        ),
+    ] = "assignment",
+    start: Annotated[
+        OptionalText,
+        _option(
+            "--start",
+            panel=PARTIES,
+            help="common: one H for all parties; independent: one of its own for each.",
+            callback=one_of(STARTS),
+            show_default="as the method does",
+        ),
+    ] = None,
     local_steps: Annotated[
         OptionalInt,
         _option(
@@ -150,7 +170,7 @@ def fit(
             panel=PARTIES,
             min=1,
             help="Steps that a party takes between two exchanges.",
-            show_default="3; local-only: 100",
+            show_default="3 (exact, fedavg) to 1000",
         ),
     ] = None,
     engine: Annotated[

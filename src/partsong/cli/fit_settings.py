@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED, LOCAL_STEPS, ONE_ROUND_METHODS
+from partsong.cli.choices import CENTRALISED, INDEPENDENT_METHODS, LOCAL_STEPS, ONE_ROUND_METHODS
 from partsong.cli.holdings import ALONE, Holdings
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
@@ -31,6 +31,8 @@ class FitOptions:
     max_iter: int
     time_budget: float | None
     method: str
+    align: str
+    start: str | None
     rounds: int
     local_steps: int | None
     engine: str
@@ -81,6 +83,8 @@ class FederationSettings:
 
     method: str
     n_components: int
+    align: str
+    start: str
     local_steps: int
     seed: int
     dtype: str
@@ -101,7 +105,7 @@ Settings = RowSettings | FederationSettings
 FOR_FILES = {
     "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "weights",
 }  # fmt: skip
-FOR_PARTS = {"method", "rounds", "local_steps", "engine", "record"}
+FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "engine", "record"}
 MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine"}
 """What a run that goes on may do otherwise: when to stop, and who computes."""
 
@@ -149,12 +153,20 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
     if "alpha_h" in known and known["alpha_h"] is None:
         known["alpha_h"] = known["alpha_w"]
     if holdings.is_federation:
-        known["local_steps"] = known["local_steps"] or LOCAL_STEPS.get(known["method"], 1)
-        if known["method"] in ONE_ROUND_METHODS:
-            if "rounds" in given and known["rounds"] != 1:
-                raise typer.BadParameter("local-only averages once, so it has one round.", param_hint="--rounds")
-            known["rounds"] = 1
+        _complete_federation(known, given)
     return known
+
+
+def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
+    method = known["method"]
+    known["local_steps"] = known["local_steps"] or LOCAL_STEPS[method]
+    known["start"] = known["start"] or ("independent" if method in INDEPENDENT_METHODS else "common")
+    if "align" in given and method != "fnmf":
+        raise typer.BadParameter(f"only fnmf matches components; the method is {method}.", param_hint="--align")
+    if method in ONE_ROUND_METHODS:
+        if "rounds" in given and known["rounds"] != 1:
+            raise typer.BadParameter(f"{method} averages once, so it has one round.", param_hint="--rounds")
+        known["rounds"] = 1
 
 
 def require_same_run(path: Path, context: Mapping[str, Any], settings: Settings, data: Mapping[str, Any]) -> None:

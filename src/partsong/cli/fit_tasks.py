@@ -18,7 +18,7 @@ from partsong.io import provenance
 from partsong.io.model_file import Model
 from partsong.running import Stop
 from partsong.settings import solver_of
-from partsong.simulation import error_in_simulation
+from partsong.simulation import drift_in_simulation, error_in_simulation
 from partsong.streams import key
 
 THREADS = "PARTSONG_NUM_THREADS"
@@ -52,7 +52,9 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
         Shard(name, as_matrix(table.X, settings.dtype), key(settings.seed, "secret", name))
         for name, table in holdings.tables.items()
     ]
-    program = program_named(settings.method, settings.n_components, settings.local_steps)
+    program = program_named(
+        settings.method, settings.n_components, settings.local_steps, settings.align, settings.start
+    )
     return Task(
         program,
         shards,
@@ -61,6 +63,7 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
         engine_named(settings.engine, settings.threads, record),
         threads=settings.threads,
         error_of=error_in_simulation(program, shards),
+        drift_of=drift_in_simulation(program),
     )
 
 
