@@ -239,7 +239,7 @@ def test_the_rank_is_that_of_the_program_or_nmfs_own():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": Consensus}, {"start": "alone"}, {"start": None},
+    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": Consensus}, {"start": "alone"},
      {"rounds": 0}, {"rounds": True}, {"local_steps": "3"}, {"n_jobs": "2"}, {"n_jobs": 0}, {"n_jobs": -3},
      {"verbose": "x"}, {"tol": "a"}, {"tol": None}, {"time_budget": "x"}, {"dtype": "foo"}, {"dtype": int},
      {"random_state": "a"}],
@@ -328,6 +328,10 @@ def skewed(seed=0):
 @pytest.mark.parametrize("start", ["common", "independent"])
 def test_every_method_by_name(method, start):
     X = skewed()
+    if (method, start) == ("exact", "independent"):
+        with pytest.raises(ParameterError, match="one start for all"):
+            partsong.FederatedNMF(4, method=method, start=start).fit(np.array_split(X, 4))
+        return
     model = partsong.FederatedNMF(4, method=method, start=start, rounds=3, local_steps=20, tol=0, random_state=0)
     model.fit(np.array_split(X, 4))
     assert model.components_.shape == (4, 30)
@@ -392,3 +396,31 @@ def test_unknown_alignments_are_refused():
     for align in ("lap", 3, dict):
         with pytest.raises(ParameterError, match="align"):
             partsong.FederatedNMF(4, method="fnmf", align=align).fit(np.array_split(skewed(), 3))
+
+
+def test_labels_of_parties_are_taken_literally():
+    X = skewed()
+    for labels, words in (
+        ([1] * 120 + ["1"] * 120, "mix text and numbers"),
+        (["a"] * 239 + [None], "row 239"),
+        ([0.5] * 240, "240|235 more"),
+    ):
+        with pytest.raises(ParameterError, match=words):
+            partsong.FederatedNMF(2).fit(X, parties=labels)
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X)
+    with pytest.raises(ShapeError, match="another index"):
+        partsong.FederatedNMF(2).fit(frame, parties=pandas.Series(["a", "b"] * 120, index=frame.index[::-1]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_does_as_its_name_says_unless_told_otherwise(method):
+    from partsong.methods import INDEPENDENT, LOCAL_STEPS
+
+    X = np.array_split(skewed()[:60, :12], 3)
+    start = "independent" if method in INDEPENDENT else "common"
+    told = partsong.FederatedNMF(
+        2, method=method, rounds=2, local_steps=LOCAL_STEPS[method], start=start, random_state=0
+    )
+    plain = partsong.FederatedNMF(2, method=method, rounds=2, random_state=0)
+    assert plain.fit(X).components_.tobytes() == told.fit(X).components_.tobytes()

@@ -19,13 +19,12 @@ from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError
 from partsong.finished import Finished
 from partsong.given import given_weights
+from partsong.methods import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
 from partsong.parties import by_party, own_components, shards_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
 from partsong.saving import penalties_told, save_fitted
 from partsong.settings import (
-    FEDERATED_METHODS,
-    ONE_ROUND_METHODS,
     alignment_of,
     one_of,
     precision_of,
@@ -38,7 +37,6 @@ from partsong.settings import (
 from partsong.simulation import party_components, simulate
 from partsong.validation import validated, whole_seed
 
-STARTS = ("common", "independent")
 PROGRAM = (
     "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
 )  # fmt: skip
@@ -60,14 +58,16 @@ class FederatedNMF(BaseEstimator):
         Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
     method : {"exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
         How the parties work together.
-    align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax"} or an alignment
-        "fnmf" only: how components are matched.
+    align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
+        "fnmf" only: how components are matched; an alignment of your own may be given instead of a name.
     rounds : int
         The most exchanges.
-    local_steps : int
-        Sweeps ("exact") or iterations (all others) at a party between exchanges.
-    start : {"common", "independent"}
-        One H for all and W fitted to it first, or an H of its own at every party. "exact" always has one for all.
+    local_steps : int or None
+        Sweeps ("exact") or iterations (all others) at a party between exchanges. None: 3 for "exact" and "fedavg", 10
+        for "fedprox", 100 for "fnmf", 1000 for those that average once. A round is never broken off by a time budget.
+    start : {"common", "independent"} or None
+        One H for all and W fitted to it first, or an H of its own at every party. None: as the method does, independent
+        for "fnmf" and those that average once. "exact" always has one for all.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
@@ -98,8 +98,8 @@ class FederatedNMF(BaseEstimator):
         method: str | Program = "exact",
         align: str | Alignment = "assignment",
         rounds: int = 100,
-        local_steps: int = 3,
-        start: str = "common",
+        local_steps: int | None = None,
+        start: str | None = None,
         tol: float = 1e-4,
         time_budget: float | None = None,
         random_state: Any = None,
@@ -164,22 +164,29 @@ class FederatedNMF(BaseEstimator):
         check_is_fitted(self)
         told: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
-            told = {"method": self.method, "local_steps": int(self.local_steps), "start": self.start}
-        told |= {"rounds": int(self.rounds), "tol": float(self.tol), "parties": len(self.parties_)}
+            told = {
+                "method": self.method,
+                "local_steps": self._steps(self.method),
+                "start": start_of(self.method, self.start),
+                **({"align": str(self.align)} if self.method == "fnmf" else {}),
+            }
+        told |= {"rounds": self.n_iter_, "tol": float(self.tol), "parties": len(self.parties_)}
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""
         if isinstance(self.method, str):
-            one_of("method", self.method, FEDERATED_METHODS)
+            one_of("method", self.method, METHODS)
         elif isinstance(self.method, type) or not all(hasattr(self.method, name) for name in PROGRAM):
-            raise ParameterError(
-                f"method must be one of {', '.join(FEDERATED_METHODS)}, or a Program; got {self.method!r}."
-            )
-        one_of("start", self.start, STARTS)
+            raise ParameterError(f"method must be one of {', '.join(METHODS)}, or a Program; got {self.method!r}.")
+        if self.start is not None:
+            one_of("start", self.start, STARTS)
+            if self.method == "exact" and self.start == "independent":
+                raise ParameterError('method="exact" has one start for all parties: start must be None or "common".')
         alignment_of(self.align)
         whole_number("rounds", self.rounds)
-        whole_number("local_steps", self.local_steps)
+        if self.local_steps is not None:
+            whole_number("local_steps", self.local_steps, " (None: as the method does)")
         require_verbosity(self.verbose)
         if self.n_jobs not in (None, -1):
             whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
@@ -197,14 +204,17 @@ class FederatedNMF(BaseEstimator):
         return program_of(
             self.method,
             rank_of(self.n_components, shape),
-            steps=int(self.local_steps),
+            steps=self._steps(self.method),
             align=alignment_of(self.align),
-            independent=self.start == "independent",
+            independent=start_of(self.method, self.start) == "independent",
         )
+
+    def _steps(self, method: str) -> int:
+        return LOCAL_STEPS[method] if self.local_steps is None else int(self.local_steps)
 
     def _run(self, program: Program, shards: list[Shard], seed: int, stop: Stop, began: float) -> tuple[Run, Finished]:
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        rounds = 1 if isinstance(self.method, str) and self.method in ONE_ROUND_METHODS else int(self.rounds)
+        rounds = 1 if isinstance(self.method, str) and self.method in ONE_ROUND else int(self.rounds)
         schedule = Schedule(rounds, seed)
         own: dict[str, Array] = {}
 

@@ -124,8 +124,8 @@ def pursue(
 ) -> Run:
     """The rounds of a task, from its start or from where an earlier part of the same run stood, to their end.
 
-    The same rounds, and the same best of them, as if the run had never been interrupted. They end after the round in
-    which `interrupts` counts a first Ctrl-C.
+    The same rounds, and (where the same parties take part in all of them) the same best of them, as if the run had
+    never been interrupted. They end after the round in which `interrupts` counts a first Ctrl-C.
     """
     history = earlier.history if earlier is not None else ()
     if task.stop.outcome(Progress.of(row.objective for row in history), 0.0) is Outcome.CONVERGED:

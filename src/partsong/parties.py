@@ -54,13 +54,34 @@ def by_party(X: Any, parties: Sequence[Any], names: Sequence[str] | None) -> tup
         raise ParameterError("Give names or parties, not both: the labels of the rows are the names of the parties.")
     if isinstance(X, list | tuple) or not hasattr(X, "shape"):
         raise ShapeError("fit(X, parties=labels) takes one matrix; a list with one matrix per party needs no labels.")
-    labels = [str(label) for label in np.asarray(parties).ravel().tolist()]
-    if len(labels) != X.shape[0]:
-        raise ShapeError(f"{len(labels)} labels of parties were given for {X.shape[0]} rows.")
+    labels = _row_labels(X, parties)
     held = X.tocsr() if hasattr(X, "tocsr") else X
     by_position = getattr(held, "iloc", held)
     kinds, codes = np.unique(np.array(labels), return_inverse=True)
     return [by_position[np.flatnonzero(codes == i)] for i in range(len(kinds))], [str(kind) for kind in kinds]
+
+
+def _row_labels(X: Any, parties: Any) -> list[str]:
+    """A label for each row as text, in the order of the rows."""
+    if hasattr(parties, "index") and hasattr(X, "index") and not parties.index.equals(X.index):
+        raise ShapeError("parties has another index than X. Bring them to one order: parties.reindex(X.index).")
+    given = list(parties)
+    if len(given) != X.shape[0]:
+        raise ShapeError(
+            f"{len(given)} labels of parties were given for {X.shape[0]} rows. Give one for each row, in their order."
+        )
+    missing = [i for i, label in enumerate(given) if not isinstance(label, str | int | np.integer | np.bool_)]
+    if missing:
+        raise ParameterError(
+            f"Labels of parties must be text or whole numbers; those of {first_few(missing[:5], len(missing), 'row')} "
+            f"are not ({given[missing[0]]!r}). Name the party of each of these rows, or leave the rows out."
+        )
+    labels = [str(label) for label in given]
+    if len(set(labels)) < len(
+        set(map(str, {(type(label).__name__ in ("str", "str_"), str(label)) for label in given}))
+    ):
+        raise ParameterError("Labels of parties mix text and numbers that read the same. Make all of them text.")
+    return labels
 
 
 def own_components(

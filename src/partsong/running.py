@@ -153,7 +153,7 @@ class Follower:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
         rows, best, comparable = list(history), None, Comparable(Progress.of(row.objective for row in history))
         earlier = rows[-1].seconds if rows else 0.0
-        apart, outcome, trouble = 0.0, Outcome.MAX_ROUNDS, ""
+        apart, outcome, trouble, turned = 0.0, Outcome.MAX_ROUNDS, "", time.perf_counter()
         try:
             for done in rounds:
                 paused = time.perf_counter()
@@ -161,13 +161,12 @@ class Follower:
                 apart += time.perf_counter() - paused
                 row = _row(done, error, drift, earlier + time.perf_counter() - self.began - apart)
                 rows.append(row)
-                progress = comparable.to(done.participants)
-                if progress is not None and progress.add(row.objective):
+                if comparable.add(_who(done), row.objective):
                     best = done.checkpoint.server
                 self.watch(done, row)
                 paused = time.perf_counter()
-                ending = self._ending(done, progress, earlier)
-                apart += time.perf_counter() - paused
+                ending = self._ending(done, comparable, earlier + paused - self.began, paused - turned)
+                apart, turned = apart + time.perf_counter() - paused, time.perf_counter()
                 if ending is not None:
                     outcome = ending
                     break
@@ -179,34 +178,53 @@ class Follower:
             outcome, trouble = Outcome.DIVERGED, str(error)
         return Run(outcome, tuple(rows), best, trouble)
 
-    def _ending(self, done: Round, progress: Progress | None, earlier: float) -> Outcome | None:
+    def _ending(self, done: Round, comparable: Comparable, spent: float, last: float) -> Outcome | None:
+        """A time budget has to hold one more round like the last, and the end of the fit."""
         if self.interrupts.count:
             return Outcome.INTERRUPTED
-        spent = earlier + time.perf_counter() - self.began
         if self.stop.time_budget is not None:
-            spent += self.reserve(done, spent)
-        return self.stop.outcome(progress or Progress(), spent)
+            spent += last + self.reserve(done, spent)
+        return self.stop.outcome(comparable.current, spent)
+
+
+def _who(done: Round) -> tuple[str, ...]:
+    """Whose rows the objective of a round is over; nobody's in particular where a simulation computes it over all."""
+    return done.participants if "relative_error" in done.metrics else ()
 
 
 @dataclass(slots=True)
 class Comparable:
     """Progress by who took part: objectives over different rows are not compared.
 
-    Rounds with fewer parties than any before are not judged at all.
+    A round counts for the best model unless one with more parties was seen within the last few; where those parties
+    have not met for as long, the next round that counts takes their place, however good it is.
     """
 
     first: Progress
-    most: int = 0
+    current: Progress = field(default_factory=Progress)
     by_participants: dict[tuple[str, ...], Progress] = field(default_factory=dict)
+    seen: dict[tuple[str, ...], int] = field(default_factory=dict)
+    owner: tuple[str, ...] | None = None
+    count: int = 0
 
-    def to(self, participants: tuple[str, ...]) -> Progress | None:
-        """The progress that a round with these participants continues."""
-        if len(participants) < self.most:
-            return None
-        if len(participants) > self.most:
-            self.by_participants = {participants: self.first} if self.most == 0 else {}
-            self.most = len(participants)
-        return self.by_participants.setdefault(participants, Progress())
+    def add(self, participants: tuple[str, ...], value: float) -> bool:
+        """Note a round; returns whether it is the best now."""
+        self.count += 1
+        progress = self.by_participants.get(participants)
+        if progress is None:
+            progress = self.first if not self.by_participants else Progress()
+            self.owner = participants if progress.count else self.owner  # the best so far is from before
+            self.by_participants[participants] = progress
+        is_least, self.current = progress.add(value), progress
+        self.seen[participants] = self.count
+        if any(len(others) > len(participants) for others in self.seen if self._is_recent(others)):
+            return False
+        is_best = is_least or self.owner is None or (self.owner != participants and not self._is_recent(self.owner))
+        self.owner = participants if is_best else self.owner
+        return is_best
+
+    def _is_recent(self, participants: tuple[str, ...]) -> bool:
+        return self.count - self.seen.get(participants, 0) < WINDOW
 
 
 def _row(done: Round, error: float, drift: tuple[float, float], seconds: float) -> HistoryRow:

@@ -14,11 +14,8 @@ from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import Penalty
 from partsong.local.momentum import Extrapolation, NoExtrapolation
+from partsong.methods import METHODS
 from partsong.running import Stop
-
-FEDERATED_METHODS = ("exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once")
-ONE_ROUND_METHODS = ("ipalm-once", "mur-once")
-"""Methods that exchange once, whatever number of rounds is asked for."""
 
 DEFAULT_RANK = 20
 GENEROUS_RANK = 1000
@@ -168,4 +165,4 @@ def program_of(method: str, rank: int, *, steps: int, align: Alignment, independ
             return recipes.ipalm_once(rank, **settings)
         case "mur-once":
             return recipes.mur_once(rank, **settings)
-    raise ParameterError(f"Unknown method {method!r}; choose one of {', '.join(FEDERATED_METHODS)}.")
+    raise ParameterError(f"Unknown method {method!r}; choose one of {', '.join(METHODS)}.")

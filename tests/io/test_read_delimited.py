@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import partsong
 from partsong.errors import FeatureError, FileError, FormatError, ParameterError
 from partsong.io import delimited
 from partsong.io.delimited_faults import read_carefully
@@ -173,3 +174,16 @@ def test_quick_and_careful_reading_agree(tmp_path_factory, X, data):
     if quick is not None:
         np.testing.assert_array_equal(quick[0], careful[0])
         assert quick[1] == careful[1]
+
+
+def test_counted_and_sample_headers_are_headers(tmp_path):
+    for text, names in (
+        ("0,1,2,3\n0.5,1.5,2.5,1\n3,4,5,6\n", ("0", "1", "2", "3")),
+        ("sample,0,7,9\ns0,1,2,3\ns1,4,5,7\n", ("0", "7", "9")),
+    ):
+        (tmp_path / "x.csv").write_text(text)
+        table = partsong.read(tmp_path / "x.csv")
+        assert table.feature_names == names
+        assert table.X.shape == (2, len(names))
+    (tmp_path / "x.csv").write_text("0,1,2,3\n4,5,6,7\n8,9,10,11\n")
+    assert partsong.read(tmp_path / "x.csv").X.shape == (3, 4), "numbers that go on are data"

@@ -132,3 +132,23 @@ print("done")
 def test_a_process_forked_while_a_fit_runs_can_fit():
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_side_by_side_keeps_names_raises_the_first_error_and_leaves_nobody_waiting():
+    import signal
+    import time
+
+    from partsong.engines.parallel import side_by_side
+
+    assert side_by_side(str.upper, ["a", "b", "c"], 2) == {"a": "A", "b": "B", "c": "C"}
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(lambda name: 1 / 0, ["a", "b"], 2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            side_by_side(lambda name: time.sleep(3), ["a", "b"], 2)
+        assert time.monotonic() - began < 2
+    finally:
+        signal.signal(signal.SIGINT, before)

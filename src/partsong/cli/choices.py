@@ -9,35 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from partsong.methods import LOCAL_ONLY
+from partsong.methods import METHODS as FEDERATED
+
 if TYPE_CHECKING:
     from partsong.core import Engine
 
 SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp")
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 DTYPES = ("float32", "float64")
-METHODS = ("exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once", "local-only")
-ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
 ENGINES = ("sequential", "parallel")
 CENTRALISED = "centralised"
 
-ONE_ROUND_METHODS = ("ipalm-once", "mur-once", "local-only")
-"""Methods that exchange once, so that the most rounds allowed are all they need."""
-
-INDEPENDENT_METHODS = ("fnmf", "ipalm-once", "mur-once", "local-only")
-"""Methods whose parties begin with an H of their own unless told otherwise."""
-
-STARTS = ("common", "independent")
-
-LOCAL_STEPS = {
-    "exact": 3,
-    "fnmf": 100,
-    "fedavg": 3,
-    "fedprox": 10,
-    "ipalm-once": 1000,
-    "mur-once": 1000,
-    "local-only": 100,
-}
-"""What a party does between two exchanges unless told otherwise."""
+METHODS = (*FEDERATED, LOCAL_ONLY)
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
@@ -75,7 +59,7 @@ def program_named(method: str, rank: int, local_steps: int, align: str, start: s
     from partsong import recipes
     from partsong.settings import alignment_of, program_of
 
-    if method == "local-only":
+    if method == LOCAL_ONLY:
         return recipes.local_only(rank, steps=local_steps)
     is_independent = start == "independent"
     return program_of(method, rank, steps=local_steps, align=alignment_of(align), independent=is_independent)

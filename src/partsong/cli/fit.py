@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from partsong.cli.choices import ALIGNMENTS, DTYPES, ENGINES, INITS, METHODS, SOLVERS, STARTS, finite, one_of
+from partsong.cli.choices import DTYPES, ENGINES, INITS, METHODS, SOLVERS, finite, one_of
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.guard import guarded
 from partsong.cli.options import (
@@ -22,6 +22,7 @@ from partsong.cli.options import (
     Transpose,
     examples,
 )
+from partsong.methods import ALIGNMENTS, STARTS
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",

@@ -9,13 +9,13 @@ from typing import Any
 
 import typer
 
-from partsong.cli.choices import ONE_ROUND_METHODS
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.holdings import Holdings
 from partsong.cli.outputs import put_json
 from partsong.cli.run_folder import MODEL
 from partsong.core import Outcome
 from partsong.finished import Finished
+from partsong.methods import ONE_ROUND
 from partsong.running import HistoryRow, Run
 
 ENDINGS = {
@@ -25,7 +25,7 @@ ENDINGS = {
     Outcome.INTERRUPTED: "interrupted; the model so far was saved",
     Outcome.DIVERGED: "diverged; the best model before was saved",
 }
-ONE_ROUND = "the one round that this method has"
+ALL_OF_IT = "the one round that this method has"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Result:
     @property
     def ending(self) -> str:
         """Why it ended, in words."""
-        if self.settings.method in ONE_ROUND_METHODS and self.run.outcome is Outcome.MAX_ROUNDS:
-            return ONE_ROUND
+        if self.settings.method in ONE_ROUND and self.run.outcome is Outcome.MAX_ROUNDS:
+            return ALL_OF_IT
         return ENDINGS[self.run.outcome]
 
     @property

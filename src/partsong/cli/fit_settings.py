@@ -9,10 +9,11 @@ from typing import Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED, INDEPENDENT_METHODS, LOCAL_STEPS, ONE_ROUND_METHODS
+from partsong.cli.choices import CENTRALISED
 from partsong.cli.holdings import ALONE, Holdings
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
+from partsong.methods import LOCAL_STEPS, ONE_ROUND, start_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +161,12 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
 def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
     method = known["method"]
     known["local_steps"] = known["local_steps"] or LOCAL_STEPS[method]
-    known["start"] = known["start"] or ("independent" if method in INDEPENDENT_METHODS else "common")
+    if known["start"] == "independent" and method == "exact":
+        raise typer.BadParameter("exact has one start for all parties.", param_hint="--start")
+    known["start"] = start_of(method, known["start"])
     if "align" in given and method != "fnmf":
         raise typer.BadParameter(f"only fnmf matches components; the method is {method}.", param_hint="--align")
-    if method in ONE_ROUND_METHODS:
+    if method in ONE_ROUND:
         if "rounds" in given and known["rounds"] != 1:
             raise typer.BadParameter(f"{method} averages once, so it has one round.", param_hint="--rounds")
         known["rounds"] = 1

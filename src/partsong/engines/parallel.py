@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,47 @@ class Parallel:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Iterator[Round]:
-        """Rounds as they are done; the threads end with the iteration."""
-        with ThreadPoolExecutor(self.workers or threads.available(), thread_name_prefix="partsong-party") as pool:
+        """Rounds as they are done.
 
-            def visit(work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
-                return dict(zip(names, pool.map(work, names), strict=True))
+        Threads live as long as a visit to the parties and hold up nobody: where Ctrl-C ends the run in the middle of
+        one, they are left behind and end with their party's work or with the process.
+        """
+        workers = self.workers or threads.available()
 
-            yield from run_rounds(program, shards, schedule, reduction, resume, visit, self.record)
+        def visit(work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
+            return side_by_side(work, names, workers)
+
+        return run_rounds(program, shards, schedule, reduction, resume, visit, self.record)
+
+
+def side_by_side(work: Callable[[str], Any], names: Sequence[str], workers: int) -> dict[str, Any]:
+    """work(name) for all names in daemon threads; of several errors that of the first name is raised."""
+    waiting, done, failed = deque(names), {}, {}
+
+    def serve() -> None:
+        while waiting:
+            try:
+                name = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                done[name] = work(name)
+            except BaseException as error:
+                failed[name] = error
+                waiting.clear()
+
+    crew = [
+        threading.Thread(target=serve, daemon=True, name=f"partsong-party-{i}") for i in range(min(workers, len(names)))
+    ]
+    for thread in crew:
+        thread.start()
+    try:
+        for thread in crew:
+            thread.join()
+    except BaseException:
+        waiting.clear()
+        raise
+    for name in names:
+        if name in failed:
+            raise failed[name]
+    return {name: done[name] for name in names}

@@ -99,7 +99,7 @@ def layout_of(path: Path, delimiter: str, label: str | None) -> Layout:
 
 
 def _is_header(first: Sequence[str], second: Sequence[str] | None, label: str | None) -> bool:
-    """Text above a number makes a header; so do a label found there, a missing corner, and names 0, 1, 2, …
+    """Text above a number makes a header; so do a label found there, a missing corner, "sample", and names 0, 1, 2, …
 
     Text above text does not: a line of data may hold a name or a class.
     """
@@ -112,6 +112,8 @@ def _is_header(first: Sequence[str], second: Sequence[str] | None, label: str | 
     above = zip(first, second, strict=False)
     if any(_is_text(name) and not _is_text(value) for name, value in above):
         return True
+    if first[0].strip().lower() == SAMPLE_TITLE or _is_counted(first, second):
+        return True
     corner_is_open = not first[0].strip() and bool(second[0].strip())
     counted = [cell.strip() for cell in first[1:]]
     return corner_is_open or any(
@@ -120,6 +122,12 @@ def _is_header(first: Sequence[str], second: Sequence[str] | None, label: str | 
         and _is_text(first[0])
         for start in (0, 1)
     )
+
+
+def _is_counted(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether a line is 0, 1, 2, …, as data frames without names are exported; numbers that go on below are data."""
+    counted = [cell.strip() for cell in first] == [str(at) for at in range(len(first))]
+    return len(first) >= FEWEST_COUNTED and counted and second[0].strip() != str(len(first))
 
 
 def _is_text(cell: str) -> bool:

@@ -109,8 +109,11 @@ def double_svd(
     `fill` replaces zeros (nndsvda: the mean of X). The SVD is a randomized one with `power` passes over X.
     """
     U, values, V = _randomized_svd(matrix, rank, generator, power)
-    W = np.zeros((matrix.shape[0], rank))
-    Ht = np.zeros((matrix.shape[1], rank))
+    values = values[
+        values > np.finfo(U.dtype).eps * max(matrix.shape) * values.max(initial=0.0)
+    ]  # the rest is rounding
+    W = np.zeros((matrix.shape[0], rank), U.dtype)
+    Ht = np.zeros((matrix.shape[1], rank), U.dtype)
     for j in range(len(values)):
         u, v = U[:, j], V[:, j]
         halves = [(np.maximum(sign * u, 0), np.maximum(sign * v, 0)) for sign in (1, -1)]
@@ -137,7 +140,7 @@ def _randomized_svd(
         result = (matrix.times if forward else matrix.transposed_times)(matrix.native(B))
         return kernels.of(result).to_numpy(result)
 
-    Q = product(True, generator.standard_normal((m, width)))
+    Q = product(True, _normal_numbers(matrix, (m, width), generator))
     for _ in range(power):
         Q, _ = np.linalg.qr(Q)
         Z, _ = np.linalg.qr(product(False, Q))
@@ -146,3 +149,9 @@ def _randomized_svd(
     left, values, right = np.linalg.svd(product(False, Q), full_matrices=False)
     keep = min(rank, width)
     return Q @ right.T[:, :keep], values[:keep], left[:, :keep]
+
+
+def _normal_numbers(matrix: Matrix, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
+    """N(0, 1) in the precision of the data: float64 numbers would be twice as large as need be."""
+    is_single = str(matrix.dtype).endswith("float32")
+    return generator.standard_normal(shape, np.float32) if is_single else generator.standard_normal(shape)

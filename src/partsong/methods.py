@@ -1,0 +1,32 @@
+"""Names of federated methods, and what each does unless told otherwise; light enough for a command line to import."""
+
+from __future__ import annotations
+
+METHODS = ("exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once")
+ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
+STARTS = ("common", "independent")
+
+LOCAL_ONLY = "local-only"
+"""A baseline of the command line and the demo: local models, averaged once."""
+
+ONE_ROUND = ("ipalm-once", "mur-once", LOCAL_ONLY)
+"""Methods that exchange once, whatever number of rounds is asked for."""
+
+INDEPENDENT = ("fnmf", *ONE_ROUND)
+"""Methods whose parties begin with an H of their own unless told otherwise."""
+
+LOCAL_STEPS = {
+    "exact": 3,
+    "fnmf": 100,
+    "fedavg": 3,
+    "fedprox": 10,
+    "ipalm-once": 1000,
+    "mur-once": 1000,
+    LOCAL_ONLY: 100,
+}
+"""What a party does between two exchanges unless told otherwise."""
+
+
+def start_of(method: str, wanted: str | None) -> str:
+    """The start asked for, or the method's own."""
+    return wanted if wanted is not None else ("independent" if method in INDEPENDENT else "common")
