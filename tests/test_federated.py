@@ -424,3 +424,26 @@ def test_a_method_does_as_its_name_says_unless_told_otherwise(method):
     )
     plain = partsong.FederatedNMF(2, method=method, rounds=2, random_state=0)
     assert plain.fit(X).components_.tobytes() == told.fit(X).components_.tobytes()
+
+
+def test_settings_that_would_be_ignored_are_refused():
+    X = np.array_split(skewed(), 3)
+    for settings in (
+        {"method": "exact", "align": "sinkhorn"},
+        {"method": recipes.fnmf(2), "local_steps": 5},
+        {"method": recipes.fnmf(2), "start": "common"},
+        {"method": recipes.fnmf(2), "align": "nearest"},
+    ):
+        with pytest.raises(ParameterError):
+            partsong.FederatedNMF(2, **settings).fit(X)
+
+
+def test_names_of_components_and_features():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(skewed(), columns=[f"g{i}" for i in range(30)])
+    model = partsong.FederatedNMF(3, rounds=3, random_state=0).fit([frame[:100], frame[100:]])
+    assert model.get_feature_names_out().tolist() == ["federatednmf0", "federatednmf1", "federatednmf2"]
+    best = model.top_features(2)
+    assert [row[0] for row in best] == [f"g{j}" for j in model.components_.argmax(axis=1)]
+    with pytest.raises(ParameterError):
+        model.top_features(0)

@@ -14,7 +14,7 @@ from partsong import fitting, threads
 from partsong.core import Matrix, UpdateRule
 from partsong.data.matrix import as_matrix
 from partsong.errors import ParameterError
-from partsong.finished import Finished
+from partsong.finished import Finished, top_features
 from partsong.fitting import RowFit, fit_rows
 from partsong.given import given_beginning, given_weights
 from partsong.local.alternate import Alternate
@@ -144,9 +144,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def top_features(self, n: int = 10) -> list[list[str | int]]:
         """The n features with the largest values in each component: names where known, else column numbers."""
         check_is_fitted(self)
-        order = np.argsort(-self.components_, axis=1, kind="stable")[:, : whole_number("n", n)]
-        names = getattr(self, "feature_names_in_", None)
-        return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
+        return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model (H, names, settings, error; never W or rows) as safetensors with JSON metadata."""

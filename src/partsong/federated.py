@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin
 from sklearn.utils.validation import check_is_fitted
 
 from partsong import threads
@@ -17,7 +17,7 @@ from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError
-from partsong.finished import Finished
+from partsong.finished import Finished, top_features
 from partsong.given import given_weights
 from partsong.methods import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
 from partsong.parties import by_party, own_components, shards_of
@@ -42,7 +42,7 @@ PROGRAM = (
 )  # fmt: skip
 
 
-class FederatedNMF(BaseEstimator):
+class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
@@ -59,7 +59,7 @@ class FederatedNMF(BaseEstimator):
     method : {"exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
         How the parties work together.
     align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
-        "fnmf" only: how components are matched; an alignment of your own may be given instead of a name.
+        "fnmf" only: how components are matched (None: assignment); an alignment of your own may be given as well.
     rounds : int
         The most exchanges.
     local_steps : int or None
@@ -96,7 +96,7 @@ class FederatedNMF(BaseEstimator):
         n_components: int | None = None,
         *,
         method: str | Program = "exact",
-        align: str | Alignment = "assignment",
+        align: str | Alignment | None = None,
         rounds: int = 100,
         local_steps: int | None = None,
         start: str | None = None,
@@ -154,6 +154,15 @@ class FederatedNMF(BaseEstimator):
         with threads.kernels_on(threads.available()):
             return self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
+    def top_features(self, n: int = 10) -> list[list[str | int]]:
+        """The n features with the largest values in each component: names where known, else column numbers."""
+        check_is_fitted(self)
+        return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
     def inverse_transform(self, W: Any) -> np.ndarray:
         """W H."""
         check_is_fitted(self)
@@ -168,7 +177,7 @@ class FederatedNMF(BaseEstimator):
                 "method": self.method,
                 "local_steps": self._steps(self.method),
                 "start": start_of(self.method, self.start),
-                **({"align": str(self.align)} if self.method == "fnmf" else {}),
+                **({"align": str(self.align or "assignment")} if self.method == "fnmf" else {}),
             }
         told |= {"rounds": self.n_iter_, "tol": float(self.tol), "parties": len(self.parties_)}
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
@@ -183,7 +192,7 @@ class FederatedNMF(BaseEstimator):
             one_of("start", self.start, STARTS)
             if self.method == "exact" and self.start == "independent":
                 raise ParameterError('method="exact" has one start for all parties: start must be None or "common".')
-        alignment_of(self.align)
+        self._require_settings_with_effect()
         whole_number("rounds", self.rounds)
         if self.local_steps is not None:
             whole_number("local_steps", self.local_steps, " (None: as the method does)")
@@ -191,6 +200,19 @@ class FederatedNMF(BaseEstimator):
         if self.n_jobs not in (None, -1):
             whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
         return stop_of(self.tol, self.time_budget)
+
+    def _require_settings_with_effect(self) -> None:
+        """A setting that would be ignored is a mistake."""
+        if self.align is not None:
+            alignment_of(self.align)
+            if self.method != "fnmf":
+                raise ParameterError(f'align is for method="fnmf" only; the method is {self.method!r}. Leave it out.')
+        if not isinstance(self.method, str):
+            ignored = [name for name in ("local_steps", "start") if getattr(self, name) is not None]
+            if ignored:
+                raise ParameterError(
+                    f"{' and '.join(ignored)} are part of a Program: set them there, or leave them out."
+                )
 
     def _program(self, shape: tuple[int, int]) -> Program:
         if not isinstance(self.method, str):
@@ -205,7 +227,7 @@ class FederatedNMF(BaseEstimator):
             self.method,
             rank_of(self.n_components, shape),
             steps=self._steps(self.method),
-            align=alignment_of(self.align),
+            align=alignment_of("assignment" if self.align is None else self.align),
             independent=start_of(self.method, self.start) == "independent",
         )
 

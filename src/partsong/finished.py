@@ -87,3 +87,9 @@ def _shares(weights: dict[str, Array], Ht: Array) -> np.ndarray:
     contribution = (sum(grams[1:], grams[0]) * kernels.of(Ht).to_numpy(kernels.of(Ht).gram(Ht))).sum(axis=1)
     total = float(contribution.sum())
     return contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))
+
+
+def top_features(H: np.ndarray, names: Sequence[str] | None, n: int) -> list[list[str | int]]:
+    """The n features with the largest values in each row of H: names where known, else column numbers."""
+    order = np.argsort(-H, axis=1, kind="stable")[:, :n]
+    return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
