@@ -9,6 +9,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.core import Array, Matrix
+from partsong.kernels import on_numpy
 from partsong.local.alternate import rounded, start_rows
 
 ANCHOR_EFFORT = 50_000_000
@@ -142,13 +143,28 @@ def _randomized_svd(
 
     Q = product(True, _normal_numbers(matrix, (m, width), generator))
     for _ in range(power):
-        Q, _ = np.linalg.qr(Q)
-        Z, _ = np.linalg.qr(product(False, Q))
-        Q = product(True, Z)
-    Q, _ = np.linalg.qr(Q)
-    left, values, right = np.linalg.svd(product(False, Q), full_matrices=False)
-    keep = min(rank, width)
-    return Q @ right.T[:, :keep], values[:keep], left[:, :keep]
+        Q = product(True, _orthonormal(product(False, _orthonormal(Q))))
+    Q = _orthonormal(Q)
+    B = product(False, Q)
+    squares, right = np.linalg.eigh(on_numpy.gram(B))
+    order = np.argsort(-squares)[: min(rank, width)]
+    values = np.sqrt(np.maximum(squares[order], 0.0))
+    turned = right[:, order]
+    left = B @ (turned / np.where(values > 0, values, 1.0)).astype(B.dtype)
+    return Q @ turned.astype(Q.dtype), values, left
+
+
+def _orthonormal(A: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the columns of A, by the eigenvectors of AᵀA, twice; what is rounding becomes zero.
+
+    A factorization of A itself would make copies of it in float64.
+    """
+    for _ in range(2):
+        values, vectors = np.linalg.eigh(on_numpy.gram(A))
+        is_sound = values > values.max(initial=0.0) * 1e-13
+        scale = np.where(is_sound, 1.0 / np.sqrt(np.where(is_sound, values, 1.0)), 0.0)
+        A = A @ (vectors * scale).astype(A.dtype)
+    return A
 
 
 def _normal_numbers(matrix: Matrix, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
