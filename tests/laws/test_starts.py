@@ -78,3 +78,18 @@ def test_anchors_find_the_pure_columns_of_separable_data():
     assert found == {0, 1, 2, 3}
     for column in beginning.W.T:
         assert min(np.linalg.norm(column - w) for w in W.T) < 1e-12
+
+
+@pytest.mark.parametrize("init", ["nndsvd", "nndsvda"])
+def test_double_svd_beyond_the_rank_of_the_data_is_the_same_for_every_form(init):
+    """Singular pairs that are rounding are left out; what is left does not depend on how products were summed."""
+    rng = np.random.default_rng(0)
+    X = rng.random((40, 2)) @ rng.random((2, 12))
+    plain = start(X, init, rank=8)
+    for form in (np.asfortranarray, sp.csr_array, sp.csc_array):
+        other = start(form(X), init, rank=8)
+        assert_allclose(other.Ht, plain.Ht, atol=1e-6)
+        assert_allclose(other.W, plain.W, atol=1e-6)
+    bare = start(X, "nndsvd", rank=8)
+    assert not bare.W[:, 2:].any()
+    assert not bare.Ht[:, 2:].any()

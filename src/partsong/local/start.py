@@ -20,6 +20,10 @@ DRAWN = 1 << 20
 """Random numbers drawn together."""
 
 
+ROUNDING = 1e-6
+"""Singular values below this share of the largest are taken for rounding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Hᵀ (m × k) to start from, and W (n × k) where the start makes one."""
@@ -110,9 +114,7 @@ def double_svd(
     `fill` replaces zeros (nndsvda: the mean of X). The SVD is a randomized one with `power` passes over X.
     """
     U, values, V = _randomized_svd(matrix, rank, generator, power)
-    values = values[
-        values > np.finfo(U.dtype).eps * max(matrix.shape) * values.max(initial=0.0)
-    ]  # the rest is rounding
+    values = values[values > ROUNDING * values.max(initial=0.0)]
     W = np.zeros((matrix.shape[0], rank), U.dtype)
     Ht = np.zeros((matrix.shape[1], rank), U.dtype)
     for j in range(len(values)):
