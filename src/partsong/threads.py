@@ -64,6 +64,8 @@ def kernels_on(threads: int) -> Iterator[None]:
 def ranges(total: int, work: float, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
     """Contiguous ranges of 0…total, one per thread; `weights` is a running total (as in CSR) to balance instead."""
     parts = 1 if work < SMALL_WORK else max(1, min(_kernel_threads.get(), total))
+    if parts == 1:
+        return [(0, total)]
     if weights is None:
         cuts = [total * i // parts for i in range(parts + 1)]
     else:

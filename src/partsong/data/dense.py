@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong import kernels, threads
 from partsong.data.mapped import mapping
-from partsong.data.tiles import BLOCK_HEIGHT, MOST_SUMMED, Tiles
+from partsong.data.tiles import BLOCK_HEIGHT, MOST_SUMMED, Tiles, even_ranges
 from partsong.kernels import compiled_sweeps, on_numpy
 from partsong.once import once
 
@@ -78,12 +78,8 @@ class DenseMatrix:
             for a, b, tile in self._tiles.of_rows(start, stop):
                 update(a, b, tile @ Ht)
                 gram += on_numpy.gram(F[a:b], exactly)
-                c = a + (b - a) // height * height
-                if c > a:
-                    left, right = F[a:c].reshape(-1, height, k), tile[: c - a].reshape(-1, height, self.shape[1])
-                    cross += np.matmul(left.transpose(0, 2, 1), right).sum(0, dtype=kind)
-                if c < b:
-                    cross += np.dot(F[c:b].T, tile[c - a :], out=product)
+                for c, d in even_ranges(a, b, height):
+                    cross += np.dot(F[c:d].T, tile[c - a : d - a], out=product)
             return gram, cross
 
         (gram, cross), *others = threads.over(self._pieces(k), work)

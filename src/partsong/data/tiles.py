@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,6 +17,13 @@ LOW = 64
 BLOCK_HEIGHT = 256
 MOST_SUMMED = 1024
 """Rows whose products are at most summed in the type of the data."""
+
+
+def even_ranges(start: int, stop: int, longest: int) -> list[tuple[int, int]]:
+    """start…stop in as few ranges as can be, none longer than `longest`, all of about the same length."""
+    count = -(-(stop - start) // longest)
+    cuts = [start + (stop - start) * i // max(1, count) for i in range(count + 1)]
+    return list(pairwise(cuts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,7 @@ class Tiles:
         mapped = mapping(self.X)
         height = max(1 if self.are_low else LOW, self._bytes // self._row_bytes)
         is_by_row = self.X.flags.c_contiguous
-        for a in range(start, stop, height):
-            b = min(a + height, stop)
+        for a, b in even_ranges(start, stop, height):
             yield a, b, np.asarray(self.X[a:b], self.dtype)
             if mapped is not None:
                 give_back(mapped, self.X, *((a, b) if is_by_row else (0, self.X.shape[1])))

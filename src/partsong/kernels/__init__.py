@@ -9,6 +9,7 @@ operations on their own device. Rules and programs call nothing else, so they ar
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +20,8 @@ from partsong.errors import DataTypeError
 
 def of(array: Any) -> ModuleType:
     """The kernels for this kind of array."""
-    if isinstance(array, np.ndarray | np.generic):
-        from partsong.kernels import on_numpy
-
-        return on_numpy
+    if isinstance(array, (np.ndarray, np.generic)):  # noqa: UP038: a union is built anew at every call
+        return _on_numpy()
     if type(array).__module__.partition(".")[0] == "torch":
         from partsong.kernels import on_torch
 
@@ -31,3 +30,10 @@ def of(array: Any) -> ModuleType:
         f"No kernels for arrays of type {type(array).__name__}. "
         "Pass a NumPy array, a SciPy sparse matrix or a torch tensor."
     )
+
+
+@cache
+def _on_numpy() -> ModuleType:
+    from partsong.kernels import on_numpy
+
+    return on_numpy

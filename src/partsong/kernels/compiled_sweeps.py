@@ -1,7 +1,8 @@
 """Numba kernels on tiles of rows: coordinate descent, elementwise steps, sums.
 
-A tile of 64 rows is held transposed, so that SIMD lanes are rows and the loop over components is unrolled by eight;
-several sweeps are done while the tile is in cache. All kernels are serial and release the GIL.
+A tile of 128 rows is held transposed, so that SIMD lanes are rows and the loop over components is unrolled by eight;
+several sweeps are done while the tile is in cache. Rows are transposed in squares of 16, which compilers turn into
+shuffles. All kernels are serial and release the GIL.
 """
 
 from __future__ import annotations
@@ -11,20 +12,38 @@ import numpy as np
 from partsong.kernels.compiling import compiled
 
 FAST = {"contract", "reassoc", "nsz", "arcp"}
-LANES = 64
+LANES = 128
+SQUARE = 16
 
 
 @compiled(fastmath=FAST, inline="always")
-def _load(F, cross, f, c, start, rows):  # type: ignore[no-untyped-def]
+def _load(F, f, start, rows):  # type: ignore[no-untyped-def]
+    """f ← rows of F transposed, with zeros in the lanes that are left over."""
     k = F.shape[1]
-    for r in range(rows):
+    whole = rows // SQUARE * SQUARE
+    for first in range(0, whole, SQUARE):
         for j in range(k):
-            f[j, r] = F[start + r, j]
-            c[j, r] = cross[start + r, j]
+            for r in range(SQUARE):
+                f[j, first + r] = F[start + first + r, j]
     for j in range(k):
+        for r in range(whole, rows):
+            f[j, r] = F[start + r, j]
         for r in range(rows, LANES):
             f[j, r] = 0
-            c[j, r] = 0
+
+
+@compiled(fastmath=FAST, inline="always")
+def _store(f, out, start, rows):  # type: ignore[no-untyped-def]
+    """Rows of out ← f transposed."""
+    k = f.shape[0]
+    whole = k // SQUARE * SQUARE
+    for first in range(0, whole, SQUARE):
+        for r in range(rows):
+            for j in range(SQUARE):
+                out[start + r, first + j] = f[first + j, r]
+    for r in range(rows):
+        for j in range(whole, k):
+            out[start + r, j] = f[j, r]
 
 
 @compiled(fastmath=FAST, inline="always")
@@ -72,12 +91,11 @@ def sweep_rows(F, gram, inverse, cross, out, sweeps):  # type: ignore[no-untyped
     residual = np.empty(LANES, F.dtype)
     for start in range(0, n, LANES):
         rows = min(LANES, n - start)
-        _load(F, cross, f, c, start, rows)
+        _load(F, f, start, rows)
+        _load(cross, c, start, rows)
         for _ in range(sweeps):
             _sweep_tile(f, c, gram, inverse, residual)
-        for r in range(rows):
-            for j in range(k):
-                out[start + r, j] = f[j, r]
+        _store(f, out, start, rows)
 
 
 @compiled(fastmath=FAST)

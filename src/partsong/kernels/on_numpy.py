@@ -13,16 +13,16 @@ GRAM_ROWS = 1024
 """Rows whose products are summed together."""
 
 
-def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int) -> Floats:
+def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, place: Floats | None = None) -> Floats:
     """Coordinate descent on ½‖A − F B‖²: F_j ← max(0, F_j + (cross_j − F gram_j) / gram_jj), `sweeps` times over j.
 
-    Components with gram_jj = 0 do not enter the problem and stay as they are.
+    Components with gram_jj = 0 do not enter the problem and stay as they are. The result is written to `place`, if any.
     """
     gram = np.ascontiguousarray(gram, F.dtype)
     diagonal = np.diagonal(gram)
     inverse = np.divide(1, diagonal, out=np.zeros_like(diagonal), where=diagonal > np.finfo(F.dtype).tiny * 4)
     cross = np.ascontiguousarray(cross, F.dtype)
-    out = np.empty(F.shape, F.dtype)
+    out = np.empty(F.shape, F.dtype) if place is None else place
     threads.over(
         _pieces(F, sweeps * F.shape[1]),
         lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], out[a:b], sweeps),

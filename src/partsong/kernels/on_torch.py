@@ -10,8 +10,8 @@ import torch
 Tensor = Any
 
 
-def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int) -> Tensor:
-    """Coordinate descent over columns; see on_numpy.sweep."""
+def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int, place: Tensor | None = None) -> Tensor:
+    """Coordinate descent over columns, always in memory of its own; see on_numpy.sweep."""
     out = F.T.contiguous()  # components as contiguous rows
     target = cross.T.contiguous()
     diagonal = torch.diagonal(gram).tolist()

@@ -109,7 +109,10 @@ class Alternate:
         def update(start: int, stop: int, cross: Array) -> None:
             old = None if point is None else point[start:stop]
             past = None if rows.memory is None else rows.memory.rows(start, stop)
-            W[start:stop], after = solve(old, cross, past)
+            place = W[start:stop]
+            moved, after = solve(old, cross, past, place)
+            if moved is not place:
+                place[:] = moved
             if looks_back:
                 memory.previous[start:stop] = after.previous  # type: ignore[index]
             if ahead is not W:
@@ -122,16 +125,16 @@ class Alternate:
 
     def _row_solver(
         self, gram: Array, n_features: int
-    ) -> Callable[[Array | None, Array, RuleState | None], tuple[Array, RuleState]]:
+    ) -> Callable[[Array | None, Array, RuleState | None, Array], tuple[Array, RuleState]]:
         """One rule step for a block of rows; all blocks share the gram and its norm."""
         bare = NormalEquations(gram, gram)
         shared = bare.penalised(self.penalty_W, n_features).gram
         norm = cache(lambda: float(kernels.of(shared).largest_eigenvalue(shared)))
         shift = self.penalty_W.l1 * n_features
 
-        def solve(old: Array | None, cross: Array, past: RuleState | None) -> tuple[Array, RuleState]:
+        def solve(old: Array | None, cross: Array, past: RuleState | None, place: Array) -> tuple[Array, RuleState]:
             factor = start_rows(gram, cross) if old is None else old
-            equations = NormalEquations(shared, cross - shift if shift else cross, norm)
+            equations = NormalEquations(shared, cross - shift if shift else cross, norm, place)
             return self.rule.step(factor, equations, past if past is not None else self.rule.init(factor))
 
         return solve

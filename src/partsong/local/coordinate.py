@@ -43,4 +43,5 @@ class CoordinateDescent:
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
         problem = equations.damped(self.alpha + self.beta * state.count, factor)
-        return kernels.of(factor).sweep(factor, problem.gram, problem.cross, self.sweeps), state.advanced()
+        moved = kernels.of(factor).sweep(factor, problem.gram, problem.cross, self.sweeps, equations.place)
+        return moved, state.advanced()

@@ -37,12 +37,14 @@ class NormalEquations:
     """min over F ≥ 0 of ½‖A − F B‖², as gram = B Bᵀ (k × k) and cross = A Bᵀ (r × k).
 
     Blocks of columns of A and B add up, which is why NMF distributes; a sketched problem is `of(A S, B S)`.
-    `norm` gives ‖gram‖₂ where many blocks share one gram and should work it out once.
+    `norm` gives ‖gram‖₂ where many blocks share one gram and should work it out once,
+    `place` memory (r × k) for the new F, which a rule may use or leave.
     """
 
     gram: Array
     cross: Array
     norm: Callable[[], float] | None = None
+    place: Array | None = None
 
     @staticmethod
     def of(A: Array, B: Array) -> NormalEquations:
