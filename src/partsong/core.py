@@ -60,6 +60,20 @@ class Message:
         return tuple((name, tuple(a.shape), str(a.dtype)) for name, a in sorted(self.arrays.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one array of an upload has to look like; a program states it, and engines hold uploads to it.
+
+    `kind` is a number type's name without its width. `lone` is empty where every entry of a sum has an
+    addend from each party; else it says why an entry may be one party's alone, and the way out.
+    """
+
+    shape: tuple[int, ...]
+    kind: str = "float"
+    non_negative: bool = False
+    lone: str = ""
+
+
 class Matrix(Protocol):
     """Rows in whatever form they come (dense, sparse, on disk, on a device), seen only through products."""
 
@@ -138,22 +152,25 @@ class Layout:
                 f"Parties must hold the same columns, but their numbers differ ({shown}). "
                 "Bring them to one list of features first."
             )
-        types = {_type_name(shard.matrix.dtype) for shard in shards}
+        types = {type_name(shard.matrix.dtype) for shard in shards}
         dtype = "float64" if "float64" in types else types.pop()
         return Layout(names, next(iter(widths.values())), int(seed), dtype)
 
 
-def _type_name(dtype: Any) -> str:
+def type_name(dtype: Any) -> str:
+    """The name of a number type, the same for arrays and tensors."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How a program is run: how many rounds, who misses which, and how many threads a party's kernels get.
+    """How a program is run: how many rounds, who misses which, what a fault leads to, and a party's kernel threads.
 
     `absent` maps a round to the names that miss it; their state stands still and they are left out of that sum.
     `silent` maps a round to the names that fall silent in it, each with the phase of the reduction from which on
     nothing is heard of it; such a party has done its work and keeps its state.
+    `faulty` is about a party whose upload is refused, or whose work ends in an error of ours: "stop" raises that error,
+    and all rounds before stay valid; "leave out" treats the party as absent from that round, which says why.
     """
 
     rounds: int
@@ -161,12 +178,15 @@ class Schedule:
     absent: Mapping[int, frozenset[str]] = field(default_factory=dict)
     silent: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     kernel_threads: int = 1
+    faulty: str = "stop"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ParameterError(f"A schedule needs at least one round; rounds={self.rounds}.")
         if self.kernel_threads < 1:
             raise ParameterError(f"kernel_threads must be at least 1; got {self.kernel_threads}.")
+        if self.faulty not in ("stop", "leave out"):
+            raise ParameterError(f'faulty must be "stop" or "leave out"; got {self.faulty!r}.')
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no party has."""
@@ -199,7 +219,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did. `checkpoint` holds private states and exists only where the engine is in-process."""
+    """What one round did; `refused` says, by name, why a party was left out although it was there.
+
+    `checkpoint` holds private states and exists only where the engine is in-process.
+    """
 
     index: int
     model: Message
@@ -210,6 +233,7 @@ class Round:
     seconds: float
     checkpoint: Checkpoint
     traffic: tuple[tuple[str, int, Message], ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 class UpdateRule(Protocol):
@@ -288,11 +312,13 @@ class Reduction(Protocol):
     phase's messages by name and broadcasts one reply; `total` closes, with the names that are in the sum. A party that
     falls silent is missing from the inbox of that phase and all later ones; the reduction goes on with the rest or says
     why it cannot. What lasts is not part of a checkpoint: a resumed run enrols anew. Programs do not know which
-    reduction is in use.
+    reduction is in use. `hides_uploads`: the server sees sums alone, so that only the party itself can check an upload.
     """
 
     @property
     def phases(self) -> int: ...
+    @property
+    def hides_uploads(self) -> bool: ...
     def check(self, aggregation: Aggregation) -> None: ...
     def enrol(self, party: str, secret: int, layout: Layout) -> State: ...
     def begin(self, standing: State, upload: Message, aggregation: Aggregation, occasion: Occasion) -> State: ...
@@ -317,6 +343,7 @@ class Program(Protocol):
 
     `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
     factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
+    `expects` states every upload's arrays by name; of a program without it, engines ask for finite numbers only.
     """
 
     @property
@@ -331,6 +358,7 @@ class Program(Protocol):
     def finish(self, server: State, aggregate: Message) -> tuple[State, Message]: ...
     def components(self, server: State) -> Array: ...
     def metrics(self, server: State) -> Mapping[str, float]: ...
+    def expects(self, layout: Layout) -> Mapping[str, Form]: ...
 
 
 class Engine(Protocol):

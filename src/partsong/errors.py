@@ -58,8 +58,12 @@ class PartyError(PartsongError, RuntimeError):
     """A party failed, or sent something that cannot be used, in a named round and stage."""
 
 
-class DivergenceError(PartyError):
-    """A party sent NaN or infinite numbers: in data that were checked, the iteration has run away."""
+class UploadError(PartyError, ValueError):
+    """A party's upload is not what its program said it would be, and was refused before it entered a sum."""
+
+
+class DivergenceError(UploadError):
+    """NaN or infinite numbers in an upload or a sum: in data that were checked, the iteration has run away."""
 
 
 class DivergenceWarning(UserWarning):

@@ -23,6 +23,7 @@ class PairwiseMasks:
     """
 
     phases: int = 3
+    hides_uploads: bool = True
 
     def check(self, aggregation):
         if not isinstance(aggregation, Reducible):

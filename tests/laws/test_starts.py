@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 
 from partsong.data.matrix import as_matrix
 from partsong.fitting import RowFit, beginning_of
+from partsong.local import start as start_module
 from partsong.local.start import anchors
 from partsong.settings import solver_of
 from partsong.streams import stream
@@ -43,9 +44,38 @@ def test_the_same_seed_gives_the_same_start_and_sparse_that_of_dense(init):
     X = planted()
     assert_allclose(start(X, init).Ht, start(X, init).Ht, rtol=0, atol=0)
     assert_allclose(start(sp.csr_array(X), init).Ht, start(X, init).Ht, rtol=1e-6, atol=1e-8)
-    if init in ("random", "anchors"):
-        other = start(X, "random", seed=4).Ht
-        assert not np.allclose(start(X, "random").Ht, other)
+    other = start(X, init, seed=4).Ht
+    if init == "random":
+        assert np.abs(start(X, init).Ht - other).max() > 0.5, "drawn anew"
+    else:
+        assert_allclose(start(X, init).Ht, other, rtol=1e-6, atol=1e-8, err_msg="the data alone decide")
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_the_seed_of_anchors_draws_what_the_data_do_not_have(form):
+    """Components beyond the rank of X begin with random columns, at W alone: those that X has are the same."""
+    rng = np.random.default_rng(0)
+    X = form(rng.random((60, 3)) @ rng.random((3, 25)))
+    first, again, other = (start(X, "anchors", rank=6, seed=seed).W for seed in (3, 3, 4))
+    assert first.tobytes() == again.tobytes()
+    assert_allclose(first[:, :3], other[:, :3], rtol=0, atol=0)
+    assert (np.abs(first[:, 3:] - other[:, 3:]).max(axis=0) > 0.1 * X.mean()).all()
+
+
+def test_the_seed_of_anchors_draws_the_rows_of_large_data(monkeypatch):
+    drawn = []
+    plain = start_module._choose_anchors
+
+    def choose(matrix, rank):
+        drawn.append(matrix.times(np.eye(25)).tobytes())
+        return plain(matrix, rank)
+
+    monkeypatch.setattr(start_module, "ANCHOR_EFFORT", 1)
+    monkeypatch.setattr(start_module, "_choose_anchors", choose)
+    for seed in (3, 3, 4):
+        start(planted(shape=(600, 25)), "anchors", seed=seed)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) == 8 * 25 * 50, "ten rows per component"
 
 
 @pytest.mark.parametrize("init", ["nndsvd", "nndsvda"])

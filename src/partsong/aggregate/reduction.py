@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from partsong import kernels
 from partsong.core import Aggregation, Layout, Message, Occasion
-from partsong.errors import DivergenceError, PartyError
+from partsong.errors import PartyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +21,11 @@ class Inbox:
 class InTheOpen:
     """Every upload is seen by the server as it is: one phase, any aggregation.
 
-    Uploads that differ in names or shapes, or hold NaN or infinite values, are refused and their party is named.
+    Engines have checked each upload by itself; those that differ from each other in names or shapes are refused here.
     """
 
     phases: int = field(default=1, init=False)
+    hides_uploads: bool = field(default=False, init=False)
 
     def check(self, aggregation: Aggregation) -> None:
         """Every aggregation can read open uploads."""
@@ -60,7 +58,6 @@ class InTheOpen:
                     f"Party {name!r} sent {_shapes(inbox[name])}, but {names[0]!r} sent {expected}. "
                     "All parties must run the same program on the same columns."
                 )
-            _require_finite(name, inbox[name])
         return Inbox(tuple(names), tuple(inbox[name] for name in names)), Message({})
 
     def total(
@@ -72,12 +69,3 @@ class InTheOpen:
 
 def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(array.shape)) for name, array in sorted(message.arrays.items()))
-
-
-def _require_finite(party: str, message: Message) -> None:
-    for name, array in message.arrays.items():
-        if not np.isfinite(kernels.of(array).to_numpy(array).sum(dtype=np.float64)):
-            raise DivergenceError(
-                f"Party {party!r} sent NaN or infinite values in {name!r}. Check its data and settings; "
-                "nothing of this round was used."
-            )

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from partsong import threads
-from partsong.core import (
-    Aggregation,
-    Checkpoint,
-    Layout,
-    Message,
-    Occasion,
-    Program,
-    Reduction,
-    Round,
-    Schedule,
-    Shard,
-    State,
-)
+from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
+from partsong.engines.boundary import Expected, check_sum, check_together, check_upload, stated_by
+from partsong.errors import DivergenceError, PartsongError, PartyError
 
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
 Traffic = list[tuple[str, int, Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stays the same in all rounds of a run."""
+
+    program: Program
+    shards: Mapping[str, Shard]
+    schedule: Schedule
+    layout: Layout
+    reduction: Reduction
+    expected: Expected
+    visit: Visit
+    record: bool
 
 
 @dataclass(slots=True)
@@ -32,6 +36,15 @@ class Desk:
 
     parties: dict[str, State]
     server: State = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What the parties of a round have done: new states, uploads that passed, and the errors of the others."""
+
+    states: dict[str, State]
+    uploads: dict[str, Message]
+    faults: dict[str, PartsongError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +65,33 @@ def run_rounds(
     record: bool,
 ) -> Iterator[Round]:
     """Yield one Round after another; the caller stops by leaving its loop."""
-    reduction.check(program.aggregation)
     layout = Layout.of(shards, schedule.seed)
+    expected = stated_by(program, layout)
+    check_together(program, reduction, expected)
     schedule.check(layout.parties)
     by_name = {shard.name: shard for shard in shards}
-    point = resume if resume is not None else start(program, by_name, layout, visit, schedule.kernel_threads)
+    setting = Setting(program, by_name, schedule, layout, reduction, expected, visit, record)
+    point = _start(setting) if resume is None else _joined(setting, resume)
     del resume  # as large as the parties' states, and soon behind us
     desk = Desk({name: reduction.enrol(name, shard.secret, layout) for name, shard in by_name.items()})
     while point.index < schedule.rounds:
-        done = _one_round(program, by_name, schedule, layout, reduction, desk, point, visit, record)
+        done = _one_round(setting, desk, point)
         point = done.checkpoint
         yield done
         del done
 
 
-def _one_round(
-    program: Program,
-    shards: dict[str, Shard],
-    schedule: Schedule,
-    layout: Layout,
-    reduction: Reduction,
-    desk: Desk,
-    point: Checkpoint,
-    visit: Visit,
-    record: bool,
-) -> Round:
-    began = time.perf_counter()
-    names = schedule.participants(layout.parties, point.index)
-    occasion = Occasion(point.index, names, layout, point.model)
-    with threads.kernels_on(schedule.kernel_threads):
-        parties, uploads = _local(program, shards, point, names, visit, schedule.kernel_threads)
-        silent = schedule.silent.get(point.index, {})
-        summed, traffic, answers = _reduce(program.aggregation, reduction, desk, uploads, occasion, silent)
+def _one_round(setting: Setting, desk: Desk, point: Checkpoint) -> Round:
+    began, program = time.perf_counter(), setting.program
+    names = setting.schedule.participants(setting.layout.parties, point.index)
+    with threads.kernels_on(setting.schedule.kernel_threads):
+        worked = _work(setting, point, names)
+        states, refused = worked.states, {name: str(error) for name, error in worked.faults.items()}
+        summed, traffic, answers = _reduce(setting, desk, worked.uploads, point)
+        check_sum(summed.aggregate, summed.names, point.index)
         sent = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
-        kept, included, handed_over = tuple(traffic) if record else (), summed.names, [summed.aggregate]
-        del uploads, traffic, summed  # as large as the model; the program lets go of its copy when it can
+        kept, included, handed_over = tuple(traffic) if setting.record else (), summed.names, [summed.aggregate]
+        del worked, traffic, summed  # as large as the model; the program lets go of its copy when it can
         server, model = program.finish(point.server, handed_over.pop())
     return Round(
         point.index,
@@ -96,49 +101,69 @@ def _one_round(
         sent,
         point.model.nbytes + answers,
         time.perf_counter() - began,
-        Checkpoint(point.index + 1, {**point.parties, **parties}, server, model),
+        Checkpoint(point.index + 1, {**point.parties, **states}, server, model),
         kept,
+        refused,
     )
 
 
-def start(
-    program: Program, shards: dict[str, Shard], layout: Layout, visit: Visit, kernel_threads: int = 1
-) -> Checkpoint:
+def _start(setting: Setting) -> Checkpoint:
     """Every state before the first round."""
+    server, model = setting.program.start_server(setting.layout)
+    return _joined(setting, Checkpoint(0, {}, server, model))
+
+
+def _joined(setting: Setting, point: Checkpoint) -> Checkpoint:
+    """The same point with a state for every party that has none yet; states of those who have left are kept."""
 
     def begin(name: str) -> State:
-        with threads.kernels_on(kernel_threads), named(name, "start", 0):
-            return program.start_party(shards[name], layout)
+        with threads.kernels_on(setting.schedule.kernel_threads), named(name, "start", point.index):
+            return setting.program.start_party(setting.shards[name], setting.layout)
 
-    server, model = program.start_server(layout)
-    return Checkpoint(0, visit(begin, layout.parties), server, model)
+    new = tuple(name for name in setting.layout.parties if name not in point.parties)
+    return replace(point, parties={**point.parties, **setting.visit(begin, new)}) if new else point
 
 
-def _local(
-    program: Program,
-    shards: dict[str, Shard],
-    point: Checkpoint,
-    names: Sequence[str],
-    visit: Visit,
-    kernel_threads: int,
-) -> tuple[dict[str, State], dict[str, Message]]:
-    def work(name: str) -> tuple[State, Message]:
-        with threads.kernels_on(kernel_threads), named(name, "local", point.index):
-            return program.local(shards[name], point.parties[name], point.model)
+def _work(setting: Setting, point: Checkpoint, names: Sequence[str]) -> Worked:
+    """`local` at every party, and a look at its upload where it leaves the party: the last place where that can be.
 
-    done = visit(work, names)
-    return {name: done[name][0] for name in names}, {name: done[name][1] for name in names}
+    (An engine with a network looks again where uploads arrive, unless the reduction hides them.)
+    """
+    program, schedule = setting.program, setting.schedule
+
+    def work(name: str) -> tuple[State, Message] | PartsongError:
+        try:
+            with threads.kernels_on(schedule.kernel_threads), named(name, "local", point.index):
+                state, upload = program.local(setting.shards[name], point.parties[name], point.model)
+            with named(name, "upload", point.index):
+                check_upload(name, upload, setting.expected)
+            return state, upload
+        except PartsongError as error:
+            if schedule.faulty == "stop":
+                raise
+            return error.with_traceback(None)  # which holds the party's arrays
+
+    done = setting.visit(work, names)
+    faults = {name: done[name] for name in names if isinstance(done[name], PartsongError)}
+    heard = [name for name in names if name not in faults]
+    if not heard:
+        raise _nobody_left(faults, point.index) from faults[names[0]]
+    return Worked({name: done[name][0] for name in heard}, {name: done[name][1] for name in heard}, faults)
+
+
+def _nobody_left(faults: Mapping[str, PartsongError], index: int) -> PartyError:
+    kind = DivergenceError if all(isinstance(error, DivergenceError) for error in faults.values()) else PartyError
+    name, first = next(iter(faults.items()))
+    return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")
 
 
 def _reduce(
-    aggregation: Aggregation,
-    reduction: Reduction,
-    desk: Desk,
-    uploads: dict[str, Message],
-    occasion: Occasion,
-    silent: Mapping[str, int],
+    setting: Setting, desk: Desk, uploads: Mapping[str, Message], point: Checkpoint
 ) -> tuple[Summed, Traffic, int]:
     """All phases of the reduction; returns the sum, what was sent, and the bytes of the server's answers."""
+    reduction, aggregation = setting.reduction, setting.program.aggregation
+    occasion = Occasion(point.index, tuple(uploads), setting.layout, point.model)
+    silent = setting.schedule.silent.get(point.index, {})
     states: dict[str, State] = {}
     for name, upload in uploads.items():
         with named(name, "reduction", occasion.index):

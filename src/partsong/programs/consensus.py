@@ -10,7 +10,7 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregate.linear import WeightedMean
 from partsong.aggregate.server import Replace
-from partsong.core import Aggregation, Array, Layout, Message, ServerUpdate, Shard, State
+from partsong.core import Aggregation, Array, Form, Layout, Message, ServerUpdate, Shard, State
 from partsong.errors import CompositionError, ParameterError
 from partsong.local.alternate import Alternate, Columns, Rows
 from partsong.local.coupling import Coupling, NoPull, Tether
@@ -118,7 +118,7 @@ class Consensus:
         tether = Tether(Ht if model_Ht is None else model_Ht)
         for _ in range(self.steps):
             rows, totals = self.solver.row_step(matrix, rows, columns)
-            if isinstance(pulls, NoPull):
+            if not isinstance(self.solver.momentum, NoExtrapolation):
                 columns = self.solver.column_step(columns, totals)
                 continue
             equations = totals.equations().penalised(self.solver.penalty_H, totals.rows)
@@ -142,6 +142,10 @@ class Consensus:
     def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
         """Nothing: the server sees no error. `evaluate.metrics` computes it from sums of two numbers per party."""
         return {}
+
+    def expects(self, layout: Layout) -> Mapping[str, Form]:
+        """What the upload says of itself."""
+        return self.upload.expected(self.rank, layout)
 
 
 def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:

@@ -9,7 +9,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregate.linear import Sum
-from partsong.core import Array, Layout, Message, Shard
+from partsong.core import Array, Form, Layout, Message, Shard
 from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate, Columns, Rows, Totals
 from partsong.local.start import random_columns
@@ -81,6 +81,12 @@ class SharedStatistics:
             return {"relative_error": 0.0, "objective": 0.0}
         error = float(np.sqrt(np.maximum(0.0, server.squared_error) / server.squared_norm))
         return {"relative_error": error, "objective": 2 * server.pace.objective / server.squared_norm}
+
+    def expects(self, layout: Layout) -> Mapping[str, Form]:
+        """Products and totals of non-negative matrices."""
+        k, m = self.rank, layout.n_features
+        shapes = {"gram": (k, k), "cross": (k, m), "totals": (3,)}
+        return {name: Form(shape, non_negative=True) for name, shape in shapes.items()}
 
 
 def _totals(aggregate: Message) -> Totals:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregate.linear import AlignedMean
-from partsong.align.assignment import Assignment
-from partsong.core import Aggregation, Alignment, Array, Message, Shard
+from partsong.align.assignment import Assignment, Identity
+from partsong.align.nearest import Nearest, SoftMax
+from partsong.align.transport import Sinkhorn
+from partsong.core import Aggregation, Alignment, Array, Form, Layout, Message, Shard
 from partsong.errors import CompositionError, PartyError
+
+WHOLE = (Assignment, Identity, Nearest, Sinkhorn, SoftMax)
+"""Alignments whose plans give every row a partner: P 1 = 1. Others may leave a row to a single party."""
+
+LONE = (
+    "Take an alignment in which every row has a partner (Assignment, Sinkhorn), or accept that such a row is seen: "
+    "AlignedUpload(…, shows_lone_rows=True)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,10 @@ class WholeUpload:
             raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the beginning of this round.")
         return Message({"H": Ht.T}, weight=float(shard.matrix.shape[0]))
 
+    def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
+        """H_p ≥ 0."""
+        return {"H": Form((rank, layout.n_features), non_negative=True)}
+
     def agreed(self, aggregate: Message, model: Message) -> Message:
         """The aggregate itself."""
         return aggregate
@@ -40,11 +55,14 @@ class AlignedUpload:
     """P_p H_p (k × m) and the counts P_p 1 (k), with P_p = align(H, H_p): a sweep of the barycenter is one sum.
 
     So no single H_p is needed by anybody, and the sum can be masked. The same as `aggregate.barycenter.FixedPoint`
-    from the same start, sweep by sweep. Where there is no model yet the first sum is by position. Partial plans
-    disclose, in the counts, a component that one party alone has matched.
+    from the same start, sweep by sweep. Where there is no model yet the first sum is by position.
+
+    Where the count of a row is 1, its sum is one party's row as it is. Plans without partners for every row can lead to
+    that, so masked reductions refuse them unless `shows_lone_rows` says that it is known and accepted.
     """
 
     align: Alignment = Assignment()
+    shows_lone_rows: bool = False
 
     def check(self, aggregation: Aggregation, sweeps: int) -> None:
         """Needs the aggregation that divides by the counts."""
@@ -63,6 +81,14 @@ class AlignedUpload:
             return Message({"H": kernels.of(Ht).rows_of(Ht), "counts": np.ones(rank)}, rows)
         plan = self.align.plan(model_Ht.T, Ht.T)
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
+
+    def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
+        """P_p H_p ≥ 0 and P_p 1 ≥ 0."""
+        H, counts = Form((rank, layout.n_features), non_negative=True), Form((rank,), non_negative=True)
+        if self.shows_lone_rows or isinstance(self.align, WHOLE):
+            return {"H": H, "counts": counts}
+        lone = f"{type(self.align).__name__} may find a partner for a row at one party only. {LONE}"
+        return {"H": replace(H, lone=lone), "counts": counts}
 
     def agreed(self, aggregate: Message, model: Message) -> Message:
         """The mean; rows that nobody has matched stay as they were."""

@@ -1,0 +1,143 @@
+"""What may enter a sum: uploads that look as their program said they would, and sums of finite numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from partsong.core import Array, Form, Layout, Message, Program, Reduction, type_name
+from partsong.errors import CompositionError, DivergenceError, UploadError, first_few
+
+SHOWN = 3
+"""Positions that an error spells out."""
+
+ANY = Form((), kind="")
+"""Where nothing is stated: any numbers, if they are finite."""
+
+Expected = Mapping[str, Form] | None
+
+
+def stated_by(program: Program, layout: Layout) -> Expected:
+    """The form of its uploads, or None from a program that says nothing of it."""
+    states: Any = getattr(program, "expects", None)
+    return None if states is None else states(layout)
+
+
+def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
+    """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
+    reduction.check(program.aggregation)
+    for name, form in (expected or {}).items():
+        if form.lone and reduction.hides_uploads:
+            raise CompositionError(
+                f"{type(reduction).__name__} hides what single parties send, but entries of the sum of {name!r} can be "
+                f"those of one party alone: {form.lone}"
+            )
+
+
+def check_upload(party: str, upload: Message, expected: Expected) -> None:
+    """Refuse an upload of another form, or with numbers that are not finite; no copy is made of one that passes."""
+    if not _is_as_stated(upload, expected):
+        misfits, runaways = list(_misfits(upload, expected)), list(_runaways(upload))
+        kind = UploadError if misfits else DivergenceError
+        raise kind(
+            f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
+            'a sum. Check its data and settings, or go on without it: with Schedule(…, faulty="leave out"), or from '
+            "the last checkpoint with the other shards."
+        )
+
+
+def check_sum(aggregate: Message, names: tuple[str, ...], index: int) -> None:
+    """Refuse a sum that is not finite: of uploads that nobody could see, or too large together."""
+    ruined = [repr(name) for name, array in aggregate.arrays.items() if not _is_finite(array)]
+    if ruined:
+        raise DivergenceError(
+            f"The sum of round {index} over {len(names)} parties is NaN or infinite in {', '.join(ruined)}, although "
+            "every upload was finite where it left its party. Go on from the last checkpoint, with data on a smaller "
+            "scale or with fewer parties."
+        )
+
+
+def _is_as_stated(upload: Message, expected: Expected) -> bool:
+    if not _is_weight(upload.weight):
+        return False
+    if expected is None:
+        return all(_is_finite(array) for array in upload.arrays.values())
+    return upload.arrays.keys() == expected.keys() and all(
+        _fits(array, expected[name]) and _is_finite(array, expected[name].non_negative)
+        for name, array in upload.arrays.items()
+    )
+
+
+def _is_weight(weight: object) -> bool:
+    return isinstance(weight, Real) and 0 <= float(weight) < math.inf
+
+
+def _fits(array: Array, form: Form) -> bool:
+    return _kind(array) == form.kind and tuple(array.shape) == form.shape
+
+
+def _is_finite(array: Array, non_negative: bool = False) -> bool:
+    """Whether these are numbers, all finite and, if asked for, none below zero: from the least and the largest."""
+    kind = _kind(array)
+    if not kind or 0 in array.shape:
+        return bool(kind)
+    sizes = abs(array) if kind == "complex" else array
+    least = float(sizes.min())
+    return (least >= 0 or not non_negative) and math.isfinite(least) and math.isfinite(float(sizes.max()))
+
+
+def _misfits(upload: Message, expected: Expected) -> Iterator[str]:
+    """All that is wrong with an upload, but for numbers that are not finite."""
+    if not _is_weight(upload.weight):
+        yield f"its weight is {upload.weight!r}, not a finite number of zero or more"
+    stated: Mapping[str, Form] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
+    yield from (f"{name!r} is missing" for name in stated if name not in upload.arrays)
+    for name, array in upload.arrays.items():
+        form = stated.get(name)
+        if form is None:
+            yield f"{name!r} was not asked for"
+        elif not _kind(array) or form.kind not in ("", _kind(array)):
+            yield f"{name!r} holds {_told(array)}, not {form.kind or 'numbers'}"
+        elif form is not ANY and tuple(array.shape) != form.shape:
+            yield f"{name!r} is {_size(array.shape)}, not {_size(form.shape)}"
+        elif form.non_negative:
+            yield from _where(name, "is negative", (array < 0) & (array > -math.inf))
+
+
+def _runaways(upload: Message) -> Iterator[str]:
+    for name, array in upload.arrays.items():
+        if _kind(array):
+            yield from _where(name, "is NaN or infinite", ~(abs(array) < math.inf))
+
+
+def _where(name: str, fault: str, is_so: Array) -> list[str]:
+    """The first few entries for which it is so, and their number."""
+    positions = np.argwhere(np.asarray(is_so.cpu() if hasattr(is_so, "cpu") else is_so))
+    if not len(positions):
+        return []
+    shown = ["(" + ", ".join(map(str, place)) + ")" for place in positions[:SHOWN].tolist()]
+    return [f"{name!r} {fault} at {first_few(shown, len(positions), 'position')}"]
+
+
+def _kind(array: Array) -> str:
+    """The family of an array's numbers; empty where it holds none."""
+    return _family(array.dtype) if hasattr(array, "dtype") else ""
+
+
+@cache
+def _family(dtype: Any) -> str:
+    name = type_name(dtype)
+    return next((kind for kind in ("float", "complex", "uint", "int", "bool") if kind in name), "")
+
+
+def _told(array: Array) -> str:
+    return type_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) if len(shape) > 1 else f"of length {shape[0]}" if shape else "a single number"

@@ -1,0 +1,372 @@
+"""Laws of the boundary: what is not as stated never enters a sum, its party is named, and nothing else is lost."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from pairwise_masks import PairwiseMasks
+
+from partsong import recipes
+from partsong.aggregate.linear import AlignedMean, add
+from partsong.aggregate.reduction import InTheOpen
+from partsong.align.assignment import PartialAssignment
+from partsong.align.transport import PartialSinkhorn
+from partsong.core import Layout, Message, Reducible, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import (
+    CompositionError,
+    DataError,
+    DivergenceError,
+    ParameterError,
+    PartsongError,
+    PartyError,
+    UploadError,
+)
+from partsong.programs.uploading import WHOLE, AlignedUpload
+from partsong.streams import key
+
+PROGRAMS = {
+    "exact": recipes.shared_statistics(4),
+    "exact accelerated": recipes.shared_statistics(4, accelerate=True),
+    "fedavg": recipes.fedavg(4, steps=3),
+    "fedprox": recipes.fedprox(4, steps=3),
+    "fnmf paper": recipes.fnmf(4, variant="paper", steps=3),
+    "fnmf robust": recipes.fnmf(4, steps=3),
+    "fnmf by sums": recipes.fnmf_by_sums(4, steps=3),
+}
+REDUCTIONS = [InTheOpen(), PairwiseMasks()]
+ENGINES = [Sequential(), Parallel(2)]
+
+
+def data(rows=60, columns=14, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(0.5, size=(rows, 4)) @ rng.gamma(0.3, size=(4, columns)) + 0.05 * rng.random((rows, columns))
+
+
+def shards_of(X, parties=4, seed=7):
+    names = [f"p{i:02d}" for i in range(parties)]
+    parts = np.array_split(X, parties)
+    return [Shard(name, as_matrix(part), key(seed, name)) for name, part in zip(names, parts, strict=True)]
+
+
+def run(program, shards, rounds=3, engine=Sequential(), reduction=InTheOpen(), resume=None, **more):
+    return list(engine.run(program, shards, Schedule(rounds, 3, **more), reduction=reduction, resume=resume))
+
+
+def main_array(message):
+    """The (k × m) array of an upload."""
+    return "H" if "H" in message.arrays else "cross"
+
+
+def with_entry(value, *positions):
+    def spoil(message):
+        array = np.array(message[main_array(message)])
+        for place in positions:
+            array[place] = value
+        return Message({**message.arrays, main_array(message): array}, message.weight)
+
+    return spoil
+
+
+def with_array(change):
+    def spoil(message):
+        name = main_array(message)
+        return Message({**message.arrays, name: change(np.array(message[name]))}, message.weight)
+
+    return spoil
+
+
+FAULTS = {
+    "one NaN": (with_entry(np.nan, (1, 2)), r"'(H|cross)' is NaN or infinite at position \(1, 2\)\."),
+    "two infinite": (with_entry(np.inf, (0, 3), (2, 1)), r"positions \(0, 3\), \(2, 1\)\."),
+    "minus infinity": (with_entry(-np.inf, (3, 0)), r"is NaN or infinite at position \(3, 0\)"),
+    "many NaN": (with_array(lambda array: array * np.nan), r"\(0, 0\), \(0, 1\), \(0, 2\) \(and 53 more\)"),
+    "negative": (with_entry(-1e-9, (2, 5)), r"is negative at position \(2, 5\)"),
+    "fewer rows": (with_array(lambda array: array[1:]), "is 3 × 14, not 4 × 14"),
+    "transposed": (with_array(lambda array: array.T), "is 14 × 4, not 4 × 14"),
+    "flat": (with_array(lambda array: array.ravel()), "is of length 56, not 4 × 14"),
+    "whole numbers": (with_array(lambda array: array.astype(np.int64)), "holds int64, not float"),
+    "complex": (with_array(lambda array: array.astype(complex)), "holds complex128, not float"),
+    "objects": (with_array(lambda array: array.astype(object)), "holds object, not float"),
+    "no array": (with_array(lambda array: array.tolist()), "holds list, not float"),
+    "one missing": (lambda m: Message({"other": m[main_array(m)]}, m.weight), r"'(H|cross)' is missing"),
+    "one too many": (lambda m: Message({**m.arrays, "W": np.ones(3)}, m.weight), "'W' was not asked for"),
+    "weight": (lambda m: Message(m.arrays, np.nan), "its weight is nan"),
+    "negative weight": (lambda m: Message(m.arrays, -1.0), "its weight is -1.0"),
+}
+
+
+RUNAWAYS = {"one NaN", "two infinite", "minus infinity", "many NaN"}
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A program whose uploads are spoiled, or whose work ends in an error, at some parties."""
+
+    inner: Any
+    fault: Any
+    at: frozenset[str] = frozenset({"p01"})
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def local(self, shard, party, model):
+        party, message = self.inner.local(shard, party, model)
+        if shard.name not in self.at:
+            return party, message
+        if isinstance(self.fault, BaseException):
+            raise self.fault
+        return party, self.fault(message)
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A program that says nothing of its uploads."""
+
+    inner: Any
+    names: frozenset[str] = field(default=frozenset({"expects"}))
+
+    def __getattr__(self, name):
+        if name in self.names:
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def pairs(*names):
+    """Programs and the reductions that they can be summed by."""
+    return [
+        pytest.param(name, reduction, id=f"{name}-{type(reduction).__name__}")
+        for name in names
+        for reduction in REDUCTIONS
+        if not reduction.hides_uploads or isinstance(PROGRAMS[name].aggregation, Reducible)
+    ]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_send_what_they_say(name):
+    shards, program = shards_of(data()), PROGRAMS[name]
+    stated = program.expects(Layout.of(shards, 3))
+    for done in run(program, shards, 4, Sequential(record=True)):
+        for _, _, message in done.traffic:
+            assert {array: shape for array, shape, _ in message.signature} == {n: f.shape for n, f in stated.items()}
+            assert all(form.kind in str(message[array].dtype) for array, form in stated.items())
+            assert all((message[array] >= 0).all() for array, form in stated.items() if form.non_negative)
+        assert not done.refused
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("name", "reduction"), pairs("exact", "fedavg", "fnmf robust", "fnmf by sums"))
+def test_an_upload_that_is_not_as_stated_is_refused_and_its_party_named(name, reduction, fault):
+    program, (spoil, words) = PROGRAMS[name], FAULTS[fault]
+    with pytest.raises(UploadError, match=words) as caught:
+        run(Faulty(program, spoil), shards_of(data()), reduction=reduction)
+    assert "Party 'p01'" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, PartyError)
+    assert isinstance(caught.value, DivergenceError) == (fault in RUNAWAYS)
+    assert any("'p01'" in note and "upload" in note and "round 0" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("fault", ["one NaN", "fewer rows", "error"])
+@pytest.mark.parametrize(("name", "reduction"), pairs(*PROGRAMS))
+def test_a_party_that_is_left_out_is_absent_from_that_round(name, fault, reduction, engine):
+    """The same bytes for everybody else, its state as before, and back in the next round."""
+    shards, program = shards_of(data()), PROGRAMS[name]
+    spoil, words = FAULTS.get(fault, (DataError("The disk of p01 is gone."), "disk of p01"))
+    before = run(program, shards, 2, engine, reduction)[-1].checkpoint
+    (round_,) = run(Faulty(program, spoil), shards, 3, engine, reduction, before, faulty="leave out")
+    (absent,) = run(program, shards, 3, engine, reduction, before, absent={2: frozenset({"p01"})})
+    assert_array_equal(round_.model["H"], absent.model["H"])
+    assert round_.participants == absent.participants == ("p00", "p02", "p03")
+    assert round_.checkpoint.parties["p01"] is before.parties["p01"]
+    assert round_.bytes_up["p01"] == 0
+    assert set(round_.refused) == {"p01"}
+    assert re.search(words, round_.refused["p01"])
+    after = run(program, shards, 4, engine, reduction, round_.checkpoint, faulty="leave out")[-1]
+    assert after.participants == ("p00", "p01", "p02", "p03")
+    assert not after.refused
+
+
+@pytest.mark.parametrize("fault", ["many NaN", "error"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_run_that_stops_has_lost_nothing(name, fault):
+    """From the last round one goes on without the party, or with it when it is well again, as if nothing had been."""
+    shards, program = shards_of(data()), PROGRAMS[name]
+    spoil = FAULTS[fault][0] if fault in FAULTS else DataError("The disk of p01 is gone.")
+    kept = run(program, shards, 2)[-1]
+    bytes_before = kept.model["H"].tobytes()
+    with pytest.raises(PartsongError, match="p01"):
+        run(Faulty(program, spoil), shards, 4, resume=kept.checkpoint)
+    assert kept.model["H"].tobytes() == bytes_before
+    others = [shard for shard in shards if shard.name != "p01"]
+    without = run(program, others, 4, resume=kept.checkpoint)
+    absent = run(program, shards, 4, absent={2: frozenset({"p01"}), 3: frozenset({"p01"})})
+    assert_array_equal(without[-1].model["H"], absent[-1].model["H"])
+    mended = run(program, shards, 4, resume=kept.checkpoint)
+    assert_array_equal(mended[-1].model["H"], run(program, shards, 4)[-1].model["H"])
+
+
+@pytest.mark.parametrize("faulty", ["stop", "leave out"])
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+def test_programming_errors_stop_every_run(engine, faulty):
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(Faulty(PROGRAMS["fedavg"], ZeroDivisionError()), shards_of(data()), engine=engine, faulty=faulty)
+    assert any("'p01'" in note and "local" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [("one NaN", DivergenceError), ("fewer rows", PartyError), ("error", PartyError)]
+)
+def test_somebody_has_to_be_left(fault, error):
+    spoil = FAULTS[fault][0] if fault in FAULTS else DataError("The disk is gone.")
+    everyone = Faulty(PROGRAMS["exact"], spoil, frozenset({"p00", "p01", "p02", "p03"}))
+    with pytest.raises(
+        error, match=r"Nobody is left in round 0: all 4 parties are faulty\. The first, 'p00'"
+    ) as caught:
+        run(everyone, shards_of(data()), faulty="leave out")
+    assert isinstance(caught.value, DivergenceError) == (fault == "one NaN")
+    one_left = replace(everyone, at=everyone.at - {"p02"})
+    rounds = run(one_left, shards_of(data()), 2, faulty="leave out")
+    assert [done.participants for done in rounds] == [("p02",)] * 2
+    assert set(rounds[0].refused) == {"p00", "p01", "p03"}
+
+
+def test_schedules_know_two_ways():
+    with pytest.raises(ParameterError, match='"stop" or "leave out"; got \'ignore\''):
+        Schedule(3, faulty="ignore")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: type(r).__name__)
+def test_of_a_program_that_says_nothing_finite_numbers_are_asked_for(reduction):
+    shards, plain = shards_of(data()), Silent(PROGRAMS["fedavg"])
+    expected = run(PROGRAMS["fedavg"], shards, reduction=reduction)[-1].model["H"]
+    assert_array_equal(run(plain, shards, reduction=reduction)[-1].model["H"], expected)
+    for fault in ("one NaN", "many NaN", "weight", "objects"):
+        with pytest.raises(UploadError, match="Party 'p01'"):
+            run(Silent(Faulty(PROGRAMS["fedavg"], FAULTS[fault][0])), shards, reduction=reduction)
+    run(Silent(Faulty(PROGRAMS["fedavg"], FAULTS["negative"][0])), shards, 1, reduction=reduction)
+
+
+@dataclass(frozen=True)
+class Poisoned(PairwiseMasks):
+    """A masked sum to which one party, past its own check, adds what it likes."""
+
+    def send(self, phase, state, heard):
+        state, message = super().send(phase, state, heard)
+        if phase == 1 and state["party"] == "p01":
+            message = Message({name: array * np.inf for name, array in message.arrays.items()}, message.weight)
+        return state, message
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("faulty", ["stop", "leave out"])
+def test_a_sum_that_is_not_finite_is_no_model(faulty):
+    """Nobody can be named, so that nobody can be left out; what was before stays."""
+    shards, program = shards_of(data()), PROGRAMS["fnmf by sums"]
+    with pytest.raises(DivergenceError, match=r"sum of round 0 over 4 parties is NaN or infinite in 'H', 'counts'"):
+        run(program, shards, reduction=Poisoned(), faulty=faulty)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_finite_uploads_that_are_too_large_together_are_no_model():
+    huge = Faulty(PROGRAMS["exact"], with_entry(1.5e308, (0, 0)), frozenset({"p00", "p01"}))
+    with pytest.raises(DivergenceError, match="over 4 parties is NaN or infinite in 'cross'"):
+        run(huge, shards_of(data()))
+
+
+def test_tensors_are_looked_at_as_arrays_are():
+    torch = pytest.importorskip("torch")
+    shards = [replace(s, matrix=as_matrix(torch.from_numpy(s.matrix.X))) for s in shards_of(data())]
+    for name in ("exact", "fedavg", "fnmf by sums"):
+        assert len(run(PROGRAMS[name], shards)) == 3
+        for value, words in ((float("nan"), "is NaN or infinite"), (-1.0, "is negative")):
+
+            def spoil(message, value=value):
+                array = message[main_array(message)].clone()
+                array[1, 2] = value
+                return Message({**message.arrays, main_array(message): array}, message.weight)
+
+            with pytest.raises(UploadError, match=rf"{words} at position \(1, 2\)"):
+                run(Faulty(PROGRAMS[name], spoil), shards)
+
+
+@pytest.mark.parametrize("name", recipes.alignments())
+def test_whole_alignments_give_every_row_a_partner(name):
+    """Also to rows of zeros, constant and duplicate ones; and only those that do so are called whole."""
+    align, rng = recipes.alignments()[name], np.random.default_rng(0)
+    one, other = rng.gamma(0.3, size=(6, 40)), rng.gamma(0.3, size=(6, 40))
+    one[1], other[2], one[3], one[4] = 0, 0, 1, other[5]
+    weights = np.concatenate([align.plan(a, b).weights for a, b in ((one, other), (other, one), (one * 0, other))])
+    assert isinstance(align, WHOLE) == bool(np.allclose(weights, 1, rtol=1e-12))
+
+
+@pytest.mark.parametrize("align", [PartialAssignment(), PartialSinkhorn()], ids=lambda a: type(a).__name__)
+def test_partial_plans_and_masks_need_a_word_of_consent(align):
+    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, align=align, steps=3)
+    assert len(run(program, shards)) == 3, "in the open there is nothing to hide"
+    with pytest.raises(
+        CompositionError, match=rf"PairwiseMasks hides .* 'H' .* alone: {type(align).__name__}"
+    ) as caught:
+        run(program, shards, reduction=PairwiseMasks())
+    assert "shows_lone_rows=True" in str(caught.value)
+    accepted = replace(program, upload=replace(program.upload, shows_lone_rows=True))
+    masked = run(accepted, shards, reduction=PairwiseMasks())
+    assert_allclose(masked[-1].model["H"], run(program, shards)[-1].model["H"], rtol=1e-6, atol=1e-8)
+
+
+def test_a_row_that_one_party_alone_has_matched_is_seen_in_the_sum():
+    """What is consented to: where the count is 1, the sum is a row of one H_p as it is."""
+    blocks = np.kron(np.eye(5), np.ones((1, 8)))
+    model, own = blocks[:4].T.copy(), {"a": 2 * blocks[[0, 1, 2, 4]].T, "b": 3 * blocks[[0, 1, 4, 3]].T}
+    upload, aggregation = AlignedUpload(PartialAssignment(), shows_lone_rows=True), AlignedMean()
+    sent = [upload.message(Shard(name, as_matrix(data(6, 40))), Ht, model, False, 4) for name, Ht in own.items()]
+    total = reduce(add, map(aggregation.lift, sent))
+    assert_array_equal(total["counts"], [2, 2, 1, 1])
+    assert_array_equal(total["H"][2], 2 * blocks[2])
+    assert_array_equal(total["H"][3], 3 * blocks[3])
+
+
+def sent_in(done):
+    return {party: message for party, _, message in done.traffic}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+def test_gram_and_cross_disclose_what_the_docs_say(rows):
+    """Cᵀ G⁺ C = Xᵀ Π X: for one row that row itself, for up to k rows their inner products, and else a part of them."""
+    shards = [Shard("p00", as_matrix(data(rows))), Shard("p01", as_matrix(data(30, seed=1)))]
+    done = run(PROGRAMS["exact"], shards, 3, Sequential(record=True))[-1]
+    sent, X, W = sent_in(done)["p00"], shards[0].matrix.X, done.checkpoint.parties["p00"].W
+    found = sent["cross"].T @ np.linalg.pinv(sent["gram"]) @ sent["cross"]
+    assert_allclose(found, X.T @ (W @ np.linalg.pinv(W)) @ X, rtol=1e-6, atol=1e-9)
+    if np.linalg.matrix_rank(W) == rows:
+        assert_allclose(found, X.T @ X, rtol=1e-6, atol=1e-9)
+    if rows == 1:
+        assert_allclose(np.sqrt(np.diagonal(found)), X[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["exact", "fedavg"])
+def test_a_feature_that_nobody_at_a_party_has_is_seen_to_be_missing(name):
+    X = data(20)
+    X[:, [3, 8]] = 0
+    shards = [Shard("p00", as_matrix(X)), Shard("p01", as_matrix(data(30, seed=1)))]
+    sent = sent_in(run(PROGRAMS[name], shards, 1, Sequential(record=True))[-1])
+    for party, missing in (("p00", [3, 8]), ("p01", [])):
+        assert_array_equal(np.flatnonzero(sent[party][main_array(sent[party])].sum(axis=0) == 0), missing)
+
+
+def test_a_party_that_is_missing_from_the_second_sweep_is_the_difference_of_the_two_sums():
+    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, steps=3, sweeps=2, independent=False)
+    rounds = run(program, shards, 6, Sequential(record=True), absent={5: frozenset({"p01"})})
+    first, second = sent_in(rounds[4]), sent_in(rounds[5])
+    assert all((first[party]["H"] == second[party]["H"]).all() for party in second), "plans are at rest"
+    difference = sum(m["H"] for m in first.values()) - sum(m["H"] for m in second.values())
+    assert_allclose(difference, first["p01"]["H"], rtol=1e-9, atol=1e-12)
