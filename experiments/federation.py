@@ -1,26 +1,24 @@
-"""What the experiments with federations share: parties, methods by name, runs, measures."""
+"""What the experiments with federations share: methods by name, runs, measures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from partsong import recipes, threads
 from partsong.aggregate.linear import Mean
+from partsong.aggregate.reduction import InTheOpen
 from partsong.align.assignment import Assignment, PartialAssignment
 from partsong.align.transport import PartialSinkhorn, Sinkhorn
-from partsong.core import Schedule, Shard
+from partsong.core import Checkpoint, Round, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.data.partition import iid, party_names
 from partsong.engines.parallel import Parallel
 from partsong.evaluate.agreement import fit_of
-from partsong.fitting import Task, pursue
+from partsong.local.alternate import Rows
 from partsong.local.coupling import AlignedPull
-from partsong.running import Stop
 from partsong.streams import key, stream
 
 ALIGNMENTS = {
@@ -31,63 +29,66 @@ ALIGNMENTS = {
 }
 EVERY = {"LAP": 1, "LAP_ρ": 1, "SK": 10, "SK_ρ": 10}
 """Steps between alignments at a party: soft plans cost more than a step."""
+POLISH = 10
+"""Exact rounds at the end of a mixture."""
 
 Make = Callable[[int, int, float, bool], Any]
 """A program from rank, local steps, strength of the pull, and whether parties start independently."""
 
 
-def shards_iid(X: Any, parties: int, seed: int) -> list[Shard]:
-    """Equal random shares, the same for all methods of a seed."""
-    shares = iid(X.shape[0], parties, stream(seed, "split"))
-    names = party_names(parties)
-    return [
-        Shard(name, as_matrix(X[rows]), key(seed, "secret", name)) for name, rows in zip(names, shares, strict=True)
-    ]
+def shards_of(matrices: Sequence[Any], seed: int) -> list[Shard]:
+    """One party for each matrix."""
+    names = party_names(len(matrices))
+    return [Shard(name, as_matrix(X), key(seed, "secret", name)) for name, X in zip(names, matrices, strict=True)]
 
 
-def methods() -> Mapping[str, Make]:
-    """All methods with the same local solver (iPALM without inertia) and uniform averages, as in the paper."""
-
-    def plain(rank: int, steps: int, strength: float, independent: bool) -> Any:
-        made = recipes.ipalm_once(rank, steps=steps, independent=independent)
-        return replace(made, aggregation=Mean())
-
-    def prox(rank: int, steps: int, strength: float, independent: bool) -> Any:
-        made = recipes.fedprox(rank, strength=strength, steps=steps, independent=independent)
-        return replace(made, aggregation=Mean())
-
-    def aligned(name: str, variant: str) -> Make:
-        def make(rank: int, steps: int, strength: float, independent: bool) -> Any:
-            align = ALIGNMENTS[name]
-            made = recipes.fnmf(
-                rank,
-                variant=variant,
-                client_align=align,
-                server_align=align if name in ("LAP", "SK") else ALIGNMENTS[name.removesuffix("_ρ")],
-                strength=strength,
-                steps=steps,
-                independent=independent,
-            )
-            return replace(made, coupling=AlignedPull(strength, align, every=EVERY[name]))
-
-        return make
-
-    return {
-        "FedAvg": plain,
-        "FedProx": prox,
-        **{f"FNMF-{name} (paper)": aligned(name, "paper") for name in ("LAP",)},
-        **{f"FNMF-{name}": aligned(name, "robust") for name in ALIGNMENTS},
-    }
+def shares_iid(X: Any, parties: int, seed: int) -> list[Any]:
+    """Equal random shares of the rows, the same for all methods of a seed."""
+    return [X[rows] for rows in iid(X.shape[0], parties, stream(seed, "split"))]
 
 
-ONCE: dict[str, Make] = {
-    "iPALM once": lambda rank, steps, strength, independent: replace(
-        recipes.ipalm_once(rank, steps=steps, independent=independent), aggregation=Mean()
-    ),
-    "MUR once": lambda rank, steps, strength, independent: replace(
-        recipes.mur_once(rank, steps=steps, independent=independent), aggregation=Mean()
-    ),
+def _plain(rank: int, steps: int, strength: float, independent: bool) -> Any:
+    return replace(recipes.ipalm_once(rank, steps=steps, independent=independent), aggregation=Mean())
+
+
+def _multiplicative(rank: int, steps: int, strength: float, independent: bool) -> Any:
+    return replace(recipes.mur_once(rank, steps=steps, independent=independent), aggregation=Mean())
+
+
+def _prox(rank: int, steps: int, strength: float, independent: bool) -> Any:
+    made = recipes.fedprox(rank, strength=strength, steps=steps, independent=independent)
+    return replace(made, aggregation=Mean())
+
+
+def _aligned(name: str, variant: str) -> Make:
+    def make(rank: int, steps: int, strength: float, independent: bool) -> Any:
+        align, whole = ALIGNMENTS[name], ALIGNMENTS[name.removesuffix("_ρ")]
+        made = recipes.fnmf(
+            rank,
+            variant=variant,
+            client_align=align,
+            server_align=whole,
+            strength=strength,
+            steps=steps,
+            independent=independent,
+        )
+        return replace(made, coupling=AlignedPull(strength, align, every=EVERY[name]))
+
+    return make
+
+
+ONCE: Mapping[str, Make] = {"iPALM once": _plain, "MUR once": _multiplicative}
+"""Averaged once, after as many steps as all others make in all their rounds."""
+IN_ROUNDS: Mapping[str, Make] = {
+    "FedAvg": _plain,
+    "FedProx": _prox,
+    "FNMF-LAP (paper)": _aligned("LAP", "paper"),
+    **{f"FNMF-{name}": _aligned(name, "robust") for name in ALIGNMENTS},
 }
+"""All with the same local solver (iPALM without inertia) and uniform averages, as in the paper."""
+WITH_STRENGTH = tuple(name for name in IN_ROUNDS if name != "FedAvg")
+MIXTURE = f"FNMF-LAP, then {POLISH} exact rounds"
+EXACT = ("exact, as many rounds", "exact, as many rounds as the mixture", "exact, to the end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,55 +96,98 @@ class Result:
     """Σ RMSD with weights refitted to the final H, that of each round where asked for, seconds, bytes per party."""
 
     rmsd_sum: float
-    total_distance: float
     seconds: float
     bytes_up: float
     curve: tuple[float, ...] = ()
 
 
-def play(program: Any, shards: Sequence[Shard], rounds: int, seed: int, *, with_curve: bool = False) -> Result:
-    """Run a program for all its rounds, and measure the model it ends with."""
-    curve: list[float] = []
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many local steps a party makes in a round, and how many rounds there are."""
 
-    def watch(done: Any, row: Any) -> None:
+    steps: int
+    rounds: int
+
+    @property
+    def total(self) -> int:
+        """All local steps."""
+        return self.steps * self.rounds
+
+
+def perform(
+    method: str,
+    matrices: Sequence[Any],
+    rank: int,
+    budget: Budget,
+    *,
+    strength: float,
+    independent: bool,
+    seed: int,
+    with_curve: bool = False,
+) -> Result:
+    """Run a method by its name for all its rounds, and measure the model that it ends with."""
+    shards = shards_of(matrices, seed)
+    if method == "pooled":
+        return _pooled(matrices, shards, rank, seed)
+    if method in EXACT:
+        rounds = (budget.rounds, budget.rounds + POLISH, max(200, budget.total // 5))[EXACT.index(method)]
+        return _measured(_rounds(_exact(rank), shards, rounds, seed), _exact(rank), shards, with_curve)
+    if method in ONCE:
+        program = ONCE[method](rank, budget.total, strength, independent)
+        return _measured(_rounds(program, shards, 1, seed), program, shards, False)
+    program = IN_ROUNDS["FNMF-LAP" if method == MIXTURE else method](rank, budget.steps, strength, independent)
+    if method == MIXTURE:
+        return _measured(_mixed(program, shards, budget.rounds, seed), _exact(rank), shards, with_curve)
+    return _measured(_rounds(program, shards, budget.rounds, seed), program, shards, with_curve)
+
+
+def _exact(rank: int) -> Any:
+    return recipes.shared_statistics(rank, accelerate=True)
+
+
+def _rounds(program: Any, shards: Sequence[Shard], rounds: int, seed: int) -> Iterator[tuple[Round, Any]]:
+    for done in Parallel().run(program, shards, Schedule(rounds, seed), reduction=InTheOpen()):
+        yield done, program.components(done.checkpoint.server)
+
+
+def _mixed(program: Any, shards: Sequence[Shard], rounds: int, seed: int) -> Iterator[tuple[Round, Any]]:
+    """Rounds of FNMF, and from the model that they end with a few exact ones."""
+    for done, H in _rounds(program, shards, rounds, seed):
+        yield done, H
+    exact = _exact(program.rank)
+    server, model = exact.start_from(H.T.copy())
+    begin = Checkpoint(0, {shard.name: Rows() for shard in shards}, server, model)
+    for done in Parallel().run(exact, shards, Schedule(POLISH, seed), reduction=InTheOpen(), resume=begin):
+        yield done, exact.components(done.checkpoint.server)
+
+
+def _measured(rounds: Iterator[tuple[Round, Any]], program: Any, shards: Sequence[Shard], with_curve: bool) -> Result:
+    seconds, sent, curve, H = 0.0, 0.0, [], None
+    for done, H in rounds:
+        seconds += done.seconds
+        sent += sum(done.bytes_up.values()) / len(shards)
         if with_curve:
-            with threads.kernels_on(threads.available()):
-                curve.append(fit_of(shards, program.components(done.checkpoint.server), program.solver).rmsd_sum)
+            curve.append(_rmsd_sum(shards, H, program))
+    return Result(_rmsd_sum(shards, H, program), seconds, sent, tuple(curve))
 
-    last: list[Any] = []
 
-    def keep(done: Any, row: Any) -> None:
-        last[:] = [done.checkpoint.server]
-        watch(done, row)
-
-    task = Task(
-        program, shards, Schedule(rounds, seed), Stop(0), Parallel(), threads=threads.available(),
-        error_of=lambda done: done.metrics.get("relative_error", 1.0),
-    )  # fmt: skip
-    began = time.perf_counter()
-    run = pursue(task, watch=keep)
-    seconds = run.history[-1].seconds if run.history else time.perf_counter() - began
+def _rmsd_sum(shards: Sequence[Shard], H: Any, program: Any) -> float:
     with threads.kernels_on(threads.available()):
-        fit = fit_of(shards, program.components(last[0]), program.solver)
-    sent = sum(row.bytes_up for row in run.history) / len(shards)
-    return Result(fit.rmsd_sum, fit.total_distance, seconds, sent, tuple(curve))
+        return fit_of(shards, H, program.solver).rmsd_sum
 
 
-def pooled(X: Any, rank: int, shards: Sequence[Shard], seed: int, iterations: int = 300) -> Result:
+def _pooled(matrices: Sequence[Any], shards: Sequence[Shard], rank: int, seed: int, iterations: int = 300) -> Result:
     """NMF of all rows in one place, measured at the same parties: what a federation would like to reach."""
-    from partsong.fitting import RowFit, fit_rows
+    from partsong import NMF
 
     began = time.perf_counter()
-    settings = RowFit(
-        rank, recipes.accelerated_hals(), "random", seed, iterations, Stop(1e-6), threads=threads.available()
-    )
-    _, done = fit_rows(as_matrix(X), settings)
+    model = NMF(rank, init="random", random_state=seed, max_iter=iterations, tol=1e-6).fit(_stacked(matrices))
     seconds = time.perf_counter() - began
-    with threads.kernels_on(threads.available()):
-        fit = fit_of(shards, done.H, recipes.accelerated_hals())
-    return Result(fit.rmsd_sum, fit.total_distance, seconds, 0.0)
+    return Result(_rmsd_sum(shards, model.components_, _exact(rank)), seconds, 0.0)
 
 
-def spread(values: Sequence[float]) -> str:
-    """mean ± standard deviation."""
-    return f"{np.mean(values):.3f} ± {np.std(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+def _stacked(matrices: Sequence[Any]) -> Any:
+    import numpy as np
+    from scipy import sparse
+
+    return sparse.vstack(matrices).tocsr() if sparse.issparse(matrices[0]) else np.concatenate(list(matrices))

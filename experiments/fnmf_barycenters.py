@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.federation import ALIGNMENTS, spread
+from experiments.federation import ALIGNMENTS
+from experiments.measures import spread
 from partsong.aggregate.barycenter import FixedPoint, FromMean, FromMedoid, Hierarchical, Streaming, loss_of
 from partsong.aggregate.clustering import FuzzyCMeans, KMeans
 from partsong.align.assignment import Assignment

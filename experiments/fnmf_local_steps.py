@@ -1,65 +1,61 @@
-"""Fig. 3 (right) of the FNMF paper on real data: the same number of local steps in fewer and fewer rounds.
+"""Fig. 3 of the FNMF paper on real data: error per round, and the same local steps in fewer and fewer rounds.
 
-python -m experiments.fnmf_local_steps --dataset mnist
+python -m experiments.fnmf_local_steps --dataset mnist --output steps.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.datasets import DATASETS
-from experiments.federation import ONCE, methods, play, pooled, shards_iid, spread
+from experiments.federation import ONCE
+from experiments.measures import spread
+from experiments.plays import Play, run_all
 
-SCHEDULES = ((10, 100), (100, 10), (1000, 2))
+SCHEDULES = ("10x100", "100x10", "1000x2")
+METHODS = ("FedAvg", "FedProx", "FNMF-LAP (paper)", "FNMF-LAP", "FNMF-SK")
+STRENGTHS = {"FedAvg": 0.0, "FNMF-LAP (paper)": 0.01}
+"""Of the pull: the defaults of the recipes; 0.1 for all others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all methods over all schedules and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="mnist", choices=tuple(DATASETS))
     parser.add_argument("--parties", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--strength", type=float, default=0.1, help="of the pull, for all methods that have one")
+    parser.add_argument("--rows", type=int, default=0, help="at most so many rows, drawn by the seed (0: all)")
     parser.add_argument("--starts", default="independent,common")
-    parser.add_argument("--methods", default="", help="names, separated by commas")
-    parser.add_argument("--schedules", default="", help="steps x rounds, separated by commas: 100x10,1000x2")
+    parser.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES), help="steps x rounds, separated by commas")
     parser.add_argument("--quick", action="store_true", help="few rows, parties and steps")
-    parser.add_argument("--output", type=Path, help="a JSON file for all numbers")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
+    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
     chosen = parser.parse_args(arguments)
-    dataset = DATASETS[chosen.dataset]
-    X, _ = dataset.load()
-    schedules = [tuple(map(int, s.split("x"))) for s in chosen.schedules.split(",") if s] or list(SCHEDULES)
     if chosen.quick:
-        X, chosen.parties, chosen.seeds, schedules = X[:600], 5, 1, [(5, 2)]
-    table = methods()
-    names = [name for name in table if not chosen.methods or name in chosen.methods.split(",")]
-    found: dict[str, list[Any]] = {}
-
-    def note(label: str, result: Any) -> None:
-        found.setdefault(label, []).append([result.rmsd_sum, result.seconds, result.bytes_up])
-        print(f"{label:60s} {result.rmsd_sum:8.3f}  {result.seconds:7.1f} s", flush=True)
-
+        chosen.rows, chosen.parties, chosen.seeds, chosen.schedules = 300, 5, 1, "5x2"
+    schedules = [tuple(int(number) for number in one.split("x")) for one in chosen.schedules.split(",")]
+    rank, plays = DATASETS[chosen.dataset].rank, []
     for seed in range(chosen.seeds):
-        shards = shards_iid(X, chosen.parties, seed)
-        note("pooled", pooled(X, dataset.rank, shards, seed))
+        same = {"seed": seed, "parties": chosen.parties, "rank": rank, "most_rows": chosen.rows}
         for start in chosen.starts.split(","):
             for steps, rounds in schedules:
-                for name in names:
-                    program = table[name](dataset.rank, steps, chosen.strength, start == "independent")
-                    note(f"{name} | {start} | {steps} x {rounds}", play(program, shards, rounds, seed))
-            if not chosen.methods:
-                for name, make in ONCE.items():
-                    steps = max(s * r for s, r in schedules)
-                    program = make(dataset.rank, steps, 0.0, start == "independent")
-                    note(f"{name} | {start} | {steps} x 1", play(program, shards, 1, seed))
-    for label, values in found.items():
-        print(f"{label:60s} {spread([value[0] for value in values])}")
-    if chosen.output is not None:
-        chosen.output.write_text(json.dumps(found, indent=1), encoding="utf-8")
+                plays += [
+                    Play(chosen.dataset, method, start, steps, rounds, STRENGTHS.get(method, 0.1), **same,
+                         with_curve=(steps, rounds) == (100, 10))
+                    for method in chosen.methods.split(",")
+                ]  # fmt: skip
+        longest = max(schedules, key=lambda one: one[0] * one[1])
+        plays += [Play(chosen.dataset, method, "independent", *longest, 0.0, **same) for method in ("pooled", *ONCE)]
+    values: dict[str, list[float]] = {}
+    for play, record in run_all(plays, chosen.output, chosen.processes, chosen.minutes).items():
+        rounds = "" if play.method == "pooled" else f" | {play.start} | {play.steps} x {play.rounds}"
+        values.setdefault(play.method + rounds, []).append(record["rmsd_sum"])
+    for label, numbers in values.items():
+        print(f"{label:60s} {spread(numbers)}")
 
 
 if __name__ == "__main__":

@@ -1,102 +1,94 @@
 """Table 1 of the FNMF paper: Σ RMSD at 50 parties on real data, all methods tuned alike.
 
-    python -m experiments.fnmf_table --datasets fashion,tcga
+    python -m experiments.fnmf_table --datasets fashion,tcga --output table.jsonl
 
-Every method that pulls takes the strength with the least Σ RMSD on the first seed and a sample of rows, from one grid;
-nothing is pulled in the first round by any of them. iPALM and MUR average once after as many steps as all others make.
+Every method that pulls takes the strength with the least Σ RMSD on one seed, 20 parties and at most 3000 rows, from one
+grid; nothing is pulled in the first round by any of them but the paper's own variant. iPALM and MUR average once after
+as many steps as all others make.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.datasets import DATASETS, Dataset
-from experiments.federation import ONCE, Result, methods, play, pooled, shards_iid, spread
-from partsong import recipes
-from partsong.streams import stream
+from experiments.datasets import DATASETS
+from experiments.federation import EXACT, IN_ROUNDS, MIXTURE, ONCE, WITH_STRENGTH
+from experiments.measures import spread
+from experiments.plays import Play, known, run_all
 
 STRENGTHS = (0.01, 0.1, 1.0)
-SAMPLE = 3000
+TUNING_SEED, TUNING_PARTIES, TUNING_ROWS = 1000, 20, 3000
 
 
-def sample_of(X: Any, seed: int) -> Any:
-    """At most SAMPLE rows."""
-    if X.shape[0] <= SAMPLE:
-        return X
-    rows = stream(seed, "sample").choice(X.shape[0], SAMPLE, replace=False)
-    rows.sort()
-    return X[rows]
+def tuning_plays(data: str, start: str, steps: int, rounds: int) -> list[Play]:
+    """All strengths of all methods that have one, on a sample."""
+    one = Play(data, "", start, steps, rounds, 0.0, TUNING_SEED, TUNING_PARTIES, DATASETS[data].rank, TUNING_ROWS)
+    return [replace(one, method=method, strength=s) for method in WITH_STRENGTH for s in STRENGTHS]
 
 
-def tuned(dataset: Dataset, X: Any, parties: int, steps: int, rounds: int, independent: bool) -> dict[str, float]:
-    """The best strength of each method that has one."""
-    shards = shards_iid(sample_of(X, 0), min(parties, 20), 0)
-    best = {}
-    for name, make in methods().items():
-        if name == "FedAvg":
-            best[name] = 0.0
-            continue
-        tried = {s: play(make(dataset.rank, steps, s, independent), shards, rounds, 0).rmsd_sum for s in STRENGTHS}
-        best[name] = min(tried, key=lambda strength: tried[strength])
-    return best
+def best_strengths(found: Mapping[Play, dict[str, Any]], data: str, start: str) -> dict[str, float]:
+    """The strength with the least Σ RMSD for each method."""
+    tried: dict[str, dict[float, float]] = {}
+    for play, record in found.items():
+        if play.data == data and play.start == start and play.seed == TUNING_SEED:
+            tried.setdefault(play.method, {})[play.strength] = record["rmsd_sum"]
+    return {method: min(values, key=lambda s: values[s]) for method, values in tried.items()}
 
 
-def measure(dataset: Dataset, chosen: argparse.Namespace) -> dict[str, Any]:
-    """All methods on one dataset."""
-    X, _ = dataset.load()
-    if chosen.quick:
-        X = X[:300]
-    found: dict[str, Any] = {"settings": {"rank": dataset.rank, "steps": chosen.steps, "rounds": chosen.rounds}}
-
-    def note(label: str, result: Result) -> None:
-        found.setdefault(label, []).append([result.rmsd_sum, result.seconds, result.bytes_up])
-        print(f"  {label:40s} {result.rmsd_sum:9.3f} {result.seconds:7.1f} s", flush=True)
-
-    for start in chosen.starts.split(","):
-        independent = start == "independent"
-        strengths = tuned(dataset, X, chosen.parties, chosen.steps, chosen.rounds, independent)
-        found[f"strengths, {start}"] = strengths
-        for seed in range(chosen.seeds):
-            shards = shards_iid(X, chosen.parties, seed)
-            if independent:
-                note("pooled", pooled(X, dataset.rank, shards, seed))
-                exact = recipes.shared_statistics(dataset.rank, accelerate=True)
-                note("exact", play(exact, shards, chosen.steps * chosen.rounds // 5, seed))
-                for name, make in ONCE.items():
-                    note(name, play(make(dataset.rank, chosen.steps * chosen.rounds, 0.0, True), shards, 1, seed))
-            for name, make in methods().items():
-                program = make(dataset.rank, chosen.steps, strengths[name], independent)
-                note(f"{name}, {start}", play(program, shards, chosen.rounds, seed))
-    return found
+def table_plays(data: str, start: str, strengths: Mapping[str, float], chosen: argparse.Namespace) -> list[Play]:
+    """All runs of a dataset with one kind of start."""
+    one = Play(data, "", start, chosen.steps, chosen.rounds, 0.0, 0, chosen.parties, DATASETS[data].rank, chosen.rows)
+    methods = [*IN_ROUNDS, MIXTURE]
+    if start == "independent":
+        methods += ["pooled", *EXACT, *ONCE]
+    else:
+        methods.remove("FNMF-LAP (paper)")
+    return [
+        replace(one, method=method, seed=seed, strength=strengths.get("FNMF-LAP" if method == MIXTURE else method, 0.0))
+        for method in methods
+        for seed in range(chosen.seeds)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Tune, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=",".join(DATASETS), help="names, separated by commas")
     parser.add_argument("--parties", type=int, default=50)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=0, help="at most so many rows, drawn by the seed (0: all)")
     parser.add_argument("--starts", default="independent,common")
     parser.add_argument("--quick", action="store_true", help="few rows, parties and steps")
-    parser.add_argument("--output", type=Path, help="a JSON file for all numbers")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
+    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
     chosen = parser.parse_args(arguments)
+    began = time.monotonic()
     if chosen.quick:
-        chosen.parties, chosen.steps, chosen.rounds, chosen.seeds = 4, 5, 2, 1
-    everything = {}
-    for name in chosen.datasets.split(","):
-        print(DATASETS[name].title, flush=True)
-        everything[name] = measure(DATASETS[name], chosen)
-        for label, values in everything[name].items():
-            if isinstance(values, list):
-                print(f"    {label:40s} {spread([value[0] for value in values])}", flush=True)
-        if chosen.output is not None:
-            chosen.output.write_text(json.dumps(everything, indent=1), encoding="utf-8")
+        chosen.parties, chosen.steps, chosen.rounds, chosen.seeds, chosen.rows = 4, 5, 2, 1, 200
+    pairs = [(data, start) for data in chosen.datasets.split(",") for start in chosen.starts.split(",")]
+    if chosen.quick:
+        strengths = {pair: dict.fromkeys(WITH_STRENGTH, 0.1) for pair in pairs}
+    else:
+        tuning = [play for pair in pairs for play in tuning_plays(*pair, chosen.steps, chosen.rounds)]
+        run_all(tuning, chosen.output, chosen.processes, chosen.minutes)
+        found = known(chosen.output)
+        strengths = {pair: best_strengths(found, *pair) for pair in pairs}
+    plays = [play for pair in pairs for play in table_plays(*pair, strengths[pair], chosen)]
+    left = chosen.minutes - (time.monotonic() - began) / 60
+    found = run_all(plays, chosen.output, chosen.processes, left)
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for play, record in found.items():
+        values.setdefault((play.data, play.method, play.start), []).append(record["rmsd_sum"])
+    for (data, method, start), numbers in values.items():
+        print(f"{data:10s} {method:36s} {start:12s} {spread(numbers)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_table
+from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_scaling, fnmf_table
+from experiments.plays import known
 
 
 @pytest.fixture
@@ -32,9 +33,25 @@ def test_local_steps(capsys, digits):
     assert "iPALM once" in said
 
 
-def test_table(capsys, digits):
-    fnmf_table.main(["--quick", "--datasets", "mnist", "--starts", "common"])
-    assert "FedProx, common" in capsys.readouterr().out
+def test_table(capsys, digits, tmp_path):
+    arguments = ["--quick", "--datasets", "mnist", "--output", str(tmp_path / "t.jsonl")]
+    fnmf_table.main(arguments)
+    said = capsys.readouterr().out
+    assert "FedProx" in said
+    assert "then 10 exact rounds" in said
+    found = known(tmp_path / "t.jsonl")
+    error = {(play.method, play.start): record["rmsd_sum"] for play, record in found.items()}
+    assert error["exact, to the end", "independent"] == pytest.approx(error["pooled", "independent"], rel=0.02)
+    assert error["FNMF-LAP, then 10 exact rounds", "common"] < error["FNMF-LAP", "common"]
+    fnmf_table.main(arguments)  # everything is there already
+    assert known(tmp_path / "t.jsonl") == found
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == len(found)
+
+
+def test_scaling(capsys):
+    fnmf_scaling.main(["--quick"])
+    said = capsys.readouterr().out
+    assert "blocks: 20 rows, 0.2 absent, 3 parties | FNMF-SK_ρ" in said
 
 
 def test_data_that_are_not_there_are_asked_for(monkeypatch):

@@ -20,7 +20,7 @@ from partsong.errors import DataTypeError
 
 def of(array: Any) -> ModuleType:
     """The kernels for this kind of array."""
-    if isinstance(array, (np.ndarray, np.generic)):  # noqa: UP038: a union is built anew at every call
+    if isinstance(array, (np.ndarray, np.generic)):  # a union would be built anew at every call
         return _on_numpy()
     if type(array).__module__.partition(".")[0] == "torch":
         from partsong.kernels import on_torch
