@@ -29,6 +29,7 @@ from partsong.errors import (
     ShapeError,
     UnreadableError,
 )
+from partsong.fitting import EmptyModelWarning
 from partsong.local.coordinate import CoordinateDescent
 from partsong.local.equations import Penalty
 from partsong.settings import rank_of
@@ -141,6 +142,48 @@ def test_custom_start():
         partsong.NMF(4, init="custom").fit(X, H=-H)
     with pytest.raises(ParameterError, match="custom"):
         partsong.NMF(4).fit(X, H=H)
+
+
+def test_factors_that_cannot_be_a_start_are_told_by_position():
+    X, H, W = planted(), np.ones((4, 20)), np.ones((80, 4))
+    for name, value, words in (
+        ("W", -1.0, r"W must be non-negative.*\(7, 2\): -1\.0, \(9, 0\): -1\.0.*clip"),
+        ("W", np.nan, r"W must be finite.*\(7, 2\): nan"),
+        ("H", np.inf, r"H must be finite.*\(3, 2\): inf"),
+    ):
+        factors = {"H": H.copy(), "W": W.copy()}
+        for place in ((7, 2), (9, 0)) if name == "W" else ((3, 2),):
+            factors[name][place] = value
+        with pytest.raises(ParameterError, match=words):
+            partsong.NMF(4, init="custom").fit(X, **factors)
+    with pytest.raises(ShapeError, match=r"W must have shape \(80, 4\).*one row per sample"):
+        partsong.NMF(4, init="custom").fit(X, H=H, W=W.T)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_start_of_zeros_is_told(solver):
+    with pytest.warns(EmptyModelWarning, match=r"model is zero.*began with zeros.*positive"):
+        model = partsong.NMF(4, init="custom", solver=solver).fit(planted(), H=np.zeros((4, 20)))
+    assert model.relative_error_ == 1
+    assert not model.transform(planted()).any()
+
+
+@pytest.mark.parametrize("l1_ratio", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_penalties_that_leave_nothing_are_told(l1_ratio, dtype):
+    X = planted().astype(dtype)
+    with pytest.warns(EmptyModelWarning, match=r"model is zero.*penalties.*Lower them: alpha_W and alpha_H"):
+        model = partsong.NMF(4, alpha_W=1e4, l1_ratio=l1_ratio, random_state=0).fit(X)
+    assert model.relative_error_ == 1
+    partsong.NMF(4, alpha_W=1e-3, l1_ratio=l1_ratio, random_state=0).fit(X)
+
+
+def test_weights_with_gaps_are_not_turned_back():
+    model = partsong.NMF(2, max_iter=2).fit(planted())
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ParameterError, match=r"W must be finite.*\(1, 0\)"):
+            model.inverse_transform([[1.0, 2.0], [wrong, 0.0]])
+    assert_allclose(model.inverse_transform([[-1.0, 2.0]]), [[-1.0, 2.0]] @ model.components_)
 
 
 def test_same_start_as_scikit_learn_reaches_as_low():
@@ -509,7 +552,11 @@ def test_save_and_load(tmp_path):
     again = partsong.NMF.load(tmp_path / "m.safetensors")
     assert_array_equal(again.transform(frame), model.transform(frame))
     assert again.top_features(3) == model.top_features(3)
-    assert partsong.load_model(tmp_path / "m.safetensors").seed == 0
+    stored = partsong.load_model(tmp_path / "m.safetensors")
+    assert stored.seed == 0
+    assert stored.settings["n_samples"] == again.n_samples_ == 80
+    again.save(tmp_path / "again.safetensors")
+    assert partsong.load_model(tmp_path / "again.safetensors").settings["n_samples"] == 80
     with pytest.raises(FeatureError):
         again.transform(frame[frame.columns[::-1]])
     federated = partsong.FederatedNMF(3, rounds=3, random_state=0).fit([frame[:40], frame[40:]])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import pickle
+import re
+import signal
+from dataclasses import FrozenInstanceError, dataclass, replace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
+from sklearn.utils.validation import check_is_fitted
 
 import partsong
 from partsong import recipes
@@ -18,13 +27,18 @@ from partsong.errors import (
     CompositionError,
     DataError,
     FeatureError,
+    FormatError,
     ParameterError,
     PartsongError,
+    PartyError,
     ShapeError,
     UnreadableError,
 )
+from partsong.fitting import EmptyModelWarning
+from partsong.io.model_file import load_model, save_model
 from partsong.local.equations import Penalty
 from partsong.programs.consensus import Consensus
+from partsong.programs.shared_statistics import SharedStatistics
 from partsong.streams import key, stream
 
 
@@ -251,9 +265,15 @@ def test_senseless_settings_are_refused_by_name(settings):
         partsong.FederatedNMF(2, **settings).fit(parts())
 
 
-@pytest.mark.parametrize("names", [["a", "a", "b"], [1, 2, 3], ["a", None, "b"]])
-def test_senseless_names_of_parties_are_refused(names):
-    with pytest.raises(ParameterError, match=r"[Nn]ames"):
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(["a", "a", "b"], "more than once: a.*Rename"), ([1, 2, 3], r"positions 0, 1, 2 \(1\)"),
+     (["a", None, "b"], r"position 1 \(None\)"), (["a", " ", "b"], r"position 1 \(' '\)"),
+     ("abc", "'abc'"), (5, "got 5"), (frozenset("abc"), "in their order"), (["a", "b"], "2 names.*3 parties.*each")],
+    ids=["twice", "numbers", "None", "blank", "text", "number", "set", "too few"],
+)  # fmt: skip
+def test_senseless_names_of_parties_are_refused(names, words):
+    with pytest.raises(ParameterError, match=f"[Nn]ames.*{words}|{words}"):
         partsong.FederatedNMF(2).fit(parts(), names=names)
 
 
@@ -403,12 +423,22 @@ def test_labels_of_parties_are_taken_literally():
     for labels, words in (
         ([1] * 120 + ["1"] * 120, "mix text and numbers"),
         (["a"] * 239 + [None], "row 239"),
+        (["a"] * 239 + [np.nan], r"row 239 are not \(nan\).*Name the party"),
+        (["a"] * 239 + [" "], "row 239"),
+        (np.zeros((240, 2)), "rows 0, 1, 2, 3, 4"),
+        ("a" * 240, "got str"),
+        (3, "got int"),
+        (np.array(3), r"shape \(\)"),
+        ({"a": 1}, "got dict"),
         ([0.5] * 240, "240|235 more"),
     ):
         with pytest.raises(ParameterError, match=words):
             partsong.FederatedNMF(2).fit(X, parties=labels)
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X)
+    named = [partsong.FederatedNMF(2, rounds=2).fit(frame, parties=form(["b", "a"] * 120)).parties_ for form in (
+        list, tuple, iter, np.array, pandas.Series, pandas.Categorical)]  # fmt: skip
+    assert named == [["a", "b"]] * 6
     with pytest.raises(ShapeError, match="another index"):
         partsong.FederatedNMF(2).fit(frame, parties=pandas.Series(["a", "b"] * 120, index=frame.index[::-1]))
 
@@ -447,3 +477,342 @@ def test_names_of_components_and_features():
     assert [row[0] for row in best] == [f"g{j}" for j in model.components_.argmax(axis=1)]
     with pytest.raises(ParameterError):
         model.top_features(0)
+
+
+def test_a_mapping_names_the_parties_and_a_generator_is_a_list():
+    X = parts()
+    settings = {"rounds": 3, "random_state": 0}
+    named = partsong.FederatedNMF(3, **settings).fit(X, names=["b", "a", "7"])
+    mapped = partsong.FederatedNMF(3, **settings).fit({"b": X[0], "a": X[1], 7: X[2]})
+    assert mapped.parties_ == named.parties_ == ["b", "a", "7"]
+    assert mapped.components_.tobytes() == named.components_.tobytes()
+    listed = partsong.FederatedNMF(3, **settings).fit(X)
+    assert partsong.FederatedNMF(3, **settings).fit(part for part in X).components_.tobytes() == (
+        listed.components_.tobytes()
+    )
+    for wrong, words in (({None: X[0]}, "None"), ({1: X[0], "1": X[1]}, "more than once: 1"), ({}, "at least one")):
+        with pytest.raises(ParameterError, match=words):
+            partsong.FederatedNMF(3).fit(wrong)
+    with pytest.raises(ParameterError, match="not both"):
+        partsong.FederatedNMF(3).fit({"a": X[0]}, names=["b"])
+    with pytest.raises(DataError, match=r"party 'a'.*NaN"):
+        partsong.FederatedNMF(3).fit({"a": X[0] * np.nan})
+
+
+@pytest.mark.parametrize("X", [np.ones((4, 3)), np.ones((2, 4, 3)), None, "abc", {1, 2}, 3, np.array(1.0)], ids=repr)
+def test_what_is_no_list_of_parties_is_told_all_ways_to_give_them(X):
+    for call in (
+        partsong.FederatedNMF(2).fit,
+        partsong.FederatedNMF(2).iterate,
+        partsong.FederatedNMF(2).fit_transform,
+    ):
+        with pytest.raises(ShapeError, match=r"fit\(\[X_1, X_2, …\]\).*mapping.*parties=labels.*use NMF"):
+            call(X)
+
+
+def without_time(rows):
+    return [tuple(np.nan_to_num(row._replace(seconds=0.0), nan=-1.0)) for row in rows]
+
+
+@pytest.mark.parametrize("method", [*METHODS, recipes.fnmf_by_sums(3, steps=5, sweeps=2)], ids=str)
+def test_iterating_rounds_is_the_fit(method):
+    X = np.array_split(skewed(), 3)
+    settings = {"method": method, "rounds": 40, "tol": 1e-2, "random_state": 0}
+    settings |= {"local_steps": 5} if isinstance(method, str) else {}
+    plain = partsong.FederatedNMF(3, **settings).fit(X)
+    model = partsong.FederatedNMF(3, **settings)
+    reports = list(model.iterate(X))
+    assert model.components_.tobytes() == plain.components_.tobytes()
+    assert without_time(model.history_) == without_time(plain.history_)
+    assert [report.row for report in reports] == model.history_
+    assert [report.iteration for report in reports] == list(range(1, plain.n_iter_ + 1))
+    assert [report.outcome for report in reports] == [None] * (plain.n_iter_ - 1) + [plain.outcome_]
+    assert model.outcome_ is plain.outcome_
+    for name in plain.parties_:
+        assert model.party_components_[name].tobytes() == plain.party_components_[name].tobytes()
+    assert vars(model).keys() == vars(plain).keys(), "nothing is left over"
+
+
+def test_reports_are_values_and_components_are_copies():
+    model = partsong.FederatedNMF(3, rounds=4, tol=0, random_state=0)
+    reports = list(model.iterate(parts()))
+    assert all(report.components.shape == (3, 15) for report in reports)
+    again = [report.components for report in partsong.FederatedNMF(**model.get_params()).iterate(parts())]
+    assert_array_equal([report.components for report in reports], again, "of their own round, also later")
+    reports[0].components[:] = 7
+    assert (reports[0].components != 7).any()
+    with pytest.raises(FrozenInstanceError):
+        reports[0].iteration = 5
+    unit = reports[-1].components / np.linalg.norm(reports[-1].components, axis=1, keepdims=True)
+    assert_allclose(np.sort(unit, axis=0), np.sort(model.components_, axis=0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["exact", "fedavg"])
+def test_leaving_the_loop_leaves_the_model_of_the_rounds_so_far(method):
+    """However it is left: by break, by an error, by forgetting about it; and between rounds as well."""
+    X = parts()
+    settings = {"method": method, "tol": 0, "random_state": 0}
+    shorter = [partsong.FederatedNMF(3, rounds=i, **settings).fit(X) for i in (1, 2, 3)]
+    model = partsong.FederatedNMF(3, rounds=50, **settings).fit([part[:, :9] for part in X])
+    for report, expected in zip(model.iterate(X), shorter, strict=False):
+        check_is_fitted(model)
+        assert model.components_.tobytes() == expected.components_.tobytes(), "no trace of an earlier fit"
+        assert model.relative_error_ == expected.relative_error_
+        assert model.n_iter_ == report.iteration
+        assert_array_equal(model.transform(X[0]), expected.transform(X[0]))
+    assert model.outcome_ is Outcome.INTERRUPTED
+
+    for report in model.iterate(X):
+        if report.iteration == 2:
+            break
+    assert model.components_.tobytes() == shorter[1].components_.tobytes()
+    assert model.outcome_ is Outcome.INTERRUPTED
+
+    def fail(trouble):
+        for report in model.iterate(X):
+            if report.iteration == 3:
+                raise trouble
+
+    for trouble in (ZeroDivisionError, KeyboardInterrupt):
+        with pytest.raises(trouble):
+            fail(trouble)
+        assert model.components_.tobytes() == shorter[2].components_.tobytes()
+
+    waiting = model.iterate(X)
+    next(waiting)
+    assert model.components_.tobytes() == shorter[0].components_.tobytes()
+    next(waiting)
+    assert copy.deepcopy(model).components_.tobytes() == shorter[1].components_.tobytes()
+    next(waiting)
+    waiting.close()
+    assert model.history_[-1].iteration == 3
+
+
+def test_the_best_round_is_the_model_that_a_loop_leaves():
+    """Averages of parties that iterate for long may get worse: here from the third round to the fourth."""
+    X = np.array_split(skewed(2), 6)
+    settings = {"method": "fedavg", "local_steps": 300, "tol": 0, "random_state": 1}
+    model = partsong.FederatedNMF(4, rounds=9, **settings)
+    for report in model.iterate(X):
+        if report.iteration == 4:
+            break
+    errors = [row.relative_error for row in model.history_]
+    assert errors[3] > errors[2] * (1 + 1e-3)
+    best = partsong.FederatedNMF(4, rounds=3, **settings).fit(X)
+    assert model.components_.tobytes() == best.components_.tobytes()
+    assert model.relative_error_ == pytest.approx(errors[2], rel=1e-9)
+
+
+def test_a_model_that_is_left_does_not_carry_data(tmp_path):
+    X = [np.random.default_rng(0).random((4000, 15)) for _ in range(2)]
+    model = partsong.FederatedNMF(2, rounds=5, random_state=0)
+    for _ in model.iterate(X):
+        break
+    stored = pickle.dumps(model)
+    assert len(stored) < X[0].nbytes / 10
+    assert pickle.loads(stored).components_.tobytes() == model.components_.tobytes()
+    for _ in model.iterate(X):
+        break
+    model.save(tmp_path / "m.safetensors")
+    assert load_model(tmp_path / "m.safetensors").relative_error == model.relative_error_
+
+
+@dataclass(frozen=True, slots=True)
+class Troubled(SharedStatistics):
+    """The server has a bad time in its third round."""
+
+    trouble: str = "error"
+
+    def finish(self, server, aggregate):
+        if server.memory.count == 2:
+            if self.trouble == "error":
+                raise PartyError("the disk is full")
+            for _ in range(1 if self.trouble == "ctrl-c" else 2):
+                signal.raise_signal(signal.SIGINT)
+        return SharedStatistics.finish(self, server, aggregate)
+
+
+@pytest.mark.parametrize("way", ["fit", "iterate"])
+@pytest.mark.parametrize("trouble", ["error", "ctrl-c", "ctrl-c twice"])
+def test_trouble_within_a_round_loses_no_round_before(trouble, way):
+    X = parts()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    model = partsong.FederatedNMF(method=Troubled(3, trouble=trouble), rounds=9, tol=0, random_state=0)
+    rounds = 0
+
+    def run():
+        nonlocal rounds
+        if way == "fit":
+            model.fit(X)
+        else:
+            for _ in model.iterate(X):
+                rounds += 1
+
+    try:
+        if trouble == "error":
+            with pytest.raises(PartyError, match="disk"):
+                run()
+        else:
+            run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    expected = 3 if trouble == "ctrl-c" else 2
+    assert model.n_iter_ == expected
+    assert rounds == (expected if way == "iterate" else 0)
+    assert model.outcome_ is Outcome.INTERRUPTED
+    shorter = partsong.FederatedNMF(method=SharedStatistics(3), rounds=expected, tol=0, random_state=0).fit(X)
+    assert model.components_.tobytes() == shorter.components_.tobytes()
+
+
+def test_what_is_refused_is_refused_before_the_first_round():
+    model = partsong.FederatedNMF(3, rounds=2, random_state=0).fit(parts())
+    kept = model.components_
+    for wrong in ({"rounds": 0}, {"method": "avg"}):
+        with pytest.raises(ParameterError):
+            clone(model).set_params(**wrong).iterate(parts())
+    with pytest.raises(ShapeError):
+        model.iterate(parts()[0])
+    assert model.components_ is kept
+
+
+def test_fit_transform_gives_weights_as_the_data_came():
+    X = parts()
+    model = partsong.FederatedNMF(3, rounds=4, random_state=0)
+    listed = model.fit_transform(X, names=iter("abc"))
+    assert [W.shape for W in listed] == [(30, 3), (50, 3), (20, 3)]
+    for W, rows in zip(listed, X, strict=True):
+        assert_array_equal(W, model.transform(rows))
+    mapped = model.fit_transform({"a": X[0], 2: X[1]})
+    assert list(mapped) == ["a", 2]
+    assert_array_equal(mapped[2], model.transform(X[1]))
+    labels = np.random.default_rng(0).permutation(np.repeat(["u", "v"], 50))
+    stacked = np.vstack(X)
+    W = model.fit_transform(stacked, parties=labels)
+    assert_array_equal(W, model.transform(stacked))
+    error = np.linalg.norm(stacked - model.inverse_transform(W)) / np.linalg.norm(stacked)
+    assert error == pytest.approx(model.relative_error_, rel=1e-9)
+    sparse = model.fit_transform([sp.csr_array(part) for part in X])
+    assert [W.shape for W in sparse] == [(30, 3), (50, 3), (20, 3)]
+
+
+def test_output_containers_are_scikit_learns():
+    pandas = pytest.importorskip("pandas")
+    frames = frames_of(parts())
+    for i, frame in enumerate(frames):
+        frame.index = [f"{i}-{j}" for j in range(len(frame))]
+    turned = [frames[0], frames[1][frames[1].columns[::-1]], frames[2]]
+    model = partsong.FederatedNMF(3, rounds=4, random_state=0).set_output(transform="pandas")
+    for weights in (model.fit_transform(turned), model.fit_transform(dict(enumerate(turned))).values()):
+        for W, frame in zip(weights, frames, strict=True):
+            assert W.columns.tolist() == ["federatednmf0", "federatednmf1", "federatednmf2"]
+            assert W.index.equals(frame.index)
+            pandas.testing.assert_frame_equal(W, model.transform(frame))
+    whole = pandas.concat(frames)
+    W = model.fit_transform(whole, parties=["a", "b"] * 50)
+    assert W.index.equals(whole.index)
+    assert isinstance(model.set_output(transform="default").transform(whole), np.ndarray)
+    assert_allclose(model.inverse_transform(W), W.to_numpy() @ model.components_)
+
+
+def reconstruction(model, X, y=None):
+    scaled = model[:-1].transform(X)
+    return -float(np.linalg.norm(scaled - model[-1].inverse_transform(model.transform(X))))
+
+
+def test_pipelines_searches_and_clones():
+    X = skewed()
+    labels = np.array(["u", "v", "w"])[np.arange(240) % 3]
+    pipe = make_pipeline(MaxAbsScaler(), partsong.FederatedNMF(rounds=5, random_state=0))
+    assert pipe.fit_transform(X, federatednmf__parties=labels).shape == (240, 20)
+    assert pipe.get_feature_names_out()[:2].tolist() == ["federatednmf0", "federatednmf1"]
+    search = GridSearchCV(
+        pipe, {"federatednmf__n_components": [1, 4]}, scoring=reconstruction, cv=2, error_score="raise"
+    )
+    search.fit(X, federatednmf__parties=labels)
+    assert search.best_params_ == {"federatednmf__n_components": 4}
+    assert search.best_estimator_[-1].parties_ == ["u", "v", "w"]
+    by_party = GridSearchCV(
+        partsong.FederatedNMF(rounds=5, random_state=0),
+        {"n_components": [1, 4]},
+        scoring=lambda model, held: -sum(np.linalg.norm(Y - model.inverse_transform(model.transform(Y))) for Y in held),
+        cv=3,
+        error_score="raise",
+    )
+    assert by_party.fit(np.array_split(X, 6)).best_params_ == {"n_components": 4}, "folds of whole parties"
+    model = partsong.FederatedNMF(3, method=recipes.fnmf(3, steps=5), rounds=2, random_state=0)
+    fitted = clone(model).fit(np.array_split(X, 3))
+    assert clone(fitted).get_params() == model.get_params()
+    with pytest.raises(AttributeError):
+        clone(fitted).components_  # noqa: B018
+    again = pickle.loads(pickle.dumps(fitted))
+    assert_array_equal(again.transform(X), fitted.transform(X))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_save_and_load(method, tmp_path):
+    frames = frames_of(parts())
+    settings = {"method": method, "rounds": 2, "local_steps": 5, "random_state": 0}
+    model = partsong.FederatedNMF(3, align="sinkhorn" if method == "fnmf" else None, **settings).fit(frames)
+    path = tmp_path / "m.safetensors"
+    model.save(path)
+    assert load_model(path).settings["n_samples"] == 100
+    assert load_model(path).settings["parties"] == 3
+    again = partsong.FederatedNMF.load(path)
+    assert_array_equal(again.components_, model.components_)
+    assert_allclose(again.transform(frames[0]), model.transform(frames[0]), rtol=1e-9, atol=1e-12)
+    assert again.top_features(2) == model.top_features(2)
+    assert (again.method, again.local_steps, again.align) == (method, 5, model.align)
+    assert again.relative_error_ == model.relative_error_
+    with pytest.raises(FeatureError):
+        again.transform(frames[0][frames[0].columns[::-1]])
+    again.save(tmp_path / "again.safetensors")
+    assert load_model(tmp_path / "again.safetensors").settings == load_model(path).settings
+    assert clone(again).set_params(random_state=0).fit(frames).components_.tobytes() == model.components_.tobytes()
+
+
+def test_load_refuses_what_no_federation_has_written(tmp_path):
+    path = tmp_path / "m.safetensors"
+    partsong.NMF(2, max_iter=2).fit(parts()[0]).save(path)
+    with pytest.raises(ParameterError, match=r"'centralised'.*NMF\.load"):
+        partsong.FederatedNMF.load(path)
+    partsong.FederatedNMF(method=penalised(), rounds=2).fit(parts()).save(path)
+    with pytest.raises(ParameterError, match=r"'SharedStatistics.*NMF\.load"):
+        partsong.FederatedNMF.load(path)
+    partsong.FederatedNMF(2, rounds=2).fit(parts()).save(path)
+    model = load_model(path)
+    for wrong in ({"rounds": "many"}, {"start": "late"}, {"local_steps": -1}, {"tol": None}, {"parties": 0}):
+        save_model(path, replace(model, settings={**model.settings, **wrong}))
+        with pytest.raises(FormatError, match=next(iter(wrong))):
+            partsong.FederatedNMF.load(path)
+
+
+@pytest.mark.parametrize("method", [*METHODS, recipes.fnmf(3, steps=5)], ids=str)
+def test_progress_tells_method_error_and_time_left(method, capsys):
+    settings = {"local_steps": 5} if isinstance(method, str) else {}
+    model = partsong.FederatedNMF(3, method=method, rounds=3, tol=0, verbose=1, random_state=0, **settings).fit(parts())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    shown = re.sub(r"\s+", " ", captured.err)
+    assert f"{method if isinstance(method, str) else 'program'}, 3 parties" in shown
+    assert f"{model.n_iter_}/{model.n_iter_} error {100 * model.history_[-1].relative_error:.3f} %" in shown
+    assert "0:00:00 left" in shown
+    for _ in model.iterate(parts()):
+        print("mine")
+        break
+    assert capsys.readouterr().out == "mine\n", "standard output is the caller's"
+
+
+def test_gaps_in_weights_are_refused_by_position():
+    model = partsong.FederatedNMF(3, rounds=2, random_state=0).fit(parts())
+    W = model.transform(parts()[0])
+    W[4, 1] = np.nan
+    with pytest.raises(ParameterError, match=r"W must be finite.*\(4, 1\): nan"):
+        model.inverse_transform(W)
+
+
+def test_penalties_that_leave_nothing_are_told():
+    program = recipes.shared_statistics(3)
+    program = replace(program, solver=replace(program.solver, penalty_W=Penalty(1e3, 0.0)))
+    with pytest.warns(EmptyModelWarning, match=r"model is zero.*l1=1000.0.*Lower them"):
+        model = partsong.FederatedNMF(method=program, rounds=3, random_state=0).fit(parts())
+    assert model.relative_error_ == 1

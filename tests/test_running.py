@@ -4,31 +4,36 @@ import math
 import signal
 import threading
 import time
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import partsong
-from partsong import recipes
+from partsong import recipes, running
 from partsong.core import Checkpoint, Message, Outcome, Round, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
 from partsong.errors import DivergenceError, DivergenceWarning, PartyError
-from partsong.fitting import Earlier, Task, conclude, pursue
+from partsong.fitting import Earlier, EmptyModelWarning, Task, conclude, pursue
 from partsong.interrupts import Interrupts, held
 from partsong.local.alternate import Alternate
 from partsong.local.gradient import ProjectedGradient
 from partsong.programs.consensus import Consensus
-from partsong.running import WINDOW, Follower, HistoryRow, Progress, Run, Stop
+from partsong.running import WINDOW, Course, Follower, HistoryRow, Progress, Run, Stop
 
 
 def rounds_of(objectives, participants=None, pause=0.0):
     """Rounds whose server state is their own number."""
+    everybody = {name: () for names in participants or [("a", "b")] for name in names}
     for index, value in enumerate(objectives):
         time.sleep(pause)
         names = ("a", "b") if participants is None else participants[index]
         metrics = {"relative_error": math.sqrt(max(value, 0.0)), "objective": value}
-        point = Checkpoint(index + 1, {}, index, Message({}))
+        point = Checkpoint(index + 1, everybody, index, Message({}))
         yield Round(index, Message({}), metrics, names, dict.fromkeys(names, 5), 7, pause, point)
 
 
@@ -114,26 +119,50 @@ def test_rounds_are_compared_with_rounds_of_the_same_parties_only():
     assert follow(falling, participants=turns).outcome is Outcome.MAX_ROUNDS
 
 
-def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end():
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes by `sleep` alone."""
+    now = [100.0]
+    passing = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(running, "time", passing)
+    monkeypatch.setitem(globals(), "time", passing)
+    return passing
+
+
+def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end(clock):
     budget = Stop(tol=0, time_budget=0.2)
-    run = Follower(budget).follow(rounds_of([0.5] * 100, pause=0.02))
+
+    def spend(**more):
+        return Follower(budget, clock.perf_counter(), **more).follow(rounds_of([0.5] * 100, pause=0.03))
+
+    run = spend()
     assert run.outcome is Outcome.TIME_SPENT
-    assert 0.1 <= run.history[-1].seconds <= 0.2, "no round is begun that the budget does not hold"
-    shorter = Follower(budget, reserve=lambda done, seconds: 0.15).follow(rounds_of([0.5] * 100, pause=0.02))
+    assert run.history[-1].seconds == pytest.approx(0.18), "no round is begun that the budget does not hold"
+    shorter = spend(reserve=lambda done, seconds: 0.1)
     assert shorter.outcome is Outcome.TIME_SPENT
-    assert shorter.history[-1].seconds < 0.15
+    assert shorter.history[-1].seconds == pytest.approx(0.09)
 
 
-def test_the_time_that_only_a_simulation_takes_is_not_in_the_history():
+def test_what_the_caller_does_between_rounds_is_not_in_the_history_but_in_the_budget(clock):
+    course = Course.after()
+    follower = Follower(Stop(0, time_budget=1.0), clock.perf_counter())
+    for _ in follower.attend(rounds_of([0.5] * 100, pause=0.1), course):
+        clock.sleep(0.2)
+    assert course.outcome is Outcome.TIME_SPENT
+    assert [row.seconds for row in course.rows] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_the_time_that_only_a_simulation_takes_is_not_in_the_history(clock):
     def slow(done):
         time.sleep(0.05)
         return 0.5
 
-    run = Follower(Stop(0), error_of=slow).follow(rounds_of([0.5] * 4))
-    assert run.history[-1].seconds < 0.05
-    spent = Follower(Stop(0, time_budget=0.12), error_of=slow).follow(rounds_of([0.5] * 40))
+    run = Follower(Stop(0), clock.perf_counter(), error_of=slow).follow(rounds_of([0.5] * 4, pause=0.01))
+    assert run.history[-1].seconds == pytest.approx(0.04)
+    budget = Stop(0, time_budget=0.13)
+    spent = Follower(budget, clock.perf_counter(), error_of=slow).follow(rounds_of([0.5] * 40))
     assert spent.outcome is Outcome.TIME_SPENT, "but a budget is wall time"
-    assert len(spent.history) <= 4
+    assert len(spent.history) == 2
 
 
 def test_an_earlier_part_counts_for_convergence_best_and_time():
@@ -219,19 +248,29 @@ def test_a_rule_that_runs_away_is_told_as_such(dtype, step):
         model = partsong.NMF(5, solver=rule, init="random", random_state=0).fit(X)
     assert model.outcome_ is Outcome.DIVERGED
     assert np.isfinite(model.components_).all()
-    assert model.relative_error_ <= 1
+    errors = [row.relative_error for row in model.history_]
+    assert max(errors) > 1e3, "it did run away"
+    assert model.relative_error_ <= min(errors) * (1 + 1e-6), "the best round, with its weights solved for"
+    assert model.relative_error_ < 0.99
 
 
 @pytest.mark.filterwarnings("ignore::partsong.errors.DivergenceWarning")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("step", [0.05, 50.0])
-def test_parties_that_run_away_leave_finite_models(dtype, step):
+def test_parties_that_run_away_leave_the_best_of_their_finite_models(dtype, step):
     """The server sees H alone: overflow at a party raises nothing and never becomes part of a model."""
     X = planted().astype(dtype)
     program = Consensus(5, Alternate(ProjectedGradient(step, absolute=True)), steps=40)
-    model = partsong.FederatedNMF(5, method=program, rounds=10, random_state=0).fit([X[:90], X[90:]])
+    model = partsong.FederatedNMF(5, method=program, rounds=10, random_state=0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit([X[:90], X[90:]])
     assert np.isfinite(model.components_).all()
-    assert model.relative_error_ <= 1
+    errors = [row.relative_error for row in model.history_]
+    assert model.relative_error_ == pytest.approx(np.nanmin(errors), rel=1e-5)
+    is_zero = not (model.transform(X) @ model.components_).any()
+    assert is_zero == (model.relative_error_ == 1)
+    assert is_zero == any(issubclass(warning.category, EmptyModelWarning) for warning in told)
 
 
 def planted():
@@ -251,6 +290,77 @@ def test_a_task_goes_on_from_an_earlier_part_with_its_best():
     better = pursue(task, earlier=Earlier(checkpoint, run.history[:1], checkpoint.server))
     assert better.best is not checkpoint.server
     assert conclude(task, better).relative_error == pytest.approx(conclude(task, run).relative_error)
+
+
+def best_of(objectives, participants, cut=None):
+    """The best round of a run, in one piece or broken off after `cut` rounds and resumed."""
+    follower, rounds = Follower(Stop(0)), list(rounds_of(objectives, participants))
+    course = Course.after()
+    if cut is not None:
+        for _ in follower.attend(iter(rounds[:cut]), course):
+            pass
+        rows = [HistoryRow(*map(float, row)) for row in course.rows]  # as a file of numbers gives them back
+        course = Course.after(rows, course.best)
+    for _ in follower.attend(iter(rounds[cut:]), course):
+        pass
+    return course.run().best
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_resumed_run_chooses_the_same_best_round_whoever_was_absent(seed):
+    """Rotating, random and leaving parties; objectives of different parties say nothing about each other."""
+    rng = np.random.default_rng(seed)
+    names, level = "abcd", dict(zip("abcd", rng.random(4), strict=True))
+    absent = [
+        lambda i: {names[i % 4]},
+        lambda i: set(rng.choice(list(names), rng.integers(0, 3), replace=False)),
+        lambda i: {"a"} if i > 6 else set(),
+        lambda i: {names[i % 4], names[(i + 1) % 4]} if i % 5 else set(),
+    ][seed % 4]
+    participants = [tuple(sorted(set(names) - absent(i))) for i in range(16)]
+    values = [np.mean([level[n] for n in who]) * rng.uniform(0.5, 1.1) for who in participants]
+    whole = best_of(values, participants)
+    assert [best_of(values, participants, cut) for cut in range(16)] == [whole] * 16
+
+
+def test_a_resumed_federation_with_rotating_absence_ends_with_the_same_model():
+    """Parties of very different difficulty: the round with the least objective is the one that missed the hard rows."""
+    rng = np.random.default_rng(0)
+    parts = {"a": planted()[:60], "b": planted()[60:] * 0.1, "c": rng.random((60, 40)), "d": planted()[:50]}
+    shards = [Shard(name, as_matrix(X)) for name, X in parts.items()]
+    turns = {i: frozenset("abcd"[i % 4]) for i in range(12)}
+    task = Task(recipes.shared_statistics(5), shards, Schedule(12, absent=turns), Stop(0), Sequential())
+    points = []
+    whole = pursue(task, watch=lambda done, row: points.append(done.checkpoint))
+    least = min(whole.history, key=lambda row: row.objective)
+    assert least.iteration == 11, "without the hard rows"
+    assert whole.best is points[11].server, "which says nothing about the round after it"
+    for cut in range(1, 12):
+        first = pursue(replace(task, schedule=replace(task.schedule, rounds=cut)))
+        again = pursue(task, earlier=Earlier(points[cut - 1], first.history, first.best))
+        assert [row.objective for row in again.history] == [row.objective for row in whole.history]
+        assert [row.company for row in again.history] == [row.company for row in whole.history]
+        assert_array_equal(task.program.components(again.best), task.program.components(whole.best))
+
+
+def test_rows_tell_who_took_part_without_naming_them():
+    run = follow([0.9] * 4, participants=[("a", "b"), ("a",), ("b",), ("a",)])
+    everybody, a, b, again = run.history
+    assert [row.parties for row in run.history] == [2, 1, 1, 1]
+    assert everybody.company == 0
+    assert 0 < a.company == again.company != b.company
+    assert int(float(a.company)) == a.company
+
+
+def test_a_run_that_had_come_to_its_end_is_not_gone_on_with():
+    shards = [Shard("a", as_matrix(planted()))]
+    task = Task(recipes.shared_statistics(5), shards, Schedule(9), Stop(1e-4), Sequential())
+    checkpoint = next(iter(Sequential().run(task.program, shards, task.schedule, reduction=task.reduction))).checkpoint
+    flat = tuple(HistoryRow(i + 1, float(i), 0.7, 0.49, 0, 0) for i in range(WINDOW + 1))
+    lost = (flat[0], flat[0]._replace(objective=math.nan))
+    for history, outcome in ((flat, Outcome.CONVERGED), (lost, Outcome.DIVERGED)):
+        run = pursue(task, earlier=Earlier(checkpoint, history, "the best"))
+        assert (run.outcome, run.history, run.best) == (outcome, history, "the best")
 
 
 def test_progress_is_constant_memory():

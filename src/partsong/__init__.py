@@ -8,6 +8,7 @@ X ≈ W H; rows are samples; parties own rows; W is private, H is shared.
     >>> import partsong
     >>> model = partsong.NMF(n_components=20).fit(X)                       # rows you hold
     >>> model = partsong.FederatedNMF(20, method="exact").fit([X_1, X_2])  # rows nobody pools
+    >>> print(partsong.compare([X_1, X_2], 20))                            # alone, together, pooled
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from partsong.compare_methods import compare as compare
     from partsong.estimator import NMF as NMF
     from partsong.federated import FederatedNMF as FederatedNMF
     from partsong.io.model_file import Model as Model
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "compare": "partsong.compare_methods",
     "NMF": "partsong.estimator",
     "FederatedNMF": "partsong.federated",
     "Model": "partsong.io.model_file",
@@ -34,7 +37,7 @@ _HOMES = {
     "read": "partsong.io.read",
 }
 
-__all__ = ["NMF", "FederatedNMF", "Model", "__version__", "load_model", "read", "save_model"]
+__all__ = ["NMF", "FederatedNMF", "Model", "__version__", "compare", "load_model", "read", "save_model"]
 
 
 def __getattr__(name: str) -> Any:

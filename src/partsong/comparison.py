@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from partsong.core import Message, Round, Schedule, Shard
+from partsong import threads
+from partsong.core import Array, Message, Round, Schedule, Shard, State
 from partsong.engines.parallel import Parallel
+from partsong.errors import PartsongError
+from partsong.evaluate.at_party import AtParty, at_party, is_finite, own_parts, with_own
 from partsong.evaluate.findings import Curve, MethodFindings, Sent
 from partsong.finished import Finished
+from partsong.fitting import Task, conclude, pursue
 from partsong.running import HistoryRow, Run, Stop
-from partsong.simulation import simulate
+from partsong.simulation import party_components, simulate
 
 Watch = Callable[[Round, HistoryRow], None]
 
@@ -23,62 +29,130 @@ MEANINGS = {
     "cross": "WᵀX: the party's rows summed up by weight, one line per component",
     "totals": "number of rows, ‖X‖² and ΣW",
     "H": "the party's own components",
+    "counts": "which of the shared components the party has a partner for",
 }
+
+FEW_ROWS = 64
+"""Rows of a party on which compiled code is tried before the clock starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A method of a comparison: a program, how long it may run, and one sentence about it."""
+    """A method of a comparison: a program, how long it may run, how its parties start, and one sentence about it."""
 
     name: str
     description: str
     program: Any
     rounds: int
+    start: str = "common"
     is_oracle: bool = False
 
 
-def contest(contestant: Contestant, shards: Sequence[Shard], seed: int, stop: Stop, watch: Watch) -> MethodFindings:
-    """Run one method and write down what it reached, what it cost, and what left the parties."""
-    sent: list[Message] = []
+@dataclass(slots=True)
+class Witness:
+    """What a run lets be seen on its way: a first upload, and the parties' H_p after the first and the best round."""
+
+    sent: Message | None = None
+    alone: dict[str, Array] = field(default_factory=dict)
+    own: dict[str, Array] = field(default_factory=dict)
+    server: State = None
+    least: float = math.inf
+
+    def see(self, done: Round, row: HistoryRow) -> None:
+        """Note a round; of equally good ones the later is the best, as in `running.Follower`."""
+        if self.sent is None and done.traffic:
+            self.sent, self.alone = done.traffic[0][2], party_components(done.checkpoint)
+        if row.objective <= self.least:
+            self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
+
+
+def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
+    """Two rounds of every program on a few rows, so that compiling and importing are no part of anybody's seconds."""
+    few = [replace(s, matrix=s.matrix.rows(np.arange(min(FEW_ROWS, s.matrix.shape[0])))) for s in shards[:2]]
+    for program in programs:
+        brief = replace(program, steps=1) if hasattr(program, "steps") else program
+        task = Task(brief, few, Schedule(2), Stop(tol=0.0), Parallel())
+        with suppress(PartsongError):  # what is wrong with the data is told by the run itself
+            own = Witness()
+            run = pursue(task, watch=own.see)
+            _at_parties(brief, few, conclude(task, run), own)
+
+
+def contest(
+    contestant: Contestant,
+    shards: Sequence[Shard],
+    seed: int,
+    watch: Watch = lambda done, row: None,
+    pooled: Shard | None = None,
+) -> MethodFindings:
+    """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
+
+    The oracle runs on `pooled`, and is evaluated at the parties. Seconds are those of the rounds; what a simulation
+    computes only to look at them does not count.
+    """
+    witness = Witness()
 
     def follow(done: Round, row: HistoryRow) -> None:
-        if not sent and done.traffic:
-            sent.append(done.traffic[0][2])
+        witness.see(done, row)
         watch(done, row)
 
+    program, schedule = contestant.program, Schedule(contestant.rounds, seed)
+    at = shards if pooled is None else [pooled]
     began = time.perf_counter()
-    schedule = Schedule(contestant.rounds, seed)
     run, finished = simulate(
-        contestant.program, shards, schedule, stop=stop, engine=Parallel(record=True), began=began, watch=follow
+        program, at, schedule, stop=Stop(tol=0.0), engine=Parallel(record=True), began=began, watch=follow
     )
-    seconds = time.perf_counter() - began
-    return _findings(contestant, run, finished, len(shards), seconds, () if contestant.is_oracle else tuple(sent))
+    parties = _at_parties(program, shards, finished, Witness() if contestant.is_oracle else witness)
+    return _findings(contestant, run, finished, parties, witness)
+
+
+def _at_parties(program: Any, shards: Sequence[Shard], finished: Finished, witness: Witness) -> tuple[AtParty, ...]:
+    found = []
+    with threads.kernels_on(threads.available()):
+        for shard in shards:
+            party = at_party(shard, finished.H, program.solver, finished.weights.get(shard.name))
+            if shard.name in witness.own:
+                models = program.components(witness.server), finished.H
+                party = with_own(party, shard, witness.own[shard.name], models, program.solver)
+            found.append(party)
+    return tuple(found)
 
 
 def _findings(
-    contestant: Contestant, run: Run, finished: Finished, parties: int, seconds: float, sent: tuple[Message, ...]
+    contestant: Contestant, run: Run, finished: Finished, parties: tuple[AtParty, ...], witness: Witness
 ) -> MethodFindings:
     rows, oracle = run.history, contestant.is_oracle
+    was_alone = contestant.start == "independent" and len(rows) > 1
+    known = {name: H for name, H in witness.alone.items() if is_finite(H)} if was_alone else {}
+    alone = {name: own_parts(H, finished.H) for name, H in known.items()}
     return MethodFindings(
         name=contestant.name,
         description=contestant.description,
         relative_error=finished.relative_error,
         explained_variance=1.0 - finished.relative_error**2,
-        bytes_up_per_party=0.0 if oracle else sum(row.bytes_up for row in rows) / parties,
+        bytes_up_per_party=0.0 if oracle else sum(row.bytes_up for row in rows) / len(parties),
         bytes_down_per_party=0.0 if oracle else float(sum(row.bytes_down for row in rows)),
         rounds=len(rows),
-        seconds=seconds,
+        seconds=rows[-1].seconds if rows else 0.0,
         outcome=str(run.outcome),
-        curve=Curve(
-            contestant.name,
-            tuple(row.iteration for row in rows),
-            tuple(row.seconds for row in rows),
-            tuple(row.relative_error for row in rows),
-        ),
+        curve=_curve(contestant.name, rows),
         components=finished.H,
         shares=tuple(float(share) for share in finished.shares),
-        sent=tuple(item for message in sent for item in _disclosures(message, len(rows))),
+        sent=() if oracle or witness.sent is None else tuple(_disclosures(witness.sent, len(rows))),
         is_oracle=oracle,
+        start=contestant.start,
+        parties=parties,
+        found_alone=alone,
+    )
+
+
+def _curve(label: str, rows: Sequence[HistoryRow]) -> Curve:
+    """The error along a history."""
+    return Curve(
+        label,
+        tuple(row.iteration for row in rows),
+        tuple(row.seconds for row in rows),
+        tuple(row.relative_error for row in rows),
     )
 
 
@@ -90,12 +164,6 @@ def _disclosures(message: Message, times: int) -> list[Sent]:
     return [*arrays, Sent("weight", (), "float64", 8, times, "the number of rows, where the aggregation uses it")]
 
 
-def in_the_order_of(reference: np.ndarray, components: np.ndarray) -> np.ndarray:
+def in_the_order_of(reference: np.ndarray, components: np.ndarray) -> tuple[int, ...]:
     """For each reference component the index of its partner: the assignment with the largest total cosine."""
-    from scipy.optimize import linear_sum_assignment
-
-    def unit(H: np.ndarray) -> np.ndarray:
-        sizes = np.linalg.norm(H, axis=1, keepdims=True)
-        return H / np.where(sizes > 0, sizes, 1)
-
-    return np.asarray(linear_sum_assignment(-unit(reference) @ unit(components).T)[1])
+    return own_parts(components, reference).places

@@ -24,9 +24,11 @@ from partsong.running import Run, Stop
 from partsong.saving import fill_from_file, save_fitted
 from partsong.settings import (
     one_of,
+    penalties_of,
     precision_of,
     rank_of,
     require_verbosity,
+    samples_told,
     solver_of,
     stop_of,
     threads_of,
@@ -81,8 +83,9 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, adding up to 1.
     reconstruction_err_, relative_error_, explained_variance_ : float
         ‖X − W H‖, the same over ‖X‖, and 1 − ‖X − W H‖² / ‖X‖².
-    n_iter_, outcome_, history_, seed_ :
-        Iterations made, why the fit ended, (iteration, seconds, relative_error, …) for each of them, and the seed used.
+    n_iter_, outcome_, history_, seed_, n_samples_ :
+        Iterations made, why the fit ended, (iteration, seconds, relative_error, …) for each of them, the seed used, and
+        the number of rows (None where a model file does not tell).
     """
 
     def __init__(
@@ -163,6 +166,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 "alpha_h": float(alpha_H),
                 "l1_ratio": float(self.l1_ratio),
                 "dtype": str(self.components_.dtype),
+                **({} if self.n_samples_ is None else {"n_samples": self.n_samples_}),
             },
         )
 
@@ -171,8 +175,8 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """A fitted estimator from a model file, ready to transform; also from files of the command line."""
         estimator = cls()
         settings = fill_from_file(estimator, path)
-        penalties = (settings.get(name, 0.0) for name in ("alpha_w", "alpha_h", "l1_ratio"))
-        alpha_W, alpha_H, l1_ratio = (float(v) if isinstance(v, int | float) else 0.0 for v in penalties)
+        alpha_W, alpha_H, l1_ratio = penalties_of(settings)
+        estimator.n_samples_ = samples_told(settings)
         return estimator.set_params(
             n_components=estimator.n_components_, alpha_W=alpha_W, alpha_H=alpha_H, l1_ratio=l1_ratio
         )
@@ -190,6 +194,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
             run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
         self._keep(done, run, rank)
+        self.n_samples_: int | None = matrix.shape[0]
         self.seed_ = seed
         return done
 

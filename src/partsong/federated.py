@@ -4,45 +4,52 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from partsong import threads
-from partsong.core import Alignment, Array, Program, Round, Schedule, Shard
+from partsong.core import Alignment, Array, Program, Round, Schedule
 from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
-from partsong.errors import ParameterError
-from partsong.finished import Finished, top_features
+from partsong.errors import FormatError, ParameterError
+from partsong.finished import Finished, OnDemand, top_features
+from partsong.fitting import Pursuit, Task
 from partsong.given import given_weights
-from partsong.methods import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
-from partsong.parties import by_party, own_components, shards_of
+from partsong.interrupts import held
+from partsong.methods import ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, start_of
+from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
-from partsong.saving import penalties_told, save_fitted
+from partsong.saving import fill_from_file, penalties_told, save_fitted
 from partsong.settings import (
     alignment_of,
-    one_of,
     precision_of,
     program_of,
     rank_of,
+    require_method,
     require_verbosity,
+    samples_told,
+    solver_told,
     stop_of,
     whole_number,
 )
-from partsong.simulation import party_components, simulate
+from partsong.simulation import (
+    RoundReport,
+    conclude_aloud,
+    holding_interrupts,
+    party_components,
+    reports_of,
+    simulation_of,
+)
 from partsong.validation import validated, whole_seed
 
-PROGRAM = (
-    "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
-)  # fmt: skip
 
-
-class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
+class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
@@ -78,18 +85,26 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
     components_ : array (k, m)
         H; sorted by explained share, and each row of Euclidean norm 1 (with penalties: on the scale they choose).
     history_ : list of rows
-        (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift) per round; bytes_up over all
+        (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …) per round; bytes_up over all
         parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
         refitted at each party. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment.
     party_components_ : dict of arrays (k, m)
         The H_p that parties ended with, on the scale of `components_`; that itself where they have none of their own.
     alignments_ : dict of arrays (k, k)
         P_p by which P_p · party_components_[p] lies in the order of `components_`.
-    relative_error_, explained_variance_, component_shares_, n_iter_, outcome_ :
+    relative_error_, explained_variance_, component_shares_, n_iter_, outcome_, n_samples_ :
         As in `NMF`, over all parties' rows.
+    parties_, n_parties_ :
+        Their names, in the order given, and their number.
     solver_ : row solver
         How rows are fitted to the model, with the penalties of the program.
     """
+
+    fitted = (
+        "components_", "component_shares_", "n_components_", "parties_", "n_parties_", "n_samples_", "n_iter_",
+        "party_components_", "alignments_", "outcome_", "history_", "relative_error_", "explained_variance_", "seed_",
+        "solver_",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -120,27 +135,35 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
         self.dtype = dtype
         self.n_jobs = n_jobs
 
-    def fit(
-        self, X: Any, y: Any = None, *, names: Sequence[str] | None = None, parties: Sequence[Any] | None = None
-    ) -> FederatedNMF:
-        """Learn shared components from a list with one matrix per party, or from one matrix and a label for each row.
+    def fit(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> FederatedNMF:
+        """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
+        matrices, or one matrix and `parties`, a label for each of its rows.
 
         Columns of data frames are put in the order of the first party that names them; names that are missing at a
         party are an error. Arrays, which have no names, are taken as they are. Tensors are computed with torch, if all
         parties have tensors on one device.
         """
-        began = time.perf_counter()
-        stop, seed = self._check_settings(), whole_seed(self.random_state)
-        if parties is not None:
-            X, names = by_party(X, parties, names)
-        shards = shards_of(self, X, names, seed, precision_of(self.dtype))
-        rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
-        program = self._program((rows, columns))
-        run, done = self._run(program, shards, seed, stop, began)
-        self._keep(run, done, shards)
-        self.seed_ = seed
-        self.solver_ = program.solver
+        with held() as interrupts:
+            pursuit = self._prepare(X, names, parties)
+            pursuit.follower.interrupts = interrupts
+            for _ in self._reports(pursuit):
+                pass
         return self
+
+    def iterate(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Iterator[RoundReport]:
+        """`fit`, one round at a time: a report after each, with its history row, H as it stands, and the outcome if it
+        was the last.
+
+            for report in model.iterate(parts):
+                if np.linalg.norm(rows - model.inverse_transform(model.transform(rows))) < enough:
+                    break
+
+        Between rounds, and however the loop is left, the model is fitted as if the fit had ended there: at the best
+        round so far, with what that takes computed when it is asked for. Leaving early counts as interrupted. The first
+        Ctrl-C within a round makes it the last.
+        """
+        pursuit = self._prepare(X, names, parties)
+        return holding_interrupts(pursuit, self._reports(pursuit))
 
     def transform(self, X: Any) -> np.ndarray:
         """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
@@ -159,17 +182,13 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
         check_is_fitted(self)
         return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
 
-    @property
-    def _n_features_out(self) -> int:
-        return int(self.components_.shape[0])
-
     def inverse_transform(self, W: Any) -> np.ndarray:
         """W H."""
         check_is_fitted(self)
         return given_weights(W, len(self.components_)) @ self.components_
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it."""
+        """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it as well."""
         check_is_fitted(self)
         told: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
@@ -179,40 +198,58 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
                 "start": start_of(self.method, self.start),
                 **({"align": str(self.align or "assignment")} if self.method == "fnmf" else {}),
             }
-        told |= {"rounds": self.n_iter_, "tol": float(self.tol), "parties": len(self.parties_)}
+        told |= {
+            "rounds": int(getattr(self, "n_iter_", self.rounds)),
+            "tol": float(self.tol),
+            "parties": self.n_parties_,
+        }
+        told |= {} if self.n_samples_ is None else {"n_samples": self.n_samples_}
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FederatedNMF:
+        """A fitted estimator from the model file of a federation, ready to transform; also from the command line's.
+
+        What is not in the file is not there: history, names and components of single parties.
+        """
+        estimator = cls()
+        settings = fill_from_file(estimator, path)
+        method = settings.get("method")
+        if method not in METHODS:
+            raise ParameterError(
+                f"{path}: this model was not learned by one of the methods {', '.join(METHODS)}, but by "
+                f"{str(method)[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
+            )
+        asked = {name: settings[name] for name in ("rounds", "local_steps", "start", "tol") if name in settings}
+        asked["align"] = settings.get("align") if method == "fnmf" and settings.get("align") in ALIGNMENTS else None
+        try:
+            estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
+            estimator.n_parties_ = whole_number("parties", settings.get("parties", 1))
+            estimator.n_samples_ = samples_told(settings)
+            estimator.solver_ = solver_told(settings)
+        except ParameterError as error:
+            raise FormatError(f"{path}: its settings are not those of a federation: {error} Fit again.") from error
+        return estimator
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
 
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""
-        if isinstance(self.method, str):
-            one_of("method", self.method, METHODS)
-        elif isinstance(self.method, type) or not all(hasattr(self.method, name) for name in PROGRAM):
-            raise ParameterError(f"method must be one of {', '.join(METHODS)}, or a Program; got {self.method!r}.")
-        if self.start is not None:
-            one_of("start", self.start, STARTS)
-            if self.method == "exact" and self.start == "independent":
-                raise ParameterError('method="exact" has one start for all parties: start must be None or "common".')
-        self._require_settings_with_effect()
+        require_method(self.method, align=self.align, start=self.start, local_steps=self.local_steps)
         whole_number("rounds", self.rounds)
-        if self.local_steps is not None:
-            whole_number("local_steps", self.local_steps, " (None: as the method does)")
         require_verbosity(self.verbose)
         if self.n_jobs not in (None, -1):
             whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
         return stop_of(self.tol, self.time_budget)
-
-    def _require_settings_with_effect(self) -> None:
-        """A setting that would be ignored is a mistake."""
-        if self.align is not None:
-            alignment_of(self.align)
-            if self.method != "fnmf":
-                raise ParameterError(f'align is for method="fnmf" only; the method is {self.method!r}. Leave it out.')
-        if not isinstance(self.method, str):
-            ignored = [name for name in ("local_steps", "start") if getattr(self, name) is not None]
-            if ignored:
-                raise ParameterError(
-                    f"{' and '.join(ignored)} are part of a Program: set them there, or leave them out."
-                )
 
     def _program(self, shape: tuple[int, int]) -> Program:
         if not isinstance(self.method, str):
@@ -234,28 +271,52 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, BaseEstimator):
     def _steps(self, method: str) -> int:
         return LOCAL_STEPS[method] if self.local_steps is None else int(self.local_steps)
 
-    def _run(self, program: Program, shards: list[Shard], seed: int, stop: Stop, began: float) -> tuple[Run, Finished]:
+    def _prepare(self, X: Any, names: Any, parties: Any) -> Pursuit:
+        """All that can be refused is refused here, before the first round."""
+        began = time.perf_counter()
+        stop, seed = self._check_settings(), whole_seed(self.random_state)
+        matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
+        shards = shards_of(self, matrices, labels, seed, precision_of(self.dtype))
+        rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
+        program = self._program((rows, columns))
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
         rounds = 1 if isinstance(self.method, str) and self.method in ONE_ROUND else int(self.rounds)
-        schedule = Schedule(rounds, seed)
-        own: dict[str, Array] = {}
+        task = simulation_of(program, shards, Schedule(rounds, seed), stop=stop, engine=engine)
+        return Pursuit.of(task, began=began)
+
+    def _reports(self, pursuit: Pursuit) -> Iterator[RoundReport]:
+        task, own = pursuit.task, {}
+        self._forget()
 
         def watch(done: Round, row: HistoryRow) -> None:
             own.update(party_components(done.checkpoint))
             bar(done, row)
 
-        with progress(self.verbose, rounds, self.time_budget, f"{len(shards)} parties") as bar:
-            run, done = simulate(program, shards, schedule, stop=stop, engine=engine, began=began, watch=watch)
-        self.party_components_, self.alignments_ = own_components(done.H, own, [shard.name for shard in shards])
-        return run, done
+        def conclude() -> None:
+            run = pursuit.course.run()
+            self._keep(task, run, conclude_aloud(task, run), own)
 
-    def _keep(self, run: Run, done: Finished, shards: list[Shard]) -> None:
+        title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(task.shards)} parties"
+        with progress(self.verbose, task.schedule.rounds, self.time_budget, title) as bar:
+            pursuit.follower.watch = watch
+            for report in reports_of(pursuit):
+                self._leave(conclude)
+                yield report
+        self._leave(conclude)
+        self._settle()
+
+    def _keep(self, task: Task, run: Run, done: Finished, own: dict[str, Array]) -> None:
         self.components_ = done.H
         self.component_shares_ = done.shares
         self.n_components_ = len(done.H)
-        self.parties_ = [shard.name for shard in shards]
+        self.parties_ = [shard.name for shard in task.shards]
+        self.n_parties_ = len(self.parties_)
+        self.n_samples_: int | None = sum(shard.matrix.shape[0] for shard in task.shards)
+        self.party_components_, self.alignments_ = own_components(done.H, own, self.parties_)
         self.n_iter_ = len(run.history)
         self.outcome_ = run.outcome
         self.history_: list[HistoryRow] = list(run.history)
         self.relative_error_ = done.relative_error
         self.explained_variance_ = 1.0 - done.relative_error**2
+        self.seed_ = task.schedule.seed
+        self.solver_ = task.program.solver

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.core import Array, Program, Shard
+from partsong.interrupts import held
 from partsong.local.alternate import Alternate
 from partsong.running import Run
 
@@ -33,6 +35,45 @@ class Finished:
     def relative_error(self) -> float:
         """‖X − W H‖ / ‖X‖; zero for a matrix of zeros."""
         return float(np.sqrt(self.squared_error / self.squared_norm)) if self.squared_norm > 0 else 0.0
+
+
+class OnDemand:
+    """What a fit leaves behind, worked out when it is first asked for: an estimator between two rounds of its fit.
+
+    `fitted` are the names of these attributes.
+    """
+
+    fitted: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.fitted and "_unfinished" in self.__dict__:
+            self._settle()
+            return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return any(name in self.__dict__ for name in (*self.fitted, "_unfinished"))
+
+    def __getstate__(self) -> Any:
+        """Copies and pickles hold the fitted model, not the data that it has yet to be worked out from."""
+        self._settle()
+        return super().__getstate__()
+
+    def _forget(self) -> None:
+        for name in (*self.fitted, "_unfinished"):
+            self.__dict__.pop(name, None)
+
+    def _leave(self, work: Callable[[], None]) -> None:
+        """Another model, not yet worked out; `work` sets all that is in `fitted`."""
+        self._forget()
+        self._unfinished = work
+
+    def _settle(self) -> None:
+        """Work it out now, if need be; where a second Ctrl-C breaks that off, it can be asked for again."""
+        if "_unfinished" in self.__dict__:
+            with held():
+                self._unfinished()
+            self.__dict__.pop("_unfinished", None)
 
 
 def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: bool) -> Finished:

@@ -26,7 +26,7 @@ from partsong.local.alternate import Alternate, Rows
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.start import Beginning, anchors, double_svd, random_beginning
 from partsong.programs.shared_statistics import SharedStatistics
-from partsong.running import Follower, HistoryRow, Progress, Run, Stop, known_error
+from partsong.running import Course, Follower, HistoryRow, Run, Stop, known_error
 from partsong.streams import stream
 
 Watch = Callable[[Round, HistoryRow], None]
@@ -34,7 +34,14 @@ Watch = Callable[[Round, HistoryRow], None]
 TRIAL_ROWS = 400
 """Rows on which the end of a fit is tried when a time budget has to cover it."""
 
+NOTHING = 1e-9
+"""A share of ‖X‖² that is nothing but rounding."""
+
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
+
+
+class EmptyModelWarning(UserWarning):
+    """A fit ended with a model that is zero, although the data are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,9 @@ def fit_rows(
     with held() as interrupts:
         run = pursue(task, earlier=earlier, began=began, watch=watch, interrupts=interrupts)
         warn_of_divergence(run)
-        return run, conclude(task, run)
+        done = conclude(task, run)
+        warn_of_nothing(task, done, beginning)
+        return run, done
 
 
 def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
@@ -114,6 +123,46 @@ def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = No
     return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
 
 
+@dataclass(frozen=True, slots=True)
+class Pursuit:
+    """A task on its way: iterating runs one round after another, and `course` tells how it stands between them."""
+
+    task: Task
+    follower: Follower
+    course: Course
+    resume: Checkpoint | None = None
+
+    @staticmethod
+    def of(
+        task: Task,
+        *,
+        earlier: Earlier | None = None,
+        began: float | None = None,
+        watch: Watch = lambda done, row: None,
+        interrupts: Interrupts | None = None,
+    ) -> Pursuit:
+        """A task to be pursued from its start, or from where an earlier part of the same run stood."""
+        follower = Follower(
+            task.stop,
+            time.perf_counter() if began is None else began,
+            error_of=task.error_of,
+            drift_of=task.drift_of,
+            watch=watch,
+            reserve=ClosingTime(task).reserve,
+            interrupts=interrupts if interrupts is not None else Interrupts(),
+            last=task.schedule.rounds,
+        )
+        if earlier is None:
+            return Pursuit(task, follower, Course.after())
+        return Pursuit(task, follower, Course.after(earlier.history, earlier.best), earlier.checkpoint)
+
+    def __iter__(self) -> Iterator[HistoryRow]:
+        """Rounds until one of them is the last; none where the earlier part had come to its end."""
+        self.course.outcome = self.task.stop.outcome(self.course.comparable.current, 0.0)
+        if self.course.outcome is None:
+            yield from self.follower.attend(_rounds(self.task, self.resume), self.course)
+
+
 def pursue(
     task: Task,
     *,
@@ -124,23 +173,13 @@ def pursue(
 ) -> Run:
     """The rounds of a task, from its start or from where an earlier part of the same run stood, to their end.
 
-    The same rounds, and (where the same parties take part in all of them) the same best of them, as if the run had
-    never been interrupted. They end after the round in which `interrupts` counts a first Ctrl-C.
+    The same rounds, and the same best of them, as if the run had never been interrupted. They end after the round in
+    which `interrupts` counts a first Ctrl-C.
     """
-    history = earlier.history if earlier is not None else ()
-    if task.stop.outcome(Progress.of(row.objective for row in history), 0.0) is Outcome.CONVERGED:
-        return Run(Outcome.CONVERGED, history, earlier.best if earlier is not None else None)
-    follower = Follower(
-        task.stop,
-        time.perf_counter() if began is None else began,
-        error_of=task.error_of,
-        drift_of=task.drift_of,
-        watch=watch,
-        reserve=ClosingTime(task).reserve,
-        interrupts=interrupts if interrupts is not None else Interrupts(),
-    )
-    run = follower.follow(_rounds(task, earlier), history)
-    return run if earlier is None else _with_earlier_best(run, earlier)
+    pursuit = Pursuit.of(task, earlier=earlier, began=began, watch=watch, interrupts=interrupts)
+    for _ in pursuit:
+        pass
+    return pursuit.course.run()
 
 
 def warn_of_divergence(run: Run) -> None:
@@ -148,6 +187,23 @@ def warn_of_divergence(run: Run) -> None:
     if run.outcome is Outcome.DIVERGED:
         told = "The fit ran away from its solution and was stopped; the best model before that is kept."
         warnings.warn(f"{told} {run.trouble}".rstrip(), DivergenceWarning, stacklevel=2)
+
+
+def warn_of_nothing(task: Task, done: Finished, beginning: Beginning | None = None) -> None:
+    """Say so, and why, where W H is zero and X is not."""
+    if done.squared_norm <= 0 or done.squared_error < (1 - NOTHING) * done.squared_norm:
+        return
+    solver = task.program.solver
+    if beginning is not None and any(factor is not None and not factor.any() for factor in (beginning.Ht, beginning.W)):
+        why = "It began with zeros, which the update rule cannot leave. Give H and W with positive numbers."
+    elif getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
+        why = (
+            f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, so that zero is the "
+            "best model. Lower them: alpha_W and alpha_H, or those of the program's solver."
+        )
+    else:
+        why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
+    warnings.warn(f"The model is zero: W H explains nothing of X. {why}", EmptyModelWarning, stacklevel=2)
 
 
 @dataclass(slots=True)
@@ -182,14 +238,14 @@ def _some_rows(shard: Shard, share: float) -> Shard:
     return shard if count >= n else replace(shard, matrix=shard.matrix.rows(np.arange(count) * n // count))
 
 
-def _rounds(task: Task, earlier: Earlier | None) -> Iterator[Round]:
+def _rounds(task: Task, resume: Checkpoint | None) -> Iterator[Round]:
     """The start is handed over and not kept: its W is as large as the party's."""
     return task.engine.run(
         task.program,
         task.shards,
         task.schedule,
         reduction=task.reduction,
-        resume=earlier.checkpoint if earlier is not None else (task.begin() if task.begin is not None else None),
+        resume=resume if resume is not None else (task.begin() if task.begin is not None else None),
     )
 
 
@@ -206,14 +262,6 @@ def _first_server(task: Task) -> Any:
     if task.begin is not None:
         return task.begin().server
     return task.program.start_server(Layout.of(task.shards, task.schedule.seed))[0]
-
-
-def _with_earlier_best(run: Run, earlier: Earlier) -> Run:
-    """Of equals the later one is the best, as in `running.Follower`."""
-    before = min((row.objective for row in earlier.history), default=math.inf)
-    after = min((row.objective for row in run.history[len(earlier.history) :]), default=math.inf)
-    is_beaten = earlier.best is None or (run.best is not None and after <= before)
-    return run if is_beaten else replace(run, best=earlier.best)
 
 
 def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:

@@ -9,9 +9,12 @@ import numpy as np
 from partsong import kernels
 from partsong.core import Matrix
 from partsong.data.cells import cell_errors
+from partsong.data.finding import SHOWN
 from partsong.data.form import array_of
-from partsong.errors import ParameterError, ShapeError, UnreadableError
+from partsong.errors import ParameterError, ShapeError, UnreadableError, first_few
 from partsong.local.start import Beginning
+
+_SIDES = {"H": "row per component and one column per feature", "W": "row per sample and one column per component"}
 
 
 def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:
@@ -28,10 +31,20 @@ def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:
 def _factor(name: str, factor: Any, shape: tuple[int, int]) -> np.ndarray:
     values = numeric(name, factor)
     if values.shape != shape:
-        raise ShapeError(f"{name} must have shape {shape}; got {values.shape}.")
-    if not np.isfinite(values).all() or (values < 0).any():
-        raise ParameterError(f"{name} must be finite and non-negative.")
+        raise ShapeError(f"{name} must have shape {shape}; got {values.shape}. Give one {_SIDES[name]}.")
+    _require_none(name, values, ~np.isfinite(values), "finite", "Replace them, for example by small positive numbers.")
+    _require_none(name, values, values < 0, "non-negative", f"Clip them: {name}.clip(0).")
     return values
+
+
+def _require_none(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str, way_out: str) -> None:
+    """Refuse values by their positions, counted from 0."""
+    if wrong.any():
+        places = [tuple(map(int, place)) for place in np.argwhere(wrong)]
+        told = [f"({', '.join(map(str, place))}): {values[place]}" for place in places[:SHOWN]]
+        raise ParameterError(
+            f"{name} must be {wanted}, and is not at {first_few(told, len(places), 'position')}. {way_out}"
+        )
 
 
 def given_weights(W: Any, rank: int) -> np.ndarray:
@@ -42,6 +55,7 @@ def given_weights(W: Any, rank: int) -> np.ndarray:
             f"inverse_transform takes weights with {rank} columns, one per component; "
             f"got an array of shape {weights.shape}."
         )
+    _require_none("W", weights, ~np.isfinite(weights), "finite", "Leave out, or fill, the rows with gaps.")
     return weights
 
 

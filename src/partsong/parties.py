@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,7 @@ from partsong.streams import key
 from partsong.validation import agree_on_columns, numbers_of
 
 
-def shards_of(
-    estimator: Any, matrices: Any, names: Sequence[str] | None, seed: int, dtype: np.dtype[Any] | None
-) -> list[Shard]:
+def shards_of(estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dtype[Any] | None) -> list[Shard]:
     """The parties of a simulation, checked; the estimator remembers the columns of the first that names them.
 
     Without `dtype` all compute in float64 as soon as one of them needs it. Secrets come from the seed, so that the
@@ -48,12 +46,31 @@ def shards_of(
     return shards
 
 
-def by_party(X: Any, parties: Sequence[Any], names: Sequence[str] | None) -> tuple[list[Any], list[str]]:
+def named_parties(X: Any, names: Any) -> tuple[Any, Any]:
+    """Matrices and names from a mapping of the one to the other; a generator of matrices as a list."""
+    if not isinstance(X, Mapping):
+        return (list(X) if isinstance(X, Iterator) else X), names
+    if names is not None:
+        raise ParameterError("Give names or a mapping, not both: the keys of the mapping are the names of the parties.")
+    wrong = [key for key in X if not _is_label(key)]
+    if wrong:
+        raise ParameterError(f"Names of parties must be text or whole numbers; a key of this mapping is {wrong[0]!r}.")
+    return list(X.values()), [str(key) for key in X]
+
+
+def _is_label(label: Any) -> bool:
+    return bool(label.strip()) if isinstance(label, str) else isinstance(label, int | np.integer | np.bool_)
+
+
+def by_party(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
     """The rows of one matrix shared out by their labels, with the labels as names, in order."""
     if names is not None:
         raise ParameterError("Give names or parties, not both: the labels of the rows are the names of the parties.")
-    if isinstance(X, list | tuple) or not hasattr(X, "shape"):
-        raise ShapeError("fit(X, parties=labels) takes one matrix; a list with one matrix per party needs no labels.")
+    if len(getattr(X, "shape", ())) != 2:
+        raise ShapeError(
+            "fit(X, parties=labels) takes one matrix with a label for each of its rows; "
+            f"this is {_told(X)}. A list with one matrix per party needs no labels: fit([X_1, X_2, …])."
+        )
     labels = _row_labels(X, parties)
     held = X.tocsr() if hasattr(X, "tocsr") else X
     by_position = getattr(held, "iloc", held)
@@ -63,14 +80,18 @@ def by_party(X: Any, parties: Sequence[Any], names: Sequence[str] | None) -> tup
 
 def _row_labels(X: Any, parties: Any) -> list[str]:
     """A label for each row as text, in the order of the rows."""
-    if hasattr(parties, "index") and hasattr(X, "index") and not parties.index.equals(X.index):
+    is_same = getattr(getattr(parties, "index", None), "equals", None)  # lists have an index as well, which is another
+    if is_same is not None and hasattr(X, "index") and not is_same(X.index):
         raise ShapeError("parties has another index than X. Bring them to one order: parties.reindex(X.index).")
-    given = list(parties)
+    given = parties.tolist() if hasattr(parties, "tolist") else parties
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise ParameterError(f"parties must be a list with a label for each row; got {_told(parties)}.")
+    given = list(given)
     if len(given) != X.shape[0]:
         raise ShapeError(
             f"{len(given)} labels of parties were given for {X.shape[0]} rows. Give one for each row, in their order."
         )
-    missing = [i for i, label in enumerate(given) if not isinstance(label, str | int | np.integer | np.bool_)]
+    missing = [i for i, label in enumerate(given) if not _is_label(label)]
     if missing:
         raise ParameterError(
             f"Labels of parties must be text or whole numbers; those of {first_few(missing[:5], len(missing), 'row')} "
@@ -82,6 +103,28 @@ def _row_labels(X: Any, parties: Any) -> list[str]:
     ):
         raise ParameterError("Labels of parties mix text and numbers that read the same. Make all of them text.")
     return labels
+
+
+class WeightsByParty:
+    """`fit_transform` for data that come by party.
+
+    Apart from the estimator, because scikit-learn makes one table of all that a method of that name returns there.
+    """
+
+    def fit_transform(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Any:
+        """Learn the shared components and return W as the data came: a list or mapping of every party's W_p, or one W
+        in the order of the rows of one matrix with labels.
+
+        Weights are private: only a simulation has those of all parties. They are what `transform` gives.
+        """
+        estimator: Any = self
+        held, labels = named_parties(X, names)
+        estimator.fit(held, names=labels, parties=parties)
+        if parties is not None:
+            return estimator.transform(held)
+        ordered = _in_one_order(estimator.parties_, held)
+        weights = [estimator.transform(rows) for rows in ordered.values()]
+        return dict(zip(X, weights, strict=True)) if isinstance(X, Mapping) else weights
 
 
 def own_components(
@@ -112,20 +155,40 @@ def common_type(matrices: Sequence[Any]) -> np.dtype[Any]:
     return max((float_type(X.dtype) for X in matrices), key=lambda kind: kind.itemsize)
 
 
-def _labels(matrices: Any, names: Sequence[str] | None) -> list[str]:
+def _labels(matrices: Any, names: Any) -> list[str]:
     if hasattr(matrices, "shape") or isinstance(matrices, str) or not isinstance(matrices, Sequence):
-        raise ShapeError("fit takes a list with one matrix per party: fit([X_1, X_2, …]).")
+        raise ShapeError(
+            f"fit takes a list with one matrix per party, fit([X_1, X_2, …]), a mapping of names to matrices, or one "
+            f"matrix with a label for each row, fit(X, parties=labels); this is {_told(matrices)}. For rows that are "
+            "all in one place, use NMF."
+        )
     if len(matrices) == 0:
-        raise ParameterError("A federation needs at least one party; the list is empty.")
+        raise ParameterError("A federation needs at least one party; the list is empty. Give at least one matrix.")
+    if isinstance(names, str | Set) or not (names is None or isinstance(names, Iterable)):
+        raise ParameterError(f"names must be a list with a name for each party, in their order; got {names!r}.")
     labels = list(names) if names is not None else party_names(len(matrices))
     if len(labels) != len(matrices):
-        raise ParameterError(f"{len(labels)} names were given for {len(matrices)} parties.")
-    if not all(isinstance(label, str) for label in labels):
-        raise ParameterError(f"Names of parties must be text; got {labels[:5]!r}.")
+        raise ParameterError(
+            f"{len(labels)} names were given for {len(matrices)} parties. Give one for each, in their order, or none."
+        )
+    wrong = [i for i, label in enumerate(labels) if not isinstance(label, str) or not label.strip()]
+    if wrong:
+        at = first_few(wrong[:5], len(wrong), "position")
+        raise ParameterError(
+            f"Names of parties must be text, and are not at {at} ({labels[wrong[0]]!r}). Give each a name."
+        )
     twice = repeated(labels)
     if twice:
-        raise ParameterError(f"Party names must differ; used more than once: {', '.join(twice)}.")
-    return labels
+        raise ParameterError(
+            f"Party names must differ; used more than once: {', '.join(twice[:5])}. "
+            "Rename them, or put the rows of a party into one matrix."
+        )
+    return [str(label) for label in labels]
+
+
+def _told(X: Any) -> str:
+    shape = getattr(X, "shape", None)
+    return type(X).__name__ if shape is None else f"{type(X).__name__} of shape {tuple(shape)}"
 
 
 def _require_one_kind(labels: Sequence[str], matrices: Sequence[Any]) -> None:

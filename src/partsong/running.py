@@ -12,6 +12,7 @@ from typing import NamedTuple
 from partsong.core import Outcome, Round, State
 from partsong.errors import DivergenceError, ParameterError
 from partsong.interrupts import Interrupts
+from partsong.streams import key
 
 WINDOW = 5
 """Rounds over which progress is judged: extrapolated iterations may go up for a moment."""
@@ -28,6 +29,8 @@ class HistoryRow(NamedTuple):
     (the square of the error where there are none), bytes sent in this round by all parties and to each of them.
     An extrapolated step that was taken back is listed with the error that it led to. Where parties have an H of their
     own, a simulation adds Σ_p ‖H_p − H‖² by position and after alignment, in units of ‖H‖².
+    `parties` took part. `company` is a number for whose rows the objective is over, 0 for all rows: rounds of different
+    companies are not compared.
     """
 
     iteration: int
@@ -38,6 +41,8 @@ class HistoryRow(NamedTuple):
     bytes_down: int
     drift: float = math.nan
     aligned_drift: float = math.nan
+    parties: int = 0
+    company: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +137,42 @@ def known_error(done: Round) -> float:
 
 
 @dataclass(slots=True)
+class Course:
+    """A run as it goes: its history, the server's state now and at its best, and how it ended, once it has."""
+
+    rows: list[HistoryRow]
+    comparable: Comparable
+    best: State = None
+    latest: State = None
+    outcome: Outcome | None = None
+    trouble: str = ""
+
+    @staticmethod
+    def after(history: Sequence[HistoryRow] = (), best: State = None) -> Course:
+        """The course of a run whose earlier part had this history and this best state."""
+        return Course(list(history), Comparable.of(history), best)
+
+    def note(self, done: Round, row: HistoryRow) -> None:
+        """One more round."""
+        self.rows.append(row)
+        self.latest = done.checkpoint.server
+        if self.comparable.add(row):
+            self.best = self.latest
+
+    def run(self) -> Run:
+        """What has become of it; a run that nobody has ended was interrupted."""
+        return Run(self.outcome or Outcome.INTERRUPTED, tuple(self.rows), self.best, self.trouble)
+
+
+@dataclass(slots=True)
 class Follower:
     """Collects rounds until they end, a stop applies, or Ctrl-C; the model so far is kept in every case.
 
     `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
     each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
-    `drift_of` tells how far parties are from the model, by position and after alignment.
-    What `error_of`, `drift_of` and `reserve` take is not the method's time and not in the history.
+    `drift_of` tells how far parties are from the model, by position and after alignment; `last` is the number of rounds
+    after which there is none.
+    What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history.
     """
 
     stop: Stop
@@ -148,85 +182,105 @@ class Follower:
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
     interrupts: Interrupts = field(default_factory=Interrupts)
+    last: float = math.inf
 
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
-        rows, best, comparable = list(history), None, Comparable(Progress.of(row.objective for row in history))
-        earlier = rows[-1].seconds if rows else 0.0
-        apart, outcome, trouble, turned = 0.0, Outcome.MAX_ROUNDS, "", time.perf_counter()
+        course = Course.after(history)
+        for _ in self.attend(rounds, course):
+            pass
+        return course.run()
+
+    def attend(self, rounds: Iterator[Round], course: Course) -> Iterator[HistoryRow]:
+        """One round after another, each noted in `course`; whoever has seen enough leaves the loop."""
+        earlier = course.rows[-1].seconds if course.rows else 0.0
+        apart, turned = 0.0, time.perf_counter()
         try:
             for done in rounds:
                 paused = time.perf_counter()
                 error, drift = self.error_of(done), self.drift_of(done)
                 apart += time.perf_counter() - paused
                 row = _row(done, error, drift, earlier + time.perf_counter() - self.began - apart)
-                rows.append(row)
-                if comparable.add(_who(done), row.objective):
-                    best = done.checkpoint.server
+                course.note(done, row)
                 self.watch(done, row)
                 paused = time.perf_counter()
-                ending = self._ending(done, comparable, earlier + paused - self.began, paused - turned)
+                course.outcome = self._ending(done, course, earlier + paused - self.began, paused - turned)
+                del done  # as large as the parties' states
+                yield row
                 apart, turned = apart + time.perf_counter() - paused, time.perf_counter()
-                if ending is not None:
-                    outcome = ending
-                    break
+                if course.outcome is not None:
+                    return
+            course.outcome = Outcome.MAX_ROUNDS
         except KeyboardInterrupt:
-            outcome = Outcome.INTERRUPTED
+            course.outcome = Outcome.INTERRUPTED
         except DivergenceError as error:
-            if best is None:
+            if course.best is None:
                 raise
-            outcome, trouble = Outcome.DIVERGED, str(error)
-        return Run(outcome, tuple(rows), best, trouble)
+            course.outcome, course.trouble = Outcome.DIVERGED, str(error)
 
-    def _ending(self, done: Round, comparable: Comparable, spent: float, last: float) -> Outcome | None:
-        """A time budget has to hold one more round like the last, and the end of the fit."""
+    def _ending(self, done: Round, course: Course, spent: float, latest: float) -> Outcome | None:
+        """A time budget has to hold one more round like the latest, and the end of the fit."""
         if self.interrupts.count:
             return Outcome.INTERRUPTED
         if self.stop.time_budget is not None:
-            spent += last + self.reserve(done, spent)
-        return self.stop.outcome(comparable.current, spent)
-
-
-def _who(done: Round) -> tuple[str, ...]:
-    """Whose rows the objective of a round is over; nobody's in particular where a simulation computes it over all."""
-    return done.participants if "relative_error" in done.metrics else ()
+            spent += latest + self.reserve(done, spent)
+        ending = self.stop.outcome(course.comparable.current, spent)
+        return Outcome.MAX_ROUNDS if ending is None and done.index + 1 >= self.last else ending
 
 
 @dataclass(slots=True)
 class Comparable:
-    """Progress by who took part: objectives over different rows are not compared.
+    """Progress by company: objectives over different rows are not compared.
 
     A round counts for the best model unless one with more parties was seen within the last few; where those parties
-    have not met for as long, the next round that counts takes their place, however good it is.
+    have not met for as long, the next round that counts takes their place, however good it is. All of it follows from
+    the history, so that a run which goes on later chooses the same rounds.
     """
 
-    first: Progress
     current: Progress = field(default_factory=Progress)
-    by_participants: dict[tuple[str, ...], Progress] = field(default_factory=dict)
-    seen: dict[tuple[str, ...], int] = field(default_factory=dict)
-    owner: tuple[str, ...] | None = None
+    by_company: dict[int, Progress] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    owner: int | None = None
     count: int = 0
 
-    def add(self, participants: tuple[str, ...], value: float) -> bool:
+    @staticmethod
+    def of(history: Iterable[HistoryRow]) -> Comparable:
+        """The state after these rounds."""
+        comparable = Comparable()
+        for row in history:
+            comparable.add(row)
+        return comparable
+
+    def add(self, row: HistoryRow) -> bool:
         """Note a round; returns whether it is the best now."""
+        company = row.company
         self.count += 1
-        progress = self.by_participants.get(participants)
-        if progress is None:
-            progress = self.first if not self.by_participants else Progress()
-            self.owner = participants if progress.count else self.owner  # the best so far is from before
-            self.by_participants[participants] = progress
-        is_least, self.current = progress.add(value), progress
-        self.seen[participants] = self.count
-        if any(len(others) > len(participants) for others in self.seen if self._is_recent(others)):
+        self.current = self.by_company.get(company) or self.by_company.setdefault(company, Progress())
+        is_least = self.current.add(row.objective)
+        self.seen[company], self.sizes[company] = self.count, row.parties
+        others = (size for other, size in self.sizes.items() if other != company and self._is_recent(other))
+        if any(size > row.parties for size in others):
             return False
-        is_best = is_least or self.owner is None or (self.owner != participants and not self._is_recent(self.owner))
-        self.owner = participants if is_best else self.owner
+        is_best = is_least or self.owner is None or (self.owner != company and not self._is_recent(self.owner))
+        self.owner = company if is_best else self.owner
         return is_best
 
-    def _is_recent(self, participants: tuple[str, ...]) -> bool:
-        return self.count - self.seen.get(participants, 0) < WINDOW
+    def _is_recent(self, company: int) -> bool:
+        return self.count - self.seen.get(company, 0) < WINDOW
+
+
+def _company(done: Round) -> int:
+    """A number for whose rows the objective of a round is over.
+
+    Zero stands for all rows: everybody took part, or a simulation computes the error over all.
+    """
+    if "relative_error" not in done.metrics or set(done.participants) == set(done.checkpoint.parties):
+        return 0
+    return 1 + key(0, *sorted(done.participants)) % 2**48  # exact as a float
 
 
 def _row(done: Round, error: float, drift: tuple[float, float], seconds: float) -> HistoryRow:
     objective = done.metrics.get("objective", error**2)
-    return HistoryRow(done.index + 1, seconds, error, objective, sum(done.bytes_up.values()), done.bytes_down, *drift)
+    sent = sum(done.bytes_up.values()), done.bytes_down
+    return HistoryRow(done.index + 1, seconds, error, objective, *sent, *drift, len(done.participants), _company(done))

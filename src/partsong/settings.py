@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,8 +15,13 @@ from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import Penalty
 from partsong.local.momentum import Extrapolation, NoExtrapolation
-from partsong.methods import METHODS
+from partsong.methods import METHODS, STARTS
 from partsong.running import Stop
+
+PROGRAM = (
+    "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
+)  # fmt: skip
+"""What a Program has."""
 
 DEFAULT_RANK = 20
 GENEROUS_RANK = 1000
@@ -65,6 +71,25 @@ def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: An
         raise ParameterError(f"l1_ratio must lie between 0 and 1; got {l1_ratio!r}.")
     momentum = Extrapolation() if isinstance(rule, str) and rule == "hals" else NoExtrapolation()
     return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
+
+
+def solver_told(settings: Mapping[str, Any]) -> Alternate:
+    """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none."""
+    alpha_W, alpha_H, l1_ratio = penalties_of(settings)
+    return solver_of("cd", alpha_W, alpha_H, l1_ratio)
+
+
+def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:
+    """alpha_W, alpha_H and l1_ratio in the settings of a model file."""
+    found = (settings.get(name, 0.0) for name in ("alpha_w", "alpha_h", "l1_ratio"))
+    alpha_W, alpha_H, l1_ratio = (float(v) if isinstance(v, int | float) else 0.0 for v in found)
+    return alpha_W, alpha_H, l1_ratio
+
+
+def samples_told(settings: Mapping[str, Any]) -> int | None:
+    """The number of rows in the settings of a model file, where it tells."""
+    found = settings.get("n_samples")
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
 
 def _rule_of(rule: Any) -> UpdateRule:
@@ -147,6 +172,27 @@ def alignment_of(align: Any) -> Alignment:
         raise ParameterError(f"align must be one of {', '.join(names)}, or an alignment; got {align!r}.")
     chosen: Alignment = align
     return chosen
+
+
+def require_method(method: Any, *, align: Any, start: Any, local_steps: Any) -> None:
+    """A federated method and its settings, refused by their names; one that would be ignored is a mistake as well."""
+    if isinstance(method, str):
+        one_of("method", method, METHODS)
+    elif isinstance(method, type) or not all(hasattr(method, name) for name in PROGRAM):
+        raise ParameterError(f"method must be one of {', '.join(METHODS)}, or a Program; got {method!r}.")
+    if start is not None:
+        one_of("start", start, STARTS)
+        if isinstance(method, str) and (method, start) == ("exact", "independent"):
+            raise ParameterError('method="exact" has one start for all parties: start must be None or "common".')
+    if local_steps is not None:
+        whole_number("local_steps", local_steps, " (None: as the method does)")
+    if align is not None:
+        alignment_of(align)
+        if not isinstance(method, str) or method != "fnmf":
+            raise ParameterError(f'align is for method="fnmf" only; the method is {method!r}. Leave it out.')
+    ignored = [name for name, value in (("local_steps", local_steps), ("start", start)) if value is not None]
+    if ignored and not isinstance(method, str):
+        raise ParameterError(f"{' and '.join(ignored)} are part of a Program: set them there, or leave them out.")
 
 
 def program_of(method: str, rank: int, *, steps: int, align: Alignment, independent: bool) -> Program:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from partsong import kernels, threads
-from partsong.core import Array, Checkpoint, Engine, Round, Schedule, Shard
+from partsong.core import Array, Checkpoint, Engine, Outcome, Program, Round, Schedule, Shard, State
 from partsong.engines.parallel import Parallel
 from partsong.evaluate.agreement import drift_of
 from partsong.evaluate.metrics import relative_error
 from partsong.finished import Finished
-from partsong.fitting import Task, Watch, conclude, pursue, warn_of_divergence
+from partsong.fitting import Pursuit, Task, Watch, conclude, pursue, warn_of_divergence, warn_of_nothing
 from partsong.interrupts import held
-from partsong.running import Run, Stop, known_error
+from partsong.running import HistoryRow, Run, Stop, known_error
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """How a federation stands after a round; `outcome` is None while there are more to come."""
+
+    iteration: int
+    row: HistoryRow
+    outcome: Outcome | None
+    program: Program = field(repr=False, compare=False)
+    server: State = field(repr=False, compare=False)
+
+    @property
+    def components(self) -> np.ndarray:
+        """A copy of H (k × m) as it stands: on the scale and in the order of the run, the same from round to round."""
+        H = self.program.components(self.server)
+        return np.array(kernels.of(H).to_numpy(H))
 
 
 def simulate(
@@ -28,13 +48,49 @@ def simulate(
     watch: Watch = lambda done, row: None,
 ) -> tuple[Run, Finished]:
     """Run to the end and put the model on its stated scale."""
-    error_of = error_in_simulation(program, shards)
-    drift = drift_in_simulation(program)
-    task = Task(program, shards, schedule, stop, engine, threads=threads.available(), error_of=error_of, drift_of=drift)
+    task = simulation_of(program, shards, schedule, stop=stop, engine=engine)
     with held() as interrupts:
         run = pursue(task, began=began, watch=watch, interrupts=interrupts)
-        warn_of_divergence(run)
-        return run, conclude(task, run)
+        return run, conclude_aloud(task, run)
+
+
+def simulation_of(
+    program: Any,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    *,
+    stop: Stop = Stop(),
+    engine: Engine = Parallel(),
+) -> Task:
+    """The task whose rounds are measured with all that only a simulation can know."""
+    error_of = error_in_simulation(program, shards)
+    drift = drift_in_simulation(program)
+    return Task(program, shards, schedule, stop, engine, threads=threads.available(), error_of=error_of, drift_of=drift)
+
+
+def conclude_aloud(task: Task, run: Run) -> Finished:
+    """The model of a run, with a warning where it is not what was hoped for."""
+    warn_of_divergence(run)
+    done = conclude(task, run)
+    warn_of_nothing(task, done)
+    return done
+
+
+def reports_of(pursuit: Pursuit) -> Iterator[RoundReport]:
+    """A report after every round."""
+    course = pursuit.course
+    for row in pursuit:
+        yield RoundReport(row.iteration, row, course.outcome, pursuit.task.program, course.latest)
+
+
+def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport]) -> Iterator[RoundReport]:
+    """The same reports; the first Ctrl-C within a round makes it the last, and between rounds it is the caller's."""
+    while True:
+        with held() as pursuit.follower.interrupts:
+            report = next(reports, None)
+        if report is None:
+            return
+        yield report
 
 
 def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round], float]:

@@ -140,4 +140,4 @@ def test_formulas_in_the_report_are_told(invoke, X, tmp_path):
 
 def test_report_must_be_writable(invoke, data_npy):
     invoke("check", data_npy, "--report", "none/rows.csv", code=1)
-    invoke("check", data_npy, "--report", "rows.xlsx", code=1)
+    invoke("check", data_npy, "--report", "rows.xlsx", code=2)

@@ -14,13 +14,13 @@ from partsong.errors import DataError, PartsongError
     [
         (["fit", "none.npy", "-o", "m.safetensors"], "FileError"),
         (["fit", "bad.npy", "-o", "m.safetensors"], "DataError"),
-        (["fit", "data.npy", "-o", "m.safetensors", "--time-budget", -1], "ParameterError"),
+        (["fit", "data.npy", "-o", "m.safetensors", "-k", 10**6], "ParameterError"),
         (["transform", "data.npy", "none.safetensors", "-o", "W.csv"], "FileError"),
         (["check", "none.npy"], "FileError"),
-        (["check", "data.npy", "--report", "x.txt"], "FileError"),
+        (["check", "data.npy", "--report", "none/x.csv"], "FileError"),
         (["split", "data.npy", "-p", 100, "-o", "parts"], "ParameterError"),
         (["info", "data.npy"], "FormatError"),
-        (["demo", "-o", "x.pdf"], "FileError"),
+        (["demo", "-o", "none/x.html"], "FileError"),
     ],
 )
 def test_json_tells_of_failures(invoke, data_npy, tmp_path, words, kind):
@@ -97,6 +97,7 @@ def test_a_spoilt_clock_is_told_before_the_fit(invoke, data_npy, monkeypatch, tm
         ("n_components=10 is far more than this.", "--components 10 is far more than this."),
         ("max_iter must be at least 1.", "--max-iter must be at least 1."),
         ("Raise max_iter, or tol=0.1.", "Raise --max-iter, or --tol 0.1."),
+        ("header=True names, header=False does not.", "--header names, --no-header does not."),
         ("A schedule needs at least one round; rounds=0.", "A schedule needs at least one round; --rounds 0."),
         ("alpha_W must be zero or more; got -1.", "--alpha-w must be zero or more; got -1."),
         ("alpha_H must be zero or more; got -1.", "--alpha-h must be zero or more; got -1."),
@@ -136,22 +137,24 @@ def test_names_of_files_and_columns_stay(message):
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("words", "option", "code"),
     [
-        (["fit", "data.npy", "-o", "m.safetensors", "--time-budget", 0], "--time-budget"),
-        (["fit", "data.npy", "-o", "m.safetensors", "-k", 10**6], "--components"),
-        (["fit", "data.npy", "-o", "m.safetensors", "--key", "x"], "--key"),
-        (["fit", "data.npy", "-o", "m.safetensors", "--label", "x"], "--label"),
-        (["split", "labelled.npz", "-p", 2, "--by", "y", "--concentration", 0, "-o", "parts"], "--concentration"),
-        (["fit", "large.npy", "-o", "m.safetensors"], "--dtype"),
+        (["fit", "data.npy", "-o", "m.safetensors", "--time-budget", 0], "--time-budget", 2),
+        (["fit", "data.npy", "-o", "m.safetensors", "-k", 10**6], "--components", 1),
+        (["fit", "data.npy", "-o", "m.safetensors", "--key", "x"], "--key", 2),
+        (["fit", "data.npy", "-o", "m.safetensors", "--label", "x"], "--label", 2),
+        (["fit", "data.npy", "-o", "m.safetensors", "--no-header"], "--header", 2),
+        (["split", "labelled.npz", "-p", 2, "--by", "y", "--concentration", 0, "-o", "parts"], "--concentration", 2),
+        (["split", "data.npy", "-p", 2, "--by", "y", "-o", "parts"], "--by", 2),
+        (["fit", "large.npy", "-o", "m.safetensors"], "--dtype", 1),
     ],
 )
-def test_commands_speak_of_options(invoke, data_npy, X, tmp_path, words, option):
+def test_commands_speak_of_options(invoke, data_npy, X, tmp_path, words, option, code):
     np.savez(tmp_path / "labelled.npz", X=X, y=np.arange(45) % 3)
     np.save(tmp_path / "large.npy", np.full((3, 3), 1e20, np.float32))
-    message = invoke(*words, code=1).stderr
+    message = invoke(*words, code=code).stderr
     assert option in message
-    for name in ("n_components", "time_budget", "label=", "key=", "dtype=", "None"):
+    for name in ("n_components", "time_budget", "label=", "key=", "dtype=", "header=", "None"):
         assert name not in message
 
 

@@ -138,6 +138,34 @@ def test_damaged_lists_of_parts(invoke, parts, content):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("name", 3, "party 2: its name is 3, but must be text"),
+        ("name", "", 'party 2: its name is "", but must be text'),
+        ("name", "party-01", "same name, 'party-01'"),
+        ("file", 3, "party 2: its file is 3, but must be text"),
+        ("file", "party-01.npz", "same file, 'party-01.npz'"),
+        ("file", "../party-02.npz", "plain name"),
+        ("rows", "15", 'party 2: rows is "15", but must be a whole number'),
+        ("rows", 0, "party 2: rows is 0"),
+        ("rows", True, "party 2: rows is true"),
+        ("rows", None, "party 2: rows is null"),
+        ("rows", ..., "party 2: has no 'rows'"),
+    ],
+)
+def test_a_list_with_a_wrong_field_is_told_which(told, parts, field, value, says):
+    listing = json.loads((parts / "parts.json").read_text())
+    listing["parties"][1][field] = value
+    if value is ...:
+        del listing["parties"][1][field]
+    (parts / "parts.json").write_text(json.dumps(listing))
+    said = told("fit", parts, "-o", "m.safetensors", code=1)
+    assert says in said["error"]
+    assert said["type"] == "FormatError"
+    assert "version" not in said["error"]
+
+
 def test_a_party_with_bad_values_is_named(invoke, parts, replace_part):
     X = read_parts(parts)["party-02"].X
     X[0, 0] = np.nan

@@ -90,12 +90,41 @@ def test_run_folder(told, data_npy, tmp_path):
 
 
 def test_run_folder_is_not_overwritten_by_accident(invoke, data_npy, tmp_path):
-    (tmp_path / "run").mkdir()
+    invoke("fit", data_npy, "-k", 2, "--run-folder", "run")
     (tmp_path / "run" / "mine.txt").write_text("keep")
     result = invoke("fit", data_npy, "--run-folder", "run", code=1)
     assert "--overwrite" in result.stderr
-    invoke("fit", data_npy, "-k", 2, "--run-folder", "run", "--overwrite")
+    invoke("fit", data_npy, "-k", 3, "--run-folder", "run", "--overwrite")
     assert (tmp_path / "run" / "mine.txt").read_text() == "keep"
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["n_components"] == 3
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"mine.txt": "keep"},
+        {"history.csv": "mine"},
+        {"settings.json": "{}", "versions.json": "{}", "history.csv": "mine"},
+        {"settings.json": '{"method": 1, "started": 2}', "result.json": "mine"},
+        {"settings.json": "[]", "versions.json": '["partsong"]'},
+    ],
+)
+def test_a_folder_that_holds_no_run_of_ours_is_never_overwritten(invoke, data_npy, tmp_path, others):
+    (tmp_path / "run").mkdir()
+    for name, text in others.items():
+        (tmp_path / "run" / name).write_text(text)
+    for words in ([], ["--overwrite"]):
+        assert "not those of a run" in invoke("fit", data_npy, "--run-folder", "run", *words, code=1).stderr
+        assert {path.name: path.read_text() for path in (tmp_path / "run").iterdir()} == others
+
+
+def test_files_of_the_run_are_not_data_or_weights(invoke, data_npy, tmp_path):
+    invoke("fit", data_npy, "-k", 2, "--run-folder", "run")
+    before = (tmp_path / "run/history.csv").read_bytes()
+    invoke("fit", "run/history.csv", "-k", 2, "--run-folder", "run", "--overwrite", code=2)
+    invoke("fit", data_npy, "-k", 2, "--run-folder", "run", "--overwrite", "--weights", "run/bytes.csv", code=2)
+    assert (tmp_path / "run/history.csv").read_bytes() == before
+    invoke("fit", data_npy, "-k", 2, "--run-folder", "new", "--weights", "new/W.csv", "-o", "new/model.safetensors")
 
 
 def test_a_fresh_seed_is_told_and_repeats_the_fit(told, data_npy):
@@ -171,15 +200,11 @@ def test_usage_errors(invoke, data_npy, words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-o", "m.pkl"], ".safetensors"),
         (["-o", "none/m.safetensors"], "no folder"),
-        (["-o", "m.safetensors", "--weights", "W.xlsx"], ".csv"),
         (["-o", "m.safetensors", "--weights", "none/W.csv"], "no folder"),
         (["-o", "m.safetensors", "--checkpoint", "none/c"], "no folder"),
-        (["-o", "m.safetensors", "--checkpoint", "data.npy"], "same file"),
         (["-o", "m.safetensors", "--run-folder", "data.npy"], "is a file"),
         (["-o", "m.safetensors", "--run-folder", "a/b/c"], "no folder"),
-        (["-o", "m.safetensors", "--time-budget", "-1"], "--time-budget must be more than 0"),
         (["-o", "m.safetensors", "-k", 10**6], "--components 1000000 is far more"),
         (["-o", "m.safetensors", "--resume", "none.ckpt"], "no such file"),
         (["-o", "m.safetensors", "--resume", "data.npy"], "data.npy"),
@@ -204,6 +229,13 @@ def test_bad_data_are_named(invoke, tmp_path, X):
     assert "bad.npy" in message
     assert "Negative" in message
     assert "row 3" in message
+
+
+def test_a_model_of_nothing_is_told(told, invoke, data_npy):
+    result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--alpha-w", 1e10, "-q")
+    assert result.stderr.startswith("Warning: The model is zero")
+    assert "--alpha-w" in result.stderr
+    assert invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "-q").stderr == ""
 
 
 def test_debug_shows_where_an_error_comes_from(invoke):

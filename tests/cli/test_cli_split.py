@@ -63,6 +63,29 @@ def test_hostile_names_survive(told, invoke, tmp_path, X):
     assert set(partsong.read("W.csv").sample_names) <= {name.strip() for name in _samples(X)}
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_bad_values_are_refused_as_a_fit_refuses_them(told, X, names, tmp_path, value):
+    X[17, 3] = value
+    samples = np.array([f"s{i}" for i in range(len(X))])
+    np.savez(tmp_path / "bad.npz", X=X, feature_names=np.array(names), sample_names=samples)
+    said = told("split", "bad.npz", "-p", 2, "-o", "parts", code=1)
+    assert said == told("fit", "bad.npz", "-o", "m.safetensors", code=1)
+    assert said["type"] == "DataError"
+    assert "17 ('s17')" in said["error"]
+    assert "3 ('gene 3')" in said["error"]
+    assert not (tmp_path / "parts").exists()
+
+
+def test_concentration_is_about_labels(told, invoke, data_csv, tmp_path):
+    for how in ([], ["--iid"], ["--contiguous"]):
+        words = ["-p", 2, *how, "--label", "site", "--concentration", 1, "-o", "parts"]
+        assert "--by" in invoke("split", data_csv, *words, code=2).stderr
+    assert not (tmp_path / "parts").exists()
+    assert told("split", data_csv, "-p", 2, "--by", "site", "-o", "parts")["concentration"] == 3.0
+    words = ["--by", "site", "--concentration", 1, "-o", "more"]
+    assert told("split", data_csv, "-p", 2, *words)["concentration"] == 1.0
+
+
 def _samples(X):
     return np.array([f"{HOSTILE[i % 5]} {i}" for i in range(len(X))])
 
@@ -92,7 +115,7 @@ def test_a_failed_split_leaves_nothing(invoke, data_npy, tmp_path, monkeypatch):
         (["-p", 0], 2),
         (["-p", 2, "--iid", "--contiguous"], 2),
         (["-p", 46], 1),
-        (["-p", 2, "--by", "site"], 1),
+        (["-p", 2, "--by", "site"], 2),
         (["-p", 2, "-o", "none/deep"], 1),
         ([], 2),
     ],

@@ -53,6 +53,78 @@ def test_extra_columns_are_dropped_on_demand(invoke, model, names, X, tmp_path):
     np.testing.assert_array_equal(partsong.read("W.csv").X, partsong.read("fitted.csv").X)
 
 
+def spoilt(X, names, at):
+    """The columns of the fit with columns of text among them, one of them with the name of no feature at all."""
+    header, cells = [*names], [[*map(repr, row.tolist())] for row in X]
+    for place in sorted(at):
+        header.insert(place, "diagnosis" if place == at[0] else "")
+        for i, row in enumerate(cells):
+            row.insert(place, "flu" if i % 2 else '"cold, or ""worse"""')
+    return header, cells
+
+
+@pytest.mark.parametrize("at", [[12], [0], [5], [12, 3]])
+@pytest.mark.parametrize("ending", ["csv", "tsv.gz"])
+def test_text_in_extra_columns_does_not_matter(invoke, model, names, X, tmp_path, at, ending):
+    import gzip
+
+    header, cells = spoilt(X, names, at)
+    lines = [",".join(["sample", *header]), *(",".join([f"new-{i}", *row]) for i, row in enumerate(cells))]
+    text = "\n".join(lines) + "\n"
+    if ending == "csv":
+        (tmp_path / "new.csv").write_text(text)
+    else:
+        rows = csv.reader(text.splitlines())
+        (tmp_path / "new.tsv.gz").write_bytes(gzip.compress("".join("\t".join(row) + "\n" for row in rows).encode()))
+    assert invoke("transform", f"new.{ending}", model, "-o", "W.csv", code=1).stdout == ""
+    invoke("transform", f"new.{ending}", model, "-o", "W.csv", "--drop-extra")
+    new = partsong.read("W.csv")
+    np.testing.assert_array_equal(new.X, partsong.read("fitted.csv").X)
+    assert new.sample_names == tuple(f"new-{i}" for i in range(45))
+
+
+def test_text_in_extra_rows_does_not_matter(invoke, model, names, X, tmp_path):
+    lines = [",".join(["feature", *(f"new-{i}" for i in range(45))]), ",".join(["diagnosis", *(["flu"] * 45)])]
+    lines += [",".join([name, *map(repr, column.tolist())]) for name, column in zip(names, X.T, strict=True)]
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+    invoke("transform", "new.csv", model, "-o", "W.csv", "--transpose", code=1)
+    invoke("transform", "new.csv", model, "-o", "W.csv", "--transpose", "--drop-extra")
+    np.testing.assert_array_equal(partsong.read("W.csv").X, partsong.read("fitted.csv").X)
+
+
+def test_text_in_extra_columns_of_parquet_does_not_matter(invoke, model, names, X, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(X, columns=list(names), index=[f"new-{i}" for i in range(45)])
+    frame.insert(3, "diagnosis", "flu")
+    frame["seen"] = pandas.Timestamp("2020-01-01")
+    frame.to_parquet(tmp_path / "new.parquet")
+    invoke("transform", "new.parquet", model, "-o", "W.csv", code=1)
+    invoke("transform", "new.parquet", model, "-o", "W.csv", "--drop-extra")
+    new = partsong.read("W.csv")
+    np.testing.assert_array_equal(new.X, partsong.read("fitted.csv").X)
+    assert new.sample_names[3] == "new-3"
+
+
+def test_text_in_a_column_of_the_model_is_still_an_error(invoke, model, names, X, tmp_path):
+    header, cells = spoilt(X, names, [12])
+    cells[7][2] = "many"
+    lines = [",".join(["sample", *header]), *(",".join([f"new-{i}", *row]) for i, row in enumerate(cells))]
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+    message = invoke("transform", "new.csv", model, "-o", "W.csv", "--drop-extra", code=1).stderr
+    assert "line 9, column 'gene 2' reads 'many'" in message
+    assert "diagnosis" not in message
+
+
+def test_features_that_are_missing_beside_extra_text_are_named(invoke, model, names, X, tmp_path):
+    header, cells = spoilt(X[:, 1:], ["Gene 1", *names[2:]], [11])
+    lines = [",".join(["sample", *header]), *(",".join([f"new-{i}", *row]) for i, row in enumerate(cells))]
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+    message = invoke("transform", "new.csv", model, "-o", "W.csv", "--drop-extra", code=1).stderr
+    assert "2 of the features asked for" in message
+    assert "'gene 1' is 'Gene 1' here" in message
+
+
 def test_without_names_by_number(invoke, model, X, tmp_path):
     np.save(tmp_path / "new.npy", X)
     invoke("transform", "new.npy", model, "-o", "W.npy")
@@ -74,20 +146,20 @@ def test_formats(invoke, data_csv, model, ending):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code"),
     [
-        ["data.csv", "missing.safetensors", "-o", "W.csv"],
-        ["data.csv", "data.csv", "-o", "W.csv"],
-        ["missing.csv", "m.safetensors", "-o", "W.csv"],
-        ["data.csv", "m.safetensors", "-o", "W.doc"],
-        ["data.csv", "m.safetensors", "-o", "none/W.csv"],
-        ["data.csv", "m.safetensors", "-o", "data.csv"],
-        ["data.csv", "m.safetensors", "-o", "W.csv"],
+        (["data.csv", "missing.safetensors", "-o", "W.csv"], 1),
+        (["data.csv", "data.csv", "-o", "W.csv"], 2),
+        (["missing.csv", "m.safetensors", "-o", "W.csv"], 1),
+        (["data.csv", "m.safetensors", "-o", "W.doc"], 2),
+        (["data.csv", "m.safetensors", "-o", "none/W.csv"], 1),
+        (["data.csv", "m.safetensors", "-o", "data.csv"], 2),
+        (["data.csv", "m.safetensors", "-o", "W.csv"], 1),
     ],
 )
-def test_errors(invoke, model, tmp_path, words):
+def test_errors(invoke, model, tmp_path, words, code):
     before = (tmp_path / "data.csv").read_bytes()
-    result = invoke("transform", *words, code=1)  # the last one: the column of labels is text
+    result = invoke("transform", *words, code=code)  # the last one: the column of labels is text
     assert "Traceback" not in result.output
     assert result.stdout == ""
     assert not (tmp_path / "W.csv").exists()
@@ -95,7 +167,9 @@ def test_errors(invoke, model, tmp_path, words):
 
 
 def test_messages_speak_of_options(invoke, model, data_csv):
-    assert "--label" in invoke("transform", data_csv, model, "-o", "W.csv", code=1).stderr
+    message = invoke("transform", data_csv, model, "-o", "W.csv", code=1).stderr
+    assert "--label" in message
+    assert "--drop-extra" in message
 
 
 def test_bad_cells_are_named(invoke, model, names, X, tmp_path):

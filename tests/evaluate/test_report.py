@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 import re
@@ -16,10 +17,12 @@ import numpy.typing as npt
 import pytest
 
 from partsong.errors import FileError, ShapeError
+from partsong.evaluate.at_party import AtParty, own_parts
 from partsong.evaluate.drawing import LARGEST_SIDE, Line, Quantity, axis, line_chart, picture, png
 from partsong.evaluate.findings import Curve, MethodFindings, Party, Report, Sent
 from partsong.evaluate.page import VOID_ELEMENTS, Markup, element, percent, significant, size
 from partsong.evaluate.report import render, write_report
+from partsong.evaluate.voices import MOST_PARTIES
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)>"
 PLAIN = Quantity("amount", significant)
@@ -296,3 +299,61 @@ def test_findings_that_do_not_fit_each_other_are_refused() -> None:
         report(method("Alpha"), image_shape=(5, 5))
     with pytest.raises(ShapeError, match="one name per column"):
         replace(report(method("Alpha")), feature_names=("a",))
+
+
+def with_parties(names: list[str], has_partner: bool = True) -> MethodFindings:
+    base = method("Alpha")
+    H = base.components
+    parties = []
+    for i, name in enumerate(names):
+        order = np.roll(np.arange(3), i)
+        own = own_parts(H[order], H)
+        own = own if has_partner else replace(own, has_partner=(True, False, True))
+        parties.append(AtParty(name, 10 + i, 1.0, 0.3, (0.2, 0.3, 0.5), 0.25, 0.5, 0.1, own))
+    return replace(base, parties=tuple(parties), found_alone={party.name: party.own for party in parties})
+
+
+def test_every_party_is_shown_with_its_parts_in_the_shared_order() -> None:
+    names = ["north", "south", "east"]
+    text = render(report(with_parties(names)))
+    block = re.search(r"<details.*?</details>", text, re.DOTALL)
+    assert block is not None
+    tables = re.findall(r"<table.*?</table>", block[0], re.DOTALL)
+    assert len(tables) == 2
+    for shown in tables:
+        lines = re.findall(r"<tr.*?</tr>", shown, re.DOTALL)[1:]
+        assert all(Page(line).text.startswith(name) for line, name in zip(lines, ["shared", *names], strict=True))
+        pictures = [re.findall(r"base64,([^\"]*)", line) for line in lines]
+        decoded = [[decode(base64.b64decode(code)) for code in line] for line in pictures]
+        for line in decoded[1:]:
+            np.testing.assert_array_equal(line, decoded[0])
+    for word in ("25.0%", "30.0%", "0.500", "0.100", "20.0%", "50.0%"):
+        assert word in block[0]
+
+
+def test_parts_without_a_partner_are_marked() -> None:
+    marked, plain = render(report(with_parties(["p"], False))), render(report(with_parties(["p"])))
+    assert marked.count('class="part alone"') == 2
+    assert "without a partner" in marked
+    assert 'class="part alone"' not in plain
+    assert "(2)" in marked
+
+
+def test_odd_parties_still_make_a_whole_page() -> None:
+    nothing = AtParty(HOSTILE, 0, 0.0, math.nan, (math.nan,) * 3, drift=math.inf)
+    alone = replace(method("Local"), components=np.zeros((0, 12)), shares=(), rounds=0, parties=(nothing,))
+    crowd = with_parties([f"party {i}" for i in range(MOST_PARTIES + 7)])
+    for shape in ((3, 4), None):
+        for methods in ((replace(method("Odd"), parties=(nothing,)), alone), (alone,), (crowd,)):
+            text = render(report(*methods, image_shape=shape))
+            page = Page(text)
+            assert not re.search(r"\b(nan|inf)\b", page.text)
+            assert "script" not in page.tags
+    assert "Not shown: 7 more parties" in text
+
+
+def test_a_method_that_shares_nothing_is_never_the_best() -> None:
+    alone = replace(method("Local", 0.01), components=np.zeros((0, 12)), shares=())
+    text = render(report(alone, method("Beta", 0.2), method("Gamma", 0.4)))
+    assert re.findall(r'<tr class="best">.*?</svg>(\w+)', text)[0] == "Beta"
+    assert "lowest of 2 methods" in text

@@ -13,6 +13,7 @@ from partsong.errors import FeatureError, FileError, FormatError, ParameterError
 from partsong.io import delimited
 from partsong.io.delimited_faults import read_carefully
 from partsong.io.delimited_layout import layout_of
+from partsong.io.opening import Wanted
 from partsong.io.read import read
 
 
@@ -109,9 +110,13 @@ def test_transpose_turns_names_too(write):
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", FormatError, "Text throughout: column 3"),
         ("a,a,b,b\n1,2,3,4\n", FeatureError, r"more than once: names 'a' \(columns 0, 1\), 'b' \(columns 2, 3\)"),
         ("a,b,\n1,2,3\n", FeatureError, "without a name: column 2"),
-        ("a;b\n1;2\n", FormatError, "separated by semicolons"),
-        ("a\tb\n1\t2\n", FormatError, "separated by tabs.*tsv"),
-        ("a;b\n1,5;2,5\n1,5;2,5\n", FormatError, "semicolons"),
+        ("a;b\n1;2\n", FormatError, r"separated by semicolons.*read_csv\('t.csv.*', sep=';'\).to_csv\('t-commas.csv"),
+        ("a\tb\n1\t2\n", FormatError, r"separated by tabs.*Rename it to t.tsv(\.gz)?\."),
+        ("a;b\n1,5;2,5\n1,5;2,5\n", FormatError, r"semicolons.*sep=';', decimal=','"),
+        ("1,5;2,5\n3,5;4,5\n", FormatError, r"semicolons.*sep=';', decimal=','"),
+        ("a\tb\n1,5\t2,5\n", FormatError, r"tabs.*sep='\\t', decimal=','"),
+        ("# mine\na,b\n1,2\n", FormatError, "first line is a comment .'# mine'.. Delete"),
+        ("a|b\n1|2\n", FormatError, r"bars.*sep='\|'"),
         ('a,b\n"1,5","2,5"\n', FormatError, "decimal comma"),
         ("a,b\n1,1_0\n", FormatError, "1_0"),
         ('a,b\n1,2\n"3,4\n5,6\n', FormatError, "fields"),
@@ -169,7 +174,7 @@ def test_quick_and_careful_reading_agree(tmp_path_factory, X, data):
     np.testing.assert_array_equal(table.X, X)
     assert table.feature_names == tuple(name.strip() for name in features)
     assert table.sample_names == tuple(name.strip() for name in samples)
-    layout = layout_of(path, ",", None)
+    layout = layout_of(path, ",", Wanted())
     quick, careful = delimited._read_quickly(path, layout), read_carefully(path, layout)
     if quick is not None:
         np.testing.assert_array_equal(quick[0], careful[0])
@@ -187,3 +192,65 @@ def test_counted_and_sample_headers_are_headers(tmp_path):
         assert table.X.shape == (2, len(names))
     (tmp_path / "x.csv").write_text("0,1,2,3\n4,5,6,7\n8,9,10,11\n")
     assert partsong.read(tmp_path / "x.csv").X.shape == (3, 4), "numbers that go on are data"
+
+
+@pytest.mark.parametrize("text", ["a;b\n1;2\n3;4\n", "a;b\n1,5;2\n3;4,25\n", "a|b\n1|2\n", "1,5;2,5\n3,5;4,5\n"])
+def test_the_advice_on_delimiters_works(write, text, monkeypatch):
+    """What the message says to do is done, and the file it makes can be read."""
+    pandas = pytest.importorskip("pandas")
+    path = write(text)
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    advice = str(caught.value)
+    eval(advice[advice.index("pandas.") : advice.rindex(".")], {"pandas": pandas})
+    assert read("t-commas.csv").X.shape[1] == 2
+
+
+def test_the_advice_on_endings_works(write):
+    for text, name, better in (("a\tb\n1\t2\n", "t.csv", "t.tsv"), ("a,b\n1,2\n", "t.tsv.gz", "t.csv.gz")):
+        path = write(text, name)
+        with pytest.raises(FormatError, match=f"Rename it to {better}\\."):
+            read(path)
+        assert read(path.rename(path.with_name(better))).feature_names == ("a", "b")
+
+
+YEARS = "1990,1991,1992\n5,6,7\n8,9,9\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "features", "samples", "rows"),
+    [
+        pytest.param(YEARS, None, None, None, 3, id="numbers are data unless told otherwise"),
+        pytest.param(YEARS, True, ("1990", "1991", "1992"), None, 2, id="years"),
+        pytest.param(YEARS, False, None, None, 3, id="no years"),
+        pytest.param("0,1,2,3\n5,6,7,8\n", None, ("0", "1", "2", "3"), None, 1, id="counted"),
+        pytest.param("0,1,2,3\n5,6,7,8\n", False, None, None, 2, id="counted, and data"),
+        pytest.param("x,1990,1991\nr,1,2\ns,3,4\n", True, ("1990", "1991"), ("r", "s"), 2, id="years and names"),
+        pytest.param("x,1990,1991\nr,1,2\ns,3,4\n", False, None, ("x", "r", "s"), 3, id="names and data"),
+        pytest.param("1990,1991\nr,1,2\ns,3,4\n", True, ("1990", "1991"), ("r", "s"), 2, id="years as R writes them"),
+        pytest.param("a,b\n1,2\n", True, ("a", "b"), None, 1, id="text"),
+    ],
+)
+def test_a_header_is_what_the_caller_says(write, text, header, features, samples, rows):
+    table = read(write(text), header=header)
+    assert (table.feature_names, table.sample_names, table.X.shape[0]) == (features, samples, rows)
+
+
+def test_headers_that_cannot_be(write):
+    with pytest.raises(FormatError, match=r"line 1, column 1 reads 'a'.*leave header=False out"):
+        read(write("a,b\n1,2\n3,4\n"), header=False)
+    with pytest.raises(FormatError, match="no rows"):
+        read(write("1,2,3\n"), header=True)
+    with pytest.raises(FeatureError, match="more than once"):
+        read(write("1990,1990\n1,2\n"), header=True)
+    with pytest.raises(ParameterError, match="header=False"):
+        read(write("a,b\n1,2\n"), header=False, label="a")
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.mtx", "x.parquet", "x.h5ad"])
+def test_only_text_has_a_header(tmp_path, name, header):
+    (tmp_path / name).write_bytes(b"whatever")
+    with pytest.raises(ParameterError, match=f"header={header} means nothing.*it is for .csv"):
+        read(tmp_path / name, header=header)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong.cli.guard import BAD_INPUT, failure, guarded, plain, tell
-from partsong.cli.holdings import read_table
-from partsong.cli.options import AsJson, Data, Key, Label, OptionalPath, Transpose, examples
-from partsong.cli.outputs import put_json, require_distinct, require_writable, visible, warn_of_formulas
+from partsong.cli.holdings import header_notes, read_table
+from partsong.cli.options import AsJson, Data, Header, Key, Label, OptionalPath, Transpose, examples
+from partsong.cli.outputs import put_failure, put_json, require_distinct, require_writable, visible, warn_of_formulas
 from partsong.cli.wording import as_options
 from partsong.errors import PartsongError
+from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
     from partsong.data.finding import Finding
@@ -28,6 +29,7 @@ def check(
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
+    header: Header = None,
     report: Annotated[
         OptionalPath, typer.Option(help="List every row that has NaN, infinite, negative or only zero cells (.csv).")
     ] = None,
@@ -37,21 +39,22 @@ def check(
     if report is not None:
         require_distinct({"DATA": data, "--report": report})
         require_writable("--report", report, (".csv",))
+    wanted = Wanted(label, transpose, key, header)
     try:
-        table = read_table(data, label=label, transpose=transpose, key=key)
+        table = read_table(data, wanted)
     except PartsongError as error:
         if not as_json:
             raise
         tell(error)
         told = {"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None}
-        put_json({**told, **failure(error, BAD_INPUT)})
+        put_failure({**told, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
     from partsong.cli.check_summary import summary_of
     from partsong.data.check import inspect
     from partsong.data.identifiers import identifier_findings
 
     findings = inspect(table.X, table.feature_names, table.sample_names)
-    findings += identifier_findings(table.X, table.feature_names)
+    findings += identifier_findings(table.X, table.feature_names) + header_notes(table, wanted)
     summary = summary_of(table)
     is_factorizable = not any(finding.severity == "error" for finding in findings)
     if report is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 
@@ -16,7 +16,7 @@ from partsong.core import Checkpoint, Round, State
 from partsong.errors import FileError, FormatError
 from partsong.fitting import Earlier
 from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.running import HistoryRow
+from partsong.running import Comparable, HistoryRow
 
 Sent = tuple[int, str, int, int]
 """Iteration, party, bytes up, bytes down."""
@@ -37,24 +37,24 @@ class Journal:
     checkpoint: Checkpoint | None = None
     history: list[HistoryRow] = field(default_factory=list)
     best: State = None
-    least: float = math.inf
+    comparable: Comparable = field(default_factory=Comparable)
     sent: list[Sent] = field(default_factory=list)
 
     @staticmethod
     def after(earlier: Earlier, sent: list[Sent]) -> Journal:
         """The journal of a run that goes on."""
-        least = min((row.objective for row in earlier.history), default=math.inf)
-        return Journal(earlier.checkpoint, list(earlier.history), earlier.best, least, sent)
+        comparable = Comparable.of(earlier.history)
+        return Journal(earlier.checkpoint, list(earlier.history), earlier.best, comparable, sent)
 
     def note(self, done: Round, row: HistoryRow) -> None:
-        """One more round; the best is chosen as running.Follower does.
+        """One more round; the best is chosen as running.Course does.
 
         The checkpoint comes last: an interrupt in between leaves the journal at the round before.
         """
         self.history.append(row)
         self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
-        if row.objective <= self.least:
-            self.best, self.least = done.checkpoint.server, row.objective
+        if self.comparable.add(row):
+            self.best = done.checkpoint.server
         self.checkpoint = done.checkpoint
 
 
@@ -110,6 +110,5 @@ def _without_nan(row: HistoryRow) -> list[Any]:
 
 
 def _row(values: list[Any]) -> HistoryRow:
-    iteration, seconds, error, objective, up, down, *drifts = (math.nan if v is None else v for v in values)
-    numbers = float(seconds), float(error), float(objective)
-    return HistoryRow(int(iteration), *numbers, int(up), int(down), *map(float, drifts))
+    given = zip(list(get_type_hints(HistoryRow).values())[: len(values)], values, strict=True)
+    return HistoryRow(*(kind(math.nan if value is None else value) for kind, value in given))

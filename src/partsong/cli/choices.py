@@ -54,6 +54,13 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def positive(value: float | None) -> float | None:
+    """A check for an option: a finite number of more than 0."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(f"{value} is not a finite number of more than 0.")
+    return value
+
+
 def program_named(method: str, rank: int, local_steps: int, align: str, start: str) -> Any:
     """The program of a federation."""
     from partsong import recipes

@@ -22,7 +22,7 @@ EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "p
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The report to write (.html).")] = Path("report.html"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="20 rounds instead of 100: a few seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="20 rounds instead of 80: a few seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a small federation, compare it with the pooled data, and write a report (.html)."""
@@ -41,7 +41,8 @@ def demo(
 
 def _row(method: MethodFindings) -> dict[str, Any]:
     """A line of the table; the oracle sends nothing, as it has all rows."""
-    names = ("name", "relative_error", "explained_variance", "rounds", "seconds", "outcome", "is_oracle")
+    quality = ("relative_error", "explained_variance", "drift", "aligned_drift")
+    names = ("name", "start", *quality, "rounds", "seconds", "outcome", "is_oracle")
     sent = ("bytes_up_per_party", "bytes_down_per_party")
     told = {name: getattr(method, name) for name in names}
     return told | {name: None if method.is_oracle else round(getattr(method, name)) for name in sent}

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from partsong.cli.choices import DTYPES, ENGINES, INITS, METHODS, SOLVERS, finite, one_of
+from partsong.cli.choices import DTYPES, ENGINES, INITS, METHODS, SOLVERS, finite, one_of, positive
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.guard import guarded
 from partsong.cli.options import (
     AsJson,
+    Header,
     Key,
     Label,
     OptionalFloat,
@@ -130,7 +131,7 @@ def fit(
         _option(
             "--time-budget",
             panel=STOPPING,
-            callback=finite,
+            callback=positive,
             help="Stop after this many seconds and keep the model so far. A resumed run counts its earlier parts.",
         ),
     ] = None,
@@ -203,6 +204,7 @@ def fit(
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
+    header: Header = None,
     weights: Annotated[
         OptionalPath, _option("--weights", panel=KEEPING, help="Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ import typer
 
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.holdings import Holdings
-from partsong.cli.outputs import put_json
+from partsong.cli.outputs import put_json, warn
 from partsong.cli.run_folder import MODEL
 from partsong.core import Outcome
 from partsong.finished import Finished
+from partsong.fitting import Task, warn_of_nothing
 from partsong.methods import ONE_ROUND
 from partsong.running import HistoryRow, Run
 
@@ -102,6 +104,15 @@ def report(result: Result) -> None:
     elif not result.options.quiet:
         for name, value in _lines(result):
             typer.echo(f"{name:<15}{value}")
+
+
+def warn_of_empty_model(task: Task, done: Finished) -> None:
+    """Warn of a model that is zero, in the words of the command line."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_of_nothing(task, done)
+    for warning in told:
+        warn(str(warning.message))
 
 
 def _lines(result: Result) -> list[tuple[str, str]]:

@@ -13,22 +13,22 @@ import typer
 
 from partsong.cli import run_folder
 from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
-from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
-from partsong.cli.fit_report import Result, report
+from partsong.cli.fit_outputs import require_companions, require_outputs
+from partsong.cli.fit_report import Result, report, warn_of_empty_model
 from partsong.cli.fit_settings import FitOptions, Settings, require_fitting_options, require_same_run, settle
 from partsong.cli.fit_tasks import model_of, task_of, using_threads
-from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings
-from partsong.cli.outputs import require_distinct, require_writable, warn_of_formulas
+from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings, require_meaningful
+from partsong.cli.outputs import warn_of_formulas
 from partsong.cli.parts_folder import is_parts_folder
 from partsong.cli.run_folder import Recorder, RunFolder
 from partsong.cli.termination import exit_code
 from partsong.core import Outcome, Round
-from partsong.errors import FileError, FormatError
 from partsong.finished import Finished
 from partsong.fitting import Earlier, Task, conclude, pursue
 from partsong.interrupts import Interrupts, held
 from partsong.io import provenance
 from partsong.io.model_file import save_model
+from partsong.io.opening import Wanted, place_of
 from partsong.io.weights import write_weights
 from partsong.progress import Watch, progress
 from partsong.running import HistoryRow, Run
@@ -52,13 +52,17 @@ class Session:
     def folder(self) -> RunFolder | None:
         """The run folder, if one is wanted."""
         place = self.options.run_folder
-        return None if place is None else RunFolder(place.expanduser())
+        return None if place is None else RunFolder(place_of(place))
 
 
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed, with 143 where SIGTERM came."""
-    _require_outputs(options)
-    require_fitting_options(given, is_parts_folder(options.data.expanduser()))
+    require_companions(options, given)
+    is_federation = is_parts_folder(place_of(options.data))
+    require_fitting_options(given, is_federation)
+    if not is_federation:
+        require_meaningful(options.data, _wanted(options))
+    require_outputs(options)
     session = _prepare(options, given)
     with using_threads(session.settings.threads):
         is_interrupted = _fit(session)
@@ -66,36 +70,13 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
         raise typer.Exit(exit_code())
 
 
-def _require_outputs(options: FitOptions) -> None:
-    if options.output is None and options.run_folder is None:
-        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
-    if options.record and options.run_folder is None:
-        raise typer.BadParameter("needs --run-folder, where the traffic is kept.", param_hint="--record")
-    if options.run_folder is not None:
-        run_folder.make_usable(options.run_folder.expanduser(), options.overwrite)
-    outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
-    require_distinct({"DATA": options.data, **outputs})
-    require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
-    endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": ()}
-    for option, path in outputs.items():
-        if path is not None:
-            require_writable(option, path, endings[option])
-    if options.checkpoint is not None and options.checkpoint.expanduser().exists():
-        _require_checkpoint(options.checkpoint.expanduser())
-
-
-def _require_checkpoint(path: Path) -> None:
-    """Only a checkpoint is ever overwritten by one."""
-    try:
-        open_checkpoint(path)
-    except FormatError as error:
-        raise FileError(f"--checkpoint {path}: this file is something else. Choose another name.") from error
+def _wanted(options: FitOptions) -> Wanted:
+    return Wanted(options.label, options.transpose, options.key, options.header)
 
 
 def _prepare(options: FitOptions, given: Collection[str]) -> Session:
     earlier, sent, context = open_checkpoint(options.resume) if options.resume is not None else (None, [], None)
-    reading = {"label": options.label, "key": options.key, "dtype": options.dtype}
-    holdings = read_holdings(options.data, transpose=options.transpose, **reading)
+    holdings = read_holdings(options.data, _wanted(options), options.dtype)
     settings = settle(options, given, holdings, None if context is None else context["settings"])
     data = {}
     if options.checkpoint is not None or options.resume is not None:
@@ -120,6 +101,7 @@ def _fit(session: Session) -> bool:
         if file is not None:
             file.save()
         done = conclude(task, run)
+        warn_of_empty_model(task, done)
         earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
         seconds = earlier_seconds + time.perf_counter() - began
         result = Result(options, settings, session.holdings, run, done, journal.sent, seconds)
@@ -131,7 +113,7 @@ def _fit(session: Session) -> bool:
 def _asked(session: Session) -> dict[str, Any]:
     """What settings.json says: enough to do the same again."""
     options = session.options
-    reading = {"data": options.data, "label": options.label, "transpose": options.transpose, "key": options.key}
+    reading = {name: getattr(options, name) for name in ("data", "label", "transpose", "key", "header")}
     return {**reading, **asdict(session.settings), "resumed_from": options.resume, "started": session.started}
 
 

@@ -43,6 +43,7 @@ class FitOptions:
     label: str | None
     transpose: bool
     key: str | None
+    header: bool | None
     weights: Path | None
     run_folder: Path | None
     overwrite: bool
@@ -104,7 +105,7 @@ class FederationSettings:
 Settings = RowSettings | FederationSettings
 
 FOR_FILES = {
-    "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "weights",
+    "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "header", "weights",
 }  # fmt: skip
 FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "engine", "record"}
 MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine"}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import typer
 
-from partsong.cli.outputs import put_json, visible
+from partsong.cli.outputs import put_failure, visible
 from partsong.cli.termination import exit_code, sigterm_as_interrupt
 from partsong.cli.wording import as_options
 from partsong.errors import PartsongError
@@ -50,20 +50,20 @@ def guarded(command: Command) -> Command:
             except KeyboardInterrupt as error:
                 typer.echo(NOTHING_SAVED, err=True)
                 if is_json:
-                    put_json(failure(error, exit_code()))
+                    put_failure(failure(error, exit_code()))
                 raise typer.Exit(exit_code()) from None
             except (PartsongError, MemoryError, OSError) as error:
                 if isinstance(error, OSError) and error.errno == errno.EPIPE:
                     raise
                 tell(error)
                 if is_json:
-                    put_json(failure(error, BAD_INPUT))
+                    put_failure(failure(error, BAD_INPUT))
                 raise typer.Exit(BAD_INPUT) from error
             except (typer.Exit, typer.BadParameter):
                 raise
             except Exception as error:  # a fault of our own: its traceback is wanted, but so is the object
                 if is_json:
-                    put_json(failure(error, BAD_INPUT))
+                    put_failure(failure(error, BAD_INPUT))
                 raise
 
     return cast(Command, run)

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from partsong.cli.outputs import warn
-from partsong.cli.parts_folder import LISTING, holds_matrix, is_parts_folder, read_parts
+from partsong.cli.parts_folder import holds_matrix, is_parts_folder, read_parts
+from partsong.cli.parts_listing import LISTING
+from partsong.cli.wording import as_options, option
 from partsong.errors import DataError, FileError, PartsongError
+from partsong.io.opening import Wanted, place_of
 
 if TYPE_CHECKING:
+    from partsong.data.finding import Finding
     from partsong.data.table import Table
 
 ALONE = "all"
@@ -47,13 +53,9 @@ class Holdings:
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
-def read_holdings(
-    path: Path, *, label: str | None, transpose: bool, key: str | None, dtype: str | None = None
-) -> Holdings:
+def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None) -> Holdings:
     """Read DATA and refuse what cannot be factorized, saying whose it is."""
-    from partsong.data.check import require_factorizable
-
-    place = path.expanduser()
+    place = place_of(path)
     is_federation = is_parts_folder(place)
     if place.is_dir() and not is_federation and not holds_matrix(place):
         raise FileError(
@@ -63,23 +65,43 @@ def read_holdings(
     if is_federation:
         tables = read_parts(place)
     else:
-        tables = {ALONE: read_table(path, label=label, transpose=transpose, key=key)}
+        tables = {ALONE: read_table(path, wanted)}
+        warn_of(tables[ALONE], header_notes(tables[ALONE], wanted))
     for table in tables.values():
-        with named_source(table):
-            require_factorizable(table.X, table.feature_names, dtype)
+        require_usable(table, dtype)
     warn_of_identifiers(tables.values())
     return Holdings(tables, is_federation)
 
 
-def read_table(path: Path, *, label: str | None = None, transpose: bool = False, key: str | None = None) -> Table:
+def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Table:
     """`partsong.read`, with a word on folders of parts where one table is meant."""
-    from partsong.io.read import read
+    from partsong.io.read import read_wanted
 
-    if is_parts_folder(path.expanduser()):
+    place = place_of(path)
+    if is_parts_folder(place):
         raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
     if path.name == LISTING:
         raise FileError(f"{path} lists the parts of several parties. Name its folder instead.")
-    return read(path, label=label, transpose=transpose, key=key)
+    require_meaningful(path, wanted, label_option)
+    return read_wanted(place, wanted)
+
+
+def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label") -> None:
+    """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
+    from partsong.io.read import conflicts, reader_of
+
+    reader = reader_of(place_of(path))
+    for setting, why in conflicts(reader, wanted) if reader is not None else ():
+        hint = label_option if setting == "label" else option(setting)
+        raise typer.BadParameter(f"{path}: {as_options(f'{setting}= {why}')}", param_hint=hint)
+
+
+def require_usable(table: Table, dtype: str | None = None) -> None:
+    """Refuse what cannot be factorized, naming the file, and its rows and columns."""
+    from partsong.data.check import require_factorizable
+
+    with named_source(table):
+        require_factorizable(table.X, table.feature_names, dtype)
 
 
 @contextmanager
@@ -108,9 +130,28 @@ def warn_of_identifiers(tables: Iterable[Table]) -> None:
     from partsong.data.identifiers import identifier_findings
 
     for table in tables:
-        for finding in identifier_findings(table.X, table.feature_names):
-            warn(f"{table.source}: {finding.message} {finding.remedy}")
+        findings = identifier_findings(table.X, table.feature_names)
+        if findings:
+            warn_of(table, findings)
             return
+
+
+def header_notes(table: Table, wanted: Wanted) -> tuple[Finding, ...]:
+    """A note where the first line of a text file was taken for data, although it may well name the columns."""
+    from partsong.data.names import header_findings
+    from partsong.io.read import reader_of
+
+    reader = reader_of(Path(table.source))
+    if wanted.header is not None or reader is None or "header" not in reader.takes:
+        return ()
+    turned = wanted.transpose
+    return header_findings(table.X.T if turned else table.X, table.sample_names if turned else table.feature_names)
+
+
+def warn_of(table: Table, findings: Iterable[Finding]) -> None:
+    """Findings as warnings about a file."""
+    for finding in findings:
+        warn(f"{table.source}: {finding.message} {finding.remedy}")
 
 
 def fingerprint(table: Table) -> dict[str, Any]:

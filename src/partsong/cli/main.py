@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 import partsong
-from partsong.cli import check, demo, fit, guard, info, split, transform
+from partsong.cli import check, compare, demo, fit, guard, info, split, transform
+from partsong.cli.termination import exit_code, leave
+from partsong.cli.usage import Commands
 
 app = typer.Typer(
     name="partsong",
+    cls=Commands,
     help="Non-negative matrix factorization X ≈ W H, of data in one place or spread over parties that keep their rows.",
     epilog="Start with: partsong demo",
     no_args_is_help=True,
@@ -43,12 +46,19 @@ app.command(epilog=transform.EPILOG)(transform.transform)
 app.command(epilog=check.EPILOG)(check.check)
 app.command(epilog=split.EPILOG)(split.split)
 app.command(epilog=info.EPILOG)(info.info)
+app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=demo.EPILOG)(demo.demo)
 
 
 def main() -> None:
     """Run the command line; ends the process with its exit code."""
-    app(prog_name="partsong")
+    try:
+        try:
+            app(prog_name="partsong")
+        except SystemExit as end:
+            leave(end.code)
+    except KeyboardInterrupt:  # once more, on the way out
+        leave(exit_code())
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from partsong.cli.choices import MODEL_ENDINGS
 from partsong.cli.parts_folder import is_parts_folder
-from partsong.cli.run_folder import MODEL
+from partsong.cli.run_folder import MODEL, is_run_folder
 from partsong.errors import FileError
+from partsong.io.opening import place_of
 
 if TYPE_CHECKING:
     from partsong.io.model_file import Model
@@ -18,7 +19,7 @@ def read_model(path: Path) -> Model:
     """`partsong.load_model`, with the way out where a folder is named instead of a file."""
     from partsong.io.model_file import load_model
 
-    place = path.expanduser()
+    place = place_of(path)
     if place.is_dir():
         raise FileError(f"{path}: this is a folder, not a model file. {_way_out(path, place)}")
     return load_model(place)
@@ -29,7 +30,7 @@ def _way_out(path: Path, folder: Path) -> str:
         return f"It is a run folder; name the model in it: {path / MODEL}."
     if is_parts_folder(folder):
         return f"It holds the parts of several parties; fit them first: partsong fit {path} -o {MODEL}."
-    if (folder / "settings.json").is_file() and (folder / "versions.json").is_file():
+    if is_run_folder(folder):
         return "It is the folder of a run that did not get as far as a model. Run the fit again."
     held = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(MODEL_ENDINGS))
     return f"Name a file in it, such as {path / held[0]}." if held else "It holds no .safetensors file."

@@ -12,6 +12,7 @@ OptionalPath = Optional[Path]  # noqa: UP045
 OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
 OptionalFloat = Optional[float]  # noqa: UP045
+OptionalBool = Optional[bool]  # noqa: UP045
 
 Data = Annotated[
     Path,
@@ -40,12 +41,26 @@ Key = Annotated[
         help="Which array of an .npz, or layer of an .h5ad, to read, if not the main one.", rich_help_panel="Reading"
     ),
 ]
+Header = Annotated[
+    OptionalBool,
+    typer.Option(
+        "--header/--no-header",
+        help="Whether the first line of a .csv or .tsv names the columns; numbers, such as years, need --header.",
+        show_default="as it looks",
+        rich_help_panel="Reading",
+    ),
+]
 Threads = Annotated[
     OptionalInt,
     typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing"),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output; also on failure.")
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object, and nothing else, on standard output; on failure, also by wrong options, one with "
+        "error, type and exit_code.",
+    ),
 ]
 
 

@@ -17,11 +17,18 @@ import typer
 from partsong.cli.choices import PACKAGES
 from partsong.cli.wording import as_options
 from partsong.errors import FileError, MissingExtra
+from partsong.io.opening import place_of
 
 
 def put_json(content: Mapping[str, Any]) -> None:
     """One JSON object on one line of standard output."""
     typer.echo(json.dumps(as_json(content), allow_nan=False))
+
+
+def put_failure(content: Mapping[str, Any]) -> None:
+    """The same about a command that failed; where nothing can be written either, its exit code has to do."""
+    with contextlib.suppress(OSError):
+        put_json(content)
 
 
 def as_json(value: Any) -> Any:
@@ -82,14 +89,14 @@ def require_writable(option: str, path: Path, endings: Sequence[str] = ()) -> No
     """Refuse, before anything is computed, a file that could not be written afterwards."""
     name = path.name.lower()
     if endings and not name.endswith(tuple(endings)):
-        raise FileError(f"{option} {path}: the name must end in {' or '.join(endings)}. Choose another name.")
+        raise typer.BadParameter(f"{path}: the name must end in {' or '.join(endings)}.", param_hint=option)
     package = next((package for ending, package in PACKAGES.items() if endings and name.endswith(ending)), None)
     if package is not None and importlib.util.find_spec(package.partition(".")[0]) is None:
         raise MissingExtra(
             f"{option} {path}: needs {package.partition('.')[0]}, which is not installed. "
             'Install it: pip install "partsong[io]", or write .csv instead.'
         )
-    place = path.expanduser()
+    place = place_of(path)
     if place.is_dir():
         raise FileError(f"{option} {path}: this is a folder. Name a file in it.")
     if place.exists() and not os.access(place, os.W_OK):
@@ -119,7 +126,7 @@ def require_distinct(paths: Mapping[str, Path | None]) -> None:
     for option, path in paths.items():
         if path is None:
             continue
-        place = os.path.realpath(path.expanduser())
+        place = os.path.realpath(place_of(path))
         if place in seen:
-            raise FileError(f"{seen[place]} and {option} name the same file: {path}. Choose different names.")
+            raise typer.BadParameter(f"{seen[place]} is the same file: {path}. Choose another.", param_hint=option)
         seen[place] = option

@@ -6,38 +6,22 @@ parts.json holds the SHA-256 of each file, so that one that was swapped, edited 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
 import secrets
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.cli.outputs import require_writable_folder, write_json
+from partsong.cli.parts_listing import FORMAT, LISTING, VERSION, Part, listed
 from partsong.errors import FileError, FormatError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from partsong.data.table import Table
-
-LISTING = "parts.json"
-FORMAT = "partsong-parts"
-VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One party's entry in parts.json; a list written by hand may leave `sha256` out."""
-
-    name: str
-    file: str
-    rows: int
-    sha256: str | None = None
 
 
 def is_parts_folder(path: Path) -> bool:
@@ -81,7 +65,7 @@ def read_parts(folder: Path) -> dict[str, Table]:
     from partsong.io.read import read
 
     tables: dict[str, Table] = {}
-    for part in _listed(folder):
+    for part in listed(folder):
         _require_unchanged(folder / part.file, part)
         table = read(folder / part.file)
         if table.X.shape[0] != part.rows:
@@ -156,30 +140,3 @@ def _sparse_arrays(X: Any) -> dict[str, Any]:
         "indices": X.indices,
         "indptr": X.indptr,
     }
-
-
-def _listed(folder: Path) -> list[Part]:
-    path = folder / LISTING
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        is_ours = content["format"] == FORMAT and content["version"] == VERSION
-        parts = [
-            Part(entry["name"], entry["file"], int(entry["rows"]), entry.get("sha256")) for entry in content["parties"]
-        ]
-        are_names = all(isinstance(text, str) and text for part in parts for text in (part.name, part.file))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{path} cannot be read as a list of parts ({error}). Split the data again.") from error
-    if not is_ours or not are_names:
-        raise FormatError(f"{path}: this is not version {VERSION} of a {FORMAT} file. Split the data again.")
-    if not parts:
-        raise FormatError(f"{path}: lists no parties. Split the data again.")
-    for part in parts:
-        if Path(part.file).name != part.file or part.file.startswith("."):
-            raise FormatError(f"{path}: {part.file!r} is not the plain name of a file beside it. Split the data again.")
-        if part.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", str(part.sha256)):
-            raise FormatError(
-                f"{path}: the sha256 of {part.file!r} is not 64 hexadecimal digits. Split the data again."
-            )
-    if len({part.name for part in parts}) < len(parts) or len({part.file for part in parts}) < len(parts):
-        raise FormatError(f"{path}: two parties have the same name or the same file. Split the data again.")
-    return parts

@@ -17,16 +17,36 @@ from partsong.running import HistoryRow
 
 MODEL = "model.safetensors"
 TRAFFIC = "traffic"
+SETTINGS, VERSIONS = "settings.json", "versions.json"
+REPLACED = ("history.csv", "bytes.csv", "result.json", MODEL)
+OWN = (SETTINGS, VERSIONS, *REPLACED)
 
 
 def make_usable(folder: Path, overwrite: bool) -> None:
-    """Make the folder; refuse one with anything in it, unless it may be overwritten."""
+    """Make the folder; refuse one with anything in it, unless it holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise FileError(f"--run-folder {folder}: this is a file. Choose another name.")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise FileError(f"--run-folder {folder} is not empty. Choose another name, or add --overwrite.")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not is_run_folder(folder):
+            raise FileError(
+                f"--run-folder {folder} holds files, but not those of a run of partsong; nothing was touched. "
+                "Choose another name, or an empty folder."
+            )
+        if not overwrite:
+            raise FileError(f"--run-folder {folder} is not empty. Choose another name, or add --overwrite.")
     require_writable_folder("--run-folder", folder if folder.is_dir() else folder.absolute().parent)
     folder.mkdir(exist_ok=True)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a run of ours began in this folder: its settings and versions are there, and say so."""
+    try:
+        settings, versions = (json.loads((folder / name).read_text("utf-8")) for name in (SETTINGS, VERSIONS))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return all(isinstance(told, dict) for told in (settings, versions)) and (
+        {"method", "started"} <= settings.keys() and "partsong" in versions
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +59,10 @@ class RunFolder:
         """Written before the fit, so that one that fails can be traced as well."""
         for stale in (*self.path.glob(f"{TRAFFIC}/round-*.safetensors"), self.path / "traffic.jsonl"):
             stale.unlink(missing_ok=True)
-        for stale_name in ("history.csv", "bytes.csv", "result.json", MODEL):
+        for stale_name in REPLACED:
             (self.path / stale_name).unlink(missing_ok=True)
-        write_json(self.path / "settings.json", settings)
-        write_json(self.path / "versions.json", versions)
+        write_json(self.path / VERSIONS, versions)
+        write_json(self.path / SETTINGS, settings)
 
     def end(
         self, history: Sequence[HistoryRow], sent: Iterable[tuple[int, str, int, int]], result: Mapping[str, Any]

@@ -7,19 +7,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import finite
+from partsong.cli.choices import positive
 from partsong.cli.guard import guarded
-from partsong.cli.holdings import read_table, warn_of_identifiers
-from partsong.cli.options import AsJson, Data, Key, Label, OptionalInt, OptionalText, Transpose, examples
+from partsong.cli.holdings import (
+    header_notes,
+    read_table,
+    require_meaningful,
+    require_usable,
+    warn_of,
+    warn_of_identifiers,
+)
+from partsong.cli.options import (
+    AsJson,
+    Data,
+    Header,
+    Key,
+    Label,
+    OptionalFloat,
+    OptionalInt,
+    OptionalText,
+    Transpose,
+    examples,
+)
 from partsong.cli.outputs import put_json, visible
 from partsong.cli.parts_folder import require_free, write_parts
 from partsong.errors import ParameterError
+from partsong.io.opening import Wanted, place_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from partsong.data.table import Table
 
+CONCENTRATION = 3.0
 EPILOG = examples(
     "partsong split counts.csv --parties 5 -o parts/",
     "partsong split cells.h5ad --parties 8 --by cell_type --concentration 1 --seed 1 -o parts/",
@@ -38,13 +58,14 @@ def split(
         typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them."),
     ] = None,
     concentration: Annotated[
-        float,
+        OptionalFloat,
         typer.Option(
             help="With --by: α in Dirichlet(α · label frequencies), from which each party's mixture is drawn; small "
             "for few labels per party, large for the same mixture everywhere.",
-            callback=finite,
+            callback=positive,
+            show_default=str(CONCENTRATION),
         ),
-    ] = 3.0,
+    ] = None,
     iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
     contiguous: Annotated[
         bool, typer.Option("--contiguous", help="Equal shares of neighbouring rows, in the order of the file.")
@@ -53,6 +74,7 @@ def split(
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
+    header: Header = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
@@ -61,17 +83,28 @@ def split(
         raise typer.BadParameter("choose one of --by, --iid and --contiguous.", param_hint="--by")
     if by is not None and label is not None and by != label:
         raise typer.BadParameter("--by names the labels already.", param_hint="--label")
+    if concentration is not None and by is None:
+        raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
     from partsong.streams import fresh_seed
 
-    require_free(output.expanduser())
+    wanted, label_option = (
+        Wanted(label if by is None else by, transpose, key, header),
+        "--label" if by is None else "--by",
+    )
+    require_meaningful(data, wanted, label_option)
+    folder = place_of(output)
+    require_free(folder)
     seed = fresh_seed() >> 32 if seed is None else seed
     how = "by" if by is not None else "contiguous" if contiguous else "iid"
-    table = read_table(data, label=by or label, transpose=transpose, key=key)
+    table = read_table(data, wanted, label_option)
+    warn_of(table, header_notes(table, wanted))
+    require_usable(table)
     warn_of_identifiers([table])
-    rows = shares_of(table, parties, how, concentration, seed)
-    about: dict[str, Any] = {"source": data.name, "split": how, "by": by, "seed": seed}
-    about["concentration"] = concentration if how == "by" else None
-    listing = write_parts(output.expanduser(), table, rows, about)
+    skew = CONCENTRATION if concentration is None else concentration
+    rows = shares_of(table, parties, how, skew, seed)
+    about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
+    about["concentration"] = skew if how == "by" else None
+    listing = write_parts(folder, table, rows, about)
     if as_json:
         put_json({"output": output, **listing})
     elif not quiet:

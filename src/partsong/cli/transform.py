@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,11 @@ import typer
 
 from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.cli.guard import guarded
-from partsong.cli.holdings import named_source, read_table
-from partsong.cli.options import AsJson, Data, Key, Label, Threads, Transpose, examples
+from partsong.cli.holdings import header_notes, named_source, read_table, require_meaningful, warn_of
+from partsong.cli.options import AsJson, Data, Header, Key, Label, Threads, Transpose, examples
 from partsong.cli.outputs import put_json, require_distinct, require_writable, warn_of_formulas
 from partsong.errors import FileError, ShapeError
+from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
     from partsong.data.table import Table
@@ -42,6 +44,7 @@ def transform(
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
+    header: Header = None,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
@@ -54,8 +57,13 @@ def transform(
     require_writable("--output", output, WEIGHT_ENDINGS)
     if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
         raise FileError(f"{data}: this looks like the model. Name the data first: partsong transform {model} {data}.")
+    wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
+    require_meaningful(data, wanted)
     known = read_model(model)
-    table = matched(read_table(data, label=label, transpose=transpose, key=key), known, drop_extra)
+    wanted = replace(wanted, features=frozenset(known.feature_names or ()))
+    table = read_table(data, wanted)
+    warn_of(table, header_notes(table, wanted))
+    table = matched(table, known, drop_extra)
     began = time.perf_counter()
     W, error = weights_of(table, known, threads)
     write_weights(output, W, table.sample_names)

@@ -21,7 +21,20 @@ ARGUMENTS = {
 }
 """Names that are no words of English: they are replaced wherever they stand alone."""
 
-WORDS = ("label", "key", "dtype", "tol", "rounds", "transpose", "concentration", "seed", "init", "solver", "method")
+WORDS = (
+    "label",
+    "key",
+    "header",
+    "dtype",
+    "tol",
+    "rounds",
+    "transpose",
+    "concentration",
+    "seed",
+    "init",
+    "solver",
+    "method",
+)
 """Names that are words as well: replaced before an equals sign, and where a message says what they must be."""
 
 PHRASES = {
@@ -37,6 +50,7 @@ PHRASES = {
 _ALONE = r"(?<![\w/\\.'\"-])"  # neither part of a path nor of a quoted name
 _ANY = rf"{_ALONE}({'|'.join((*ARGUMENTS, *WORDS))})"
 _RULES = (
+    (re.compile(rf"{_ALONE}(header)=False\b"), None),
     (re.compile(rf"{_ANY}=True\b"), ""),
     (re.compile(rf"{_ANY}=(?=[\w'\"-])"), " "),
     (re.compile(rf"{_ANY}=(?=[\s).,;]|$)"), ""),
@@ -59,5 +73,5 @@ def option(name: str) -> str:
     return ARGUMENTS.get(name, f"--{name.replace('_', '-')}")
 
 
-def _option(after: str, found: re.Match[str]) -> str:
-    return option(found[1]) + after
+def _option(after: str | None, found: re.Match[str]) -> str:
+    return f"--no-{found[1]}" if after is None else option(found[1]) + after

@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from partsong.data.finding import SHOWN, Finding
 from partsong.errors import FeatureError, first_few
 
 _MISSING = ("None", "nan", "NaT", "<NA>")
+_FEWEST_TITLES = 3  # two numbers ascend in every other row
+_LOOKED_AT = 100
 
 
 def column_labels(X: Any) -> list[Any] | None:
@@ -67,6 +71,24 @@ def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
         message = f"Feature names must be text; they are not in {first_few(told, len(others), 'column')}."
         remedy = "Make all of them text: X.columns = X.columns.astype(str)."
         yield Finding("name-type", "error", message, remedy, columns=tuple(others[:SHOWN]), count=len(others))
+
+
+def header_findings(X: Any, feature_names: Sequence[str] | None) -> tuple[Finding, ...]:
+    """A note where names may be among the numbers of a text file, such as years.
+
+    The first row ascends in whole numbers, and none of those below does.
+    """
+    if feature_names is not None or X.shape[0] < 2 or X.shape[1] < _FEWEST_TITLES:
+        return ()
+    top = np.asarray(X[:_LOOKED_AT], dtype=np.float64)
+    is_whole = (np.isfinite(top) & (top == np.floor(top))).all(axis=1)
+    ascends = is_whole & (top[:, 1:] > top[:, :-1]).all(axis=1)
+    if not ascends[0] or ascends[1:].any():
+        return ()
+    titles = ", ".join(f"{title:.0f}" for title in top[0, :_FEWEST_TITLES])
+    message = f"The first line was read as data, but may be a header: whole numbers that ascend ({titles}, …)."
+    remedy = "Say which: header=True if it names the columns, header=False if it is data."
+    return (Finding("header-or-data", "note", message, remedy, rows=(0,), count=1),)
 
 
 def _is_missing(name: Any) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
 
 from partsong.errors import ShapeError
+from partsong.evaluate.at_party import AtParty, OwnParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class MethodFindings:
     """One method's result: its quality, its cost, its parts `components` (k, m), and all that a party sent.
 
     Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
-    them across methods to compare them. An oracle is a reference that saw all rows in one place.
+    them across methods to compare them. An oracle is a reference that saw all rows in one place. A method without
+    components shares nothing. `found_alone` are the parties' parts after the first round, before they heard of others.
     """
 
     name: str
@@ -67,6 +70,9 @@ class MethodFindings:
     shares: tuple[float, ...]
     sent: tuple[Sent, ...]
     is_oracle: bool = False
+    start: str = ""
+    parties: tuple[AtParty, ...] = ()
+    found_alone: Mapping[str, OwnParts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.components.ndim != 2 or len(self.components) != len(self.shares):
@@ -74,6 +80,26 @@ class MethodFindings:
                 f"Method {self.name!r} has components of shape {self.components.shape} and {len(self.shares)} shares. "
                 "Give a (k, m) array and one share per component."
             )
+
+    @property
+    def drift(self) -> float:
+        """Σ_p ‖H_p − H‖² / ‖H‖², by position; NaN where parties have no H of their own."""
+        return sum(party.drift for party in self.parties) if self.parties else math.nan
+
+    @property
+    def aligned_drift(self) -> float:
+        """The same after alignment."""
+        return sum(party.aligned_drift for party in self.parties) if self.parties else math.nan
+
+    def in_order(self, order: Sequence[int]) -> MethodFindings:
+        """The same with component order[a] in place a, here and at every party."""
+        return replace(
+            self,
+            components=self.components[list(order)],
+            shares=tuple(self.shares[i] for i in order),
+            parties=tuple(party.in_order(order) for party in self.parties),
+            found_alone={name: parts.in_order(order) for name, parts in self.found_alone.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,13 @@ svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); }
 .part ol { margin: 0.3rem 0 0; padding: 0; list-style: none; }
 .part li { display: grid; grid-template-columns: minmax(0, 1fr) 4.5rem; gap: 0.6rem; align-items: center; }
 .part li > span:first-child { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+details.voices { margin-top: 1.75rem; } details.voices figure { margin-top: 1.25rem; }
+summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
+details[open] > summary { margin-bottom: 0.75rem; }
+.voices table { --pad: 0.3rem 0.2rem; font-size: 0.8rem; width: auto; } .voices .part { width: 2.1rem; }
+.voices td.number { padding-right: 0.5rem; } .voices .part.words { width: 7rem; font-size: 0.72rem; line-height: 1.3; }
+.voices .part.alone { opacity: 0.3; } #voices tbody th { min-width: 5rem; }
+.mini { display: block; color: var(--soft); font-size: 0.68rem; line-height: 1.3; } b.mini { color: var(--ink); }
 td .bar { margin-top: 0.4rem; }
 .bar { display: block; height: 0.6rem; min-width: 1px; background: var(--accent); opacity: 0.75; }
 .heat { display: block; margin: var(--pull); padding: var(--pad);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from partsong.evaluate import parts, sections
+from partsong.evaluate import parts, sections, voices
 from partsong.evaluate.findings import Report
 from partsong.evaluate.page import document, element, section
 from partsong.io.atomic import replacing
@@ -14,6 +14,7 @@ CONTENTS = (
     ("results", "Results", sections.results),
     ("convergence", "Convergence", sections.convergence),
     ("parts", "Learned parts", parts.parts),
+    ("voices", "At each party", voices.voices),
     ("parties", "Who holds what", sections.holdings),
     ("disclosure", "What left each party", sections.disclosure),
     ("reproduce", "Reproduce", sections.reproduction),

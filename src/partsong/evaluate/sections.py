@@ -21,8 +21,8 @@ SECONDS = Quantity("seconds", significant, start=0.0)
 
 
 def _best(methods: Sequence[MethodFindings], is_oracle: bool) -> MethodFindings | None:
-    """The lowest finite error among the oracles, or among all others."""
-    ranked = [method for method in methods if method.is_oracle is is_oracle and math.isfinite(method.relative_error)]
+    """The lowest finite error among the oracles, or among all others with a shared model."""
+    ranked = [m for m in methods if m.is_oracle is is_oracle and math.isfinite(m.relative_error) and len(m.components)]
     return min(ranked, key=lambda method: method.relative_error, default=None)
 
 
@@ -38,7 +38,7 @@ def results(report: Report) -> list[Markup]:
     labels = ["Relative error", "Points above pooled", "Explained variance", "Sent per party", "Received per party"]
     numbers = [label for label in [*labels, "Rounds", "Seconds"] if oracle or label != labels[1]]
     columns = [Column("Method", False), *map(Column, numbers), Column("Outcome", False)]
-    is_contest = sum(not method.is_oracle for method in methods) > 1
+    is_contest = _rivals(methods) > 1
     rows = []
     for method, style in zip(methods, styles(methods), strict=True):
         is_marked = method is best and is_contest
@@ -59,7 +59,12 @@ def results(report: Report) -> list[Markup]:
         "perfect fit, less is better."
     )
     caption += " “Points above pooled” compares it with a run that saw all rows in one place." if oracle else ""
+    caption += " Seconds are those of the rounds, with all parties on one machine and all code compiled beforehand."
     return [element("p", _verdict(methods, best, oracle), class_="verdict"), table(caption, columns, rows)]
+
+
+def _rivals(methods: Sequence[MethodFindings]) -> int:
+    return sum(not method.is_oracle and len(method.components) > 0 for method in methods)
 
 
 def _name(method: MethodFindings, style: str, is_best: bool) -> Markup:
@@ -76,8 +81,8 @@ def _points(method: MethodFindings, oracle: MethodFindings) -> str:
 
 def _verdict(methods: Sequence[MethodFindings], best: MethodFindings | None, oracle: MethodFindings | None) -> str:
     if best is None:
-        return "Without pooling the rows, no method reached a finite error."
-    rivals = sum(not method.is_oracle for method in methods)
+        return "Without pooling the rows, no method reached a shared model with a finite error."
+    rivals = _rivals(methods)
     verdict = f"Without pooling the rows, {best.name} reaches a relative error of {percent(best.relative_error)}"
     verdict += f", the lowest of {rivals} methods," if rivals > 1 else ""
     verdict += f" for {size(best.bytes_up_per_party)} sent per party."

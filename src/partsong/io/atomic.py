@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from partsong.errors import FileError
+from partsong.io.opening import place_of
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
     The contents reach the disk before the name changes. What is `private` can be read by its owner alone; otherwise
     an existing file keeps its permissions. Links are followed.
     """
-    target = Path(os.path.realpath(Path(path).expanduser()))
+    target = Path(os.path.realpath(place_of(path)))
     draft = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
     if target.exists() and not os.access(target, os.W_OK):
         raise FileError(f"{path} is write-protected. Write to another name, or lift the protection first.")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from partsong.core import Checkpoint, Message
 from partsong.errors import FormatError, PartsongError
-from partsong.io.opening import parsing
+from partsong.io.opening import parsing, place_of
 from partsong.io.state_tree import Decoder, Encoder, Tensors
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
 
@@ -31,7 +30,7 @@ def load_checkpoint(path: str | os.PathLike[str], state_types: Sequence[type]) -
     """Read a checkpoint; only classes in `state_types`, Message and Checkpoint are ever made, by their names."""
     decoder = Decoder.knowing((*state_types, Message, Checkpoint))
     tensors, content = read_tensors(path, _KIND)
-    place = Path(path)
+    place = place_of(path)
     with parsing(place, "a checkpoint"):
         try:
             return _decoded(content, tensors, decoder)

@@ -17,16 +17,18 @@ from partsong.io.opening import Wanted, optional, parsing, require_plausible
 
 def read_parquet(path: Path, wanted: Wanted) -> Table:
     """Read the numeric columns as features; one text column (or a pandas index) names the samples; nulls become NaN."""
-    wanted.refuse(path, "key")
-    wanted.require_samples_in_rows(path)
     parquet = optional("pyarrow.parquet", "io")
     with parsing(path, "Parquet"):
         table = parquet.read_table(path, partitioning=None)
         names = [str(name) for name in table.column_names]
         label_at = None if wanted.label is None else _find(path, names, wanted.label)
-        numeric = [at for at, field in enumerate(table.schema) if _is_numeric(field.type)]
-        names_at = _names_column(path, table, [at for at in range(len(names)) if at not in {*numeric, label_at}])
-        values_at = [at for at in numeric if at not in {label_at, names_at}]
+        numeric = {at for at, field in enumerate(table.schema) if _is_numeric(field.type)}
+        texts = [at for at in range(len(names)) if at not in {*numeric, label_at}]
+        kept = None if wanted.transpose else wanted.kept
+        if kept is not None:
+            texts = [at for at in texts if names[at] in kept or (_is_text(table, at) and (at == 0 or len(texts) == 1))]
+        names_at = _names_column(path, table, texts)
+        values_at = [at for at in sorted(numeric - {label_at, names_at}) if kept is None or names[at] in kept]
         values = _stack([table.column(at) for at in values_at], table.num_rows)
         features = tuple(names[at] for at in values_at)
         samples = None if names_at is None else tuple(map(str, table.column(names_at).to_pylist()))
@@ -43,7 +45,6 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
     hostile file (see `hdf5_honesty`): convert one that you do not trust to .csv, .npz or .parquet in a process, or on a
     machine, that may crash.
     """
-    wanted.require_samples_in_rows(path)
     h5py, anndata = optional("h5py", "io"), optional("anndata.io", "io")
     with parsing(path, "AnnData"):
         require_sound_heaps(path)
@@ -82,6 +83,14 @@ def _is_numeric(kind: Any) -> bool:
     return any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
+def _is_text(table: Any, at: int) -> bool:
+    """Whether a column can name samples: text, coded or not; an index that is stored may be of whole numbers."""
+    types = optional("pyarrow", "io").types
+    kind = table.schema.field(at).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind))
+
+
 def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
     """The column of sample names: the pandas index if it is stored, else the only text column."""
     index_columns = [
@@ -91,11 +100,7 @@ def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
     if len(index_columns) == 1 and names.count(index_columns[0]) == 1:
         at = names.index(index_columns[0])
         other = [at, *(column for column in other if column != at)]
-    types = optional("pyarrow", "io").types
-    kinds = [table.schema.field(at).type for at in other]
-    kinds = [kind.value_type if types.is_dictionary(kind) else kind for kind in kinds]
-    has_names = not kinds or types.is_string(kinds[0]) or types.is_large_string(kinds[0]) or types.is_integer(kinds[0])
-    if len(other) > 1 or not has_names:
+    if len(other) > 1 or not all(_is_text(table, at) for at in other):
         shown = first_few(
             [f"{names[at]!r} ({table.schema.field(at).type})" for at in other[:SHOWN]], len(other), "column"
         )

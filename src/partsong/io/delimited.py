@@ -18,6 +18,7 @@ from partsong.data.table import Table
 from partsong.errors import FormatError
 from partsong.io.delimited_faults import read_carefully
 from partsong.io.delimited_layout import Layout, layout_of
+from partsong.io.delimiters import delimiter_of
 from partsong.io.opening import Wanted, open_bytes, open_text, parsing
 
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -29,12 +30,9 @@ def read_delimited(path: Path, wanted: Wanted) -> Table:
     The first column holds sample names if it is not numeric, has no title, or is titled "sample". `transpose` is for
     files that hold one feature per line.
     """
-    wanted.refuse(path, "key")
-    wanted.require_samples_in_rows(path)
-    delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
     with parsing(path, "delimited text"):
         try:
-            layout = layout_of(path, delimiter, wanted.label)
+            layout = layout_of(path, delimiter_of(path), wanted)
             values, texts = _read_quickly(path, layout) or read_carefully(path, layout)
         except UnicodeDecodeError as error:
             raise FormatError(_encoding_message(path)) from error
@@ -63,25 +61,32 @@ def _read_quickly(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[l
 
 
 def _lines_of_numbers(path: Path, layout: Layout, texts: tuple[list[str], ...]) -> Generator[str, None, None]:
-    """Each line of data without its text fields, which go to `texts`."""
+    """The values in each line of data; names and labels go to `texts`."""
+    values_at, text_at = layout.values_at, layout.text_at
+    has_names_alone = text_at == (0,) and layout.is_whole
     with open_text(path) as stream:
         for _ in range(layout.n_header_lines):
             next(stream, None)
-        if not texts:
+        if not texts and layout.is_whole:
             yield from stream
             return
         for line in stream:
             if line.isspace():
                 continue
-            if '"' in line or layout.text_at != (0,):
-                cells = next(csv.reader([line], delimiter=layout.delimiter))
-                for column, at in reversed(list(zip(texts, layout.text_at, strict=True))):
-                    column.append(cells.pop(at).strip() if at < len(cells) else "")
-                yield layout.delimiter.join(cells)
-            else:
+            if has_names_alone and '"' not in line:
                 name, _, rest = line.partition(layout.delimiter)
                 texts[0].append(name.strip())
                 yield rest
+                continue
+            cells = next(csv.reader([line], delimiter=layout.delimiter))
+            if len(cells) != layout.width:
+                raise ValueError("a line of another length")
+            if layout.keeps(cells):
+                for column, at in zip(texts, text_at, strict=True):
+                    column.append(cells[at].strip())
+                yield layout.delimiter.join([cells[at] for at in values_at])
+        if layout.kept_names is not None and not any(texts):
+            raise ValueError("not a single line")
 
 
 def _as_labels(cells: list[str]) -> npt.NDArray[Any]:

@@ -36,7 +36,6 @@ def read_matrix_market(path: Path, wanted: Wanted) -> Table:
     10x files hold features in rows; where barcodes.tsv and features.tsv (or genes.tsv) lie beside the file, their
     lengths say so and the matrix is turned. `transpose` says the same where there are no names.
     """
-    wanted.refuse(path, "label", "key")
     with parsing(path, "a Matrix Market file"):
         with open_text(path, encoding="latin-1") as stream:  # comments may be in any encoding
             header = _read_header(path, stream)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from partsong.data.names import require_names
-from partsong.errors import DataError, DataTypeError, FeatureError, FormatError, ParameterError, ShapeError
-from partsong.io.opening import parsing
+from partsong.errors import DataError, DataTypeError, FeatureError, FileError, FormatError, ParameterError, ShapeError
+from partsong.io.opening import parsing, place_of
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
 
+ENDING = ".safetensors"
 _KIND = FileKind("partsong-model", 1)
 _FIELDS = ("feature_names", "settings", "seed", "relative_error", "created", "versions")
 _ONCE_MORE = "Fit again, or take the model from its source again."
@@ -51,7 +51,10 @@ class Model:
 
 
 def save_model(path: str | os.PathLike[str], model: Model) -> None:
-    """Write a model as one safetensors file; it appears whole or not at all."""
+    """Write a model as one safetensors file, which its name has to say; it appears whole or not at all."""
+    place = place_of(path)
+    if not place.name.lower().endswith(ENDING):
+        raise FileError(f"{path}: the name of a model file ends in {ENDING}. Save it as {place.stem}{ENDING}, say.")
     tensors = {"components": model.components}
     if model.shares is not None:
         tensors["shares"] = model.shares
@@ -61,7 +64,7 @@ def save_model(path: str | os.PathLike[str], model: Model) -> None:
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Read a model and check all of it; whatever is not a sound model file is a FormatError, and no code is run."""
     tensors, content = read_tensors(path, _KIND)
-    place = Path(path)
+    place = place_of(path)
     if not {"components"} <= tensors.keys() <= {"components", "shares"}:
         raise FormatError(f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of a model. {_ONCE_MORE}")
     if not isinstance(content, dict) or set(content) != set(_FIELDS):

@@ -38,7 +38,6 @@ class _Header:
 
 def read_npy(path: Path, wanted: Wanted) -> Table:
     """Open a .npy as a memory map; nothing is read until it is used."""
-    wanted.refuse(path, "label", "key")
     with parsing(path, "a NumPy array"):
         with path.open("rb") as stream:
             header = _header(stream)
@@ -58,8 +57,11 @@ def read_npz(path: Path, wanted: Wanted) -> Table:
         with zipfile.ZipFile(path) as archive:
             headers = dict(_member_headers(path, archive))
         is_sparse = {"format", "shape", "data"} <= headers.keys()
-        if is_sparse:
-            wanted.refuse(path, "key")
+        if is_sparse and wanted.key is not None:
+            raise ParameterError(
+                f"{path}: key={wanted.key!r} picks one of several arrays, but this is a single sparse matrix. "
+                "Leave it out."
+            )
         key = "X" if is_sparse else _choose(path, headers, wanted.key)
         with np.load(path, allow_pickle=False) as arrays:
             X: Any = _sparse(path, headers, arrays) if is_sparse else _dense(path, key, headers[key], arrays)

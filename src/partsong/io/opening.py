@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from partsong.errors import FileError, FormatError, MissingExtra, ParameterError, PartsongError
+from partsong.errors import DataTypeError, FileError, FormatError, MissingExtra, PartsongError
 
 GZIP_RATIO = 1032  # deflate cannot shrink data further than this
 ROWS_TO_SPARE = 10_000_000
@@ -19,28 +20,52 @@ ROWS_PER_ENTRY = 100
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the caller asked of a file: a column of labels, features in rows to be turned, one of several arrays."""
+    """What the caller asked of a file: a column of labels, features in rows to be turned, one of several arrays.
+
+    `header` says whether the first line names the columns; None: look and decide. `features` are the names that will be
+    asked for: a first line that holds all of them is a header. With `drop_extra` other columns are not even read.
+    """
 
     label: str | None = None
     transpose: bool = False
     key: str | None = None
+    header: bool | None = None
+    features: frozenset[str] = frozenset()
+    drop_extra: bool = False
 
-    def refuse(self, path: Path, *settings: str) -> None:
-        """Raise ParameterError for settings that this kind of file has no use for."""
-        for setting in settings:
-            if getattr(self, setting):
-                raise ParameterError(
-                    f"{path}: {setting}={getattr(self, setting)!r} means nothing for this kind of file. Leave it out, "
-                    "or use .csv, .npz, .parquet or .h5ad (label=), .npz or .h5ad (key=)."
-                )
+    def __post_init__(self) -> None:
+        for name in ("label", "key"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise DataTypeError(f"{name} must be a name (text) or None, not {_told(value)}. Pass str(…) of it.")
+        if self.header is not None and not isinstance(self.header, bool):
+            raise DataTypeError(f"header must be True, False or None, not {_told(self.header)}.")
 
-    def require_samples_in_rows(self, path: Path) -> None:
-        """Raise ParameterError where labels stand in a column, which is no column of samples once turned."""
-        if self.transpose and self.label is not None:
-            raise ParameterError(
-                f"{path}: label={self.label!r} names a column with one value per sample, but transpose=True says that "
-                "columns are samples. Leave one of them out."
-            )
+    @property
+    def kept(self) -> frozenset[str] | None:
+        """The names of the only columns to read; None: all of them."""
+        return self.features if self.drop_extra and self.features else None
+
+
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """The path of a file with ~ spelled out, or the typed error for what is none."""
+    given = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
+    if not isinstance(given, str):
+        raise DataTypeError(
+            f"The path of a file is text or a pathlib.Path, not {_told(path)}. Pass 'folder/name', say."
+        )
+    if not given or "\0" in given:
+        raise FileError(f"{given!r} is not the path of a file: it is empty, or holds a null character. Name a file.")
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise FileError(
+            f"{given}: there is no home folder of that name. Check the path, or write it in full."
+        ) from error
+
+
+def _told(value: object) -> str:
+    return f"{type(value).__name__} ({str(repr(value))[:40]})"
 
 
 @contextmanager

@@ -3,48 +3,94 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from partsong.data.table import Table
-from partsong.errors import FileError, FormatError
+from partsong.errors import FileError, FormatError, ParameterError
 from partsong.io.columnar import read_h5ad, read_parquet
 from partsong.io.delimited import read_delimited
 from partsong.io.matrix_market import read_matrix_market
 from partsong.io.numpy_files import read_npy, read_npz
-from partsong.io.opening import Wanted, parsing
+from partsong.io.opening import Wanted, parsing, place_of
 
-READERS: dict[str, Callable[[Path, Wanted], Table]] = {
-    ".npy": read_npy,
-    ".npz": read_npz,
-    ".csv": read_delimited,
-    ".csv.gz": read_delimited,
-    ".tsv": read_delimited,
-    ".tsv.gz": read_delimited,
-    ".mtx": read_matrix_market,
-    ".mtx.gz": read_matrix_market,
-    ".parquet": read_parquet,
-    ".h5ad": read_h5ad,
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A kind of file: how it is read, which settings it takes, and whether labels stand in one of its columns."""
+
+    read: Callable[[Path, Wanted], Table]
+    takes: frozenset[str] = frozenset()
+    has_columns_of_labels: bool = False
+
+
+_TEXT = Reader(read_delimited, frozenset({"label", "header"}), has_columns_of_labels=True)
+_MATRIX_MARKET = Reader(read_matrix_market)
+
+READERS = {
+    ".npy": Reader(read_npy),
+    ".npz": Reader(read_npz, frozenset({"label", "key"})),
+    ".csv": _TEXT,
+    ".csv.gz": _TEXT,
+    ".tsv": _TEXT,
+    ".tsv.gz": _TEXT,
+    ".mtx": _MATRIX_MARKET,
+    ".mtx.gz": _MATRIX_MARKET,
+    ".parquet": Reader(read_parquet, frozenset({"label"}), has_columns_of_labels=True),
+    ".h5ad": Reader(read_h5ad, frozenset({"label", "key"}), has_columns_of_labels=True),
 }
 
 
 def read(
-    path: str | os.PathLike[str], *, label: str | None = None, transpose: bool = False, key: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    transpose: bool = False,
+    key: str | None = None,
+    header: bool | None = None,
 ) -> Table:
     """Read a table by the ending of its name; a folder with matrix.mtx[.gz] is read as 10x Genomics writes it.
 
     `label` names the column (or array) of labels to take out; `transpose` says that the file holds features in rows;
-    `key` picks an array of an .npz or a layer of an .h5ad. Values are not checked: see `data.check`.
+    `key` picks an array of an .npz or a layer of an .h5ad; `header` says whether the first line of a .csv or .tsv names
+    its columns (None: as it looks; numbers such as years need True). Values are not checked: see `data.check`.
     """
-    place = _file_at(Path(path).expanduser())
-    name = place.name.lower()
-    for ending, reader in READERS.items():
-        if name.endswith(ending):
-            return reader(place, Wanted(label, transpose, key))
-    raise FormatError(
-        f"{place}: the ending {''.join(place.suffixes[-2:]) or '(none)'} is not one of {', '.join(READERS)}. "
-        "Rename the file if it is one of these, or export it as one."
-    )
+    return read_wanted(path, Wanted(label, transpose, key, header))
+
+
+def read_wanted(path: str | os.PathLike[str], wanted: Wanted) -> Table:
+    """Read a table by the ending of its name."""
+    place = _file_at(place_of(path))
+    reader = reader_of(place)
+    if reader is None:
+        raise FormatError(
+            f"{place}: the ending {''.join(place.suffixes[-2:]) or '(none)'} is not one of {', '.join(READERS)}. "
+            "Rename the file if it is one of these, or export it as one."
+        )
+    for setting, why in conflicts(reader, wanted):
+        raise ParameterError(f"{place}: {setting}={getattr(wanted, setting)!r} {why}")
+    return reader.read(place, wanted)
+
+
+def reader_of(path: Path) -> Reader | None:
+    """Who reads a file of this name; a folder is one of Matrix Market."""
+    name = path.name.lower()
+    found = (reader for ending, reader in READERS.items() if name.endswith(ending))
+    return _MATRIX_MARKET if path.is_dir() else next(found, None)
+
+
+def conflicts(reader: Reader, wanted: Wanted) -> Iterator[tuple[str, str]]:
+    """Settings that cannot be followed whatever the file holds, each with the reason and the way out."""
+    for setting in ("label", "key", "header"):
+        if getattr(wanted, setting) is not None and setting not in reader.takes:
+            kinds = ", ".join(ending for ending, other in READERS.items() if setting in other.takes)
+            yield setting, f"means nothing for this kind of file. Leave it out: it is for {kinds}."
+    if wanted.label is not None and wanted.transpose and reader.has_columns_of_labels:
+        reason = "names a column with one value per sample, but transpose=True says that columns are samples."
+        yield "label", f"{reason} Leave one of them out."
+    if wanted.label is not None and wanted.header is False:
+        yield "label", "is found in a header line, but header=False says that there is none. Leave one of them out."
 
 
 def _file_at(path: Path) -> Path:

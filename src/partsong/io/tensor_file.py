@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from partsong.errors import DataTypeError, FormatError
 from partsong.io.atomic import replacing
-from partsong.io.opening import parsing
+from partsong.io.opening import parsing, place_of
 
 JSON = Any  # None, bool, int, finite float, str, and lists and string-keyed mappings of these
 METADATA_KEY = "partsong"
@@ -63,7 +63,7 @@ def read_tensors(path: str | os.PathLike[str], kind: FileKind) -> tuple[dict[str
     """Read what `write_tensors` wrote for this kind of file; anything else is a FormatError."""
     from safetensors import safe_open
 
-    place = Path(path).expanduser()
+    place = place_of(path)
     with parsing(place, f"a {kind.format} file"):
         with place.open("rb"):
             pass

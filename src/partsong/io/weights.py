@@ -18,7 +18,7 @@ import numpy.typing as npt
 from partsong.errors import DataTypeError, FeatureError, FileError, ShapeError
 from partsong.io.atomic import replacing
 from partsong.io.delimited_layout import SAMPLE_TITLE
-from partsong.io.opening import optional
+from partsong.io.opening import optional, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def write_weights(
     format needs it: one that a spreadsheet takes for a formula (`first_formula`) stays one.
     """
     weights = _checked(np.asarray(W), sample_names, component_names)
-    name = Path(path).name.lower()
+    name = place_of(path).name.lower()
     for ending, writer in _WRITERS.items():
         if name.endswith(ending):
             with replacing(path) as draft:

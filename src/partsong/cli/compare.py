@@ -1,0 +1,113 @@
+"""`partsong compare`: what parties reach alone, together, and if they pooled their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.choices import unknown
+from partsong.cli.guard import guarded
+from partsong.cli.options import AsJson, OptionalInt, OptionalPath, examples
+from partsong.cli.outputs import put_json, require_writable, visible
+from partsong.errors import FileError
+from partsong.methods import METHODS
+
+if TYPE_CHECKING:
+    from partsong.compare_result import Comparison
+
+EPILOG = examples(
+    "partsong split counts.csv --parties 5 --by hospital -o parts/ && partsong compare parts/ -k 10",
+    "partsong compare parts/ -k 10 --method local --method fnmf --method pooled --report report.html",
+)
+
+DEFAULT = ("local", "fedavg", "fnmf", "exact", "pooled")
+NAMES = ("local", *METHODS, "pooled")
+
+
+def _known(values: list[str]) -> list[str]:
+    for value in values:
+        if value not in NAMES:
+            raise typer.BadParameter(unknown(value, NAMES))
+    return values
+
+
+@guarded
+def compare(
+    parts: Annotated[
+        Path, typer.Argument(metavar="PARTS", help="A folder that `partsong split` wrote.", show_default=False)
+    ],
+    n_components: Annotated[
+        OptionalInt, typer.Option("--components", "-k", min=1, help="Number of parts to learn.", show_default="20")
+    ] = None,
+    method: Annotated[
+        list[str],
+        typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known),
+    ] = list(DEFAULT),  # noqa: B006  # typer copies it
+    rounds: Annotated[
+        OptionalInt, typer.Option(min=1, help="Exchanges of every method.", show_default="100; fnmf: 10")
+    ] = None,
+    local_steps: Annotated[
+        OptionalInt,
+        typer.Option(min=1, help="Iterations between exchanges, of methods that average.", show_default="the method's"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    report: Annotated[
+        OptionalPath, typer.Option(help="Also write a page with curves and parts (.html).", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare models that parties learn alone, together, and from pooled rows; in simulation."""
+    if report is not None:
+        require_writable("--report", report, (".html",))
+    from partsong.cli.parts_folder import is_parts_folder, read_parts
+
+    place = parts.expanduser()
+    if not is_parts_folder(place):
+        raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
+    tables = read_parts(place)
+    from dataclasses import replace
+
+    from partsong.compare_methods import compare as compare_parties
+
+    found = compare_parties(
+        [table.X for table in tables.values()],
+        n_components,
+        method,
+        names=list(tables),
+        rounds=rounds,
+        local_steps=local_steps,
+        random_state=seed,
+        verbose=0 if as_json else 1,
+    )
+    feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)
+    found = replace(found, feature_names=feature_names)
+    if report is not None:
+        found.save_report(report)
+    if as_json:
+        put_json({"parts": parts, "report": report, **description(found)})
+    else:
+        typer.echo("\n".join(visible(line) for line in str(found).splitlines()))
+
+
+def description(found: Comparison) -> dict[str, Any]:
+    """All that was found in plain values."""
+    per_party = found.per_party
+    rows = []
+    for row in found.rows:
+        parties = {
+            name: {
+                "rows": at.rows,
+                "relative_error": at.relative_error,
+                "own_error": at.own_error,
+                "drift": at.drift,
+                "aligned_drift": at.aligned_drift,
+                "shares": at.shares,
+            }
+            for name, at in per_party[row.method].items()
+        }
+        told = row._asdict()
+        del told["party_errors"]
+        rows.append({**told, "parties": parties})
+    return {"n_components": found.n_components, "seed": found.seed, "methods": rows}

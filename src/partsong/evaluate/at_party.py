@@ -1,0 +1,127 @@
+"""What a model is to one party: its fit there, and the party's own parts: how far they are, and which is which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partsong import kernels
+from partsong.align.assignment import Assignment, significant
+from partsong.align.likeness import correlations
+from partsong.core import Array, RowSolver, Shard
+from partsong.evaluate.agreement import drift_of
+
+LEVEL = 0.05
+"""Correlations that are not above zero at this level, over all k² pairs, make no partners."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnParts:
+    """A party's own H_p (k × m) in the order of the shared components: row a belongs to component a.
+
+    The party has it in place places[a]; where has_partner[a] is false the two have nothing in common, and the row
+    stands there because no other place was left.
+    """
+
+    components: np.ndarray
+    places: tuple[int, ...]
+    has_partner: tuple[bool, ...]
+
+    def in_order(self, order: Sequence[int]) -> OwnParts:
+        """The same for shared components of which order[a] now comes in place a."""
+        return OwnParts(
+            self.components[list(order)],
+            tuple(self.places[i] for i in order),
+            tuple(self.has_partner[i] for i in order),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtParty:
+    """One method at one party; errors and shares are fractions.
+
+    `relative_error` is ‖X_p − W_p H‖ / ‖X_p‖ with W_p fitted to the shared H, `own_error` the same with the party's own
+    H_p. Drifts are ‖H_p − H‖² / ‖H‖², by position and after alignment. `shares` say what each component contributes to
+    ‖W_p H‖². NaN and None where the party has no H of its own; a method that shares nothing has nothing but that.
+    """
+
+    name: str
+    rows: int
+    squared_norm: float
+    relative_error: float
+    shares: tuple[float, ...]
+    own_error: float = math.nan
+    drift: float = math.nan
+    aligned_drift: float = math.nan
+    own: OwnParts | None = None
+
+    def in_order(self, order: Sequence[int]) -> AtParty:
+        """The same for shared components of which order[a] now comes in place a."""
+        own = None if self.own is None else self.own.in_order(order)
+        return replace(self, shares=tuple(self.shares[i] for i in order), own=own)
+
+
+def at_party(shard: Shard, H: Array, solver: RowSolver, W: Array | None = None) -> AtParty:
+    """The fit of H (k × m) to the rows of a party, with the weights given, or else refitted."""
+    Ht = shard.matrix.native(kernels.of(H).rows_of(H))
+    fitted = solver.solve_rows(shard.matrix, Ht) if W is None else W
+    norm = float(shard.matrix.squared_norm)
+    error = _relative(shard.matrix.squared_distance(fitted, Ht), norm)
+    return AtParty(shard.name, shard.matrix.shape[0], norm, error, _shares(fitted, Ht))
+
+
+def with_own(party: AtParty, shard: Shard, own: Array, models: tuple[Array, Array], solver: RowSolver) -> AtParty:
+    """Adds the party's own H_p (k × m); `models` are H as the server has it, and as it is shown: scaled and sorted."""
+    served, shown = models
+    if not is_finite(own):
+        return replace(party, drift=math.inf, aligned_drift=math.inf)
+    size = float(np.square(_numbers(served)).sum()) or 1.0
+    found = drift_of([own], served)
+    return replace(
+        party,
+        own_error=at_party(shard, own, solver).relative_error,
+        drift=found.regular / size,
+        aligned_drift=found.aligned / size,
+        own=own_parts(own, shown),
+    )
+
+
+def is_finite(H: Array) -> bool:
+    """Whether ‖H‖² is a number; that of a party that has run away is not."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.square(_numbers(H)).sum()))
+
+
+def own_parts(own: Array, H: Array) -> OwnParts:
+    """H_p in the order of H: the assignment with the largest total cosine."""
+    source, target = _numbers(own), _numbers(H)
+    places = Assignment(unit=True).plan(target, source).partners
+    alike = significant(correlations(target, source), target.shape[1], LEVEL, bonferroni=True)
+    partners = tuple(bool(alike[a, place]) for a, place in enumerate(places))
+    return OwnParts(source[places], tuple(map(int, places)), partners)
+
+
+def overall_error(parties: Sequence[AtParty]) -> float:
+    """‖X − W H‖ / ‖X‖ over all rows, from two numbers of each party."""
+    norm = sum(party.squared_norm for party in parties)
+    return _relative(sum(party.relative_error**2 * party.squared_norm for party in parties), norm)
+
+
+def _relative(squared_error: float, squared_norm: float) -> float:
+    return float(np.sqrt(np.maximum(0.0, squared_error) / squared_norm)) if squared_norm > 0 else 0.0
+
+
+def _shares(W: Array, Ht: Array) -> tuple[float, ...]:
+    """share_j = Σ_l (WᵀW)_jl (HHᵀ)_jl / Σ, as for the whole model; equal shares where W H is zero."""
+    grams = [np.asarray(kernels.of(F).to_numpy(kernels.of(F).gram(F)), np.float64) for F in (W, Ht)]
+    contribution = (grams[0] * grams[1]).sum(axis=1)
+    total = float(contribution.sum())
+    shares = contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))
+    return tuple(float(share) for share in shares)
+
+
+def _numbers(H: Array) -> np.ndarray:
+    return np.asarray(kernels.of(H).to_numpy(H), np.float64)

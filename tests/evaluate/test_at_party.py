@@ -1,0 +1,123 @@
+"""What a model is to one party: permuted copies come back in order, and sums over parties add up."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from partsong import recipes
+from partsong.comparison import Contestant, contest
+from partsong.core import Shard
+from partsong.data.matrix import as_matrix
+from partsong.evaluate.at_party import AtParty, OwnParts, at_party, own_parts, with_own
+from partsong.evaluate.findings import Curve, MethodFindings
+
+RANK, FEATURES = 5, 12
+
+
+def parts(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).random((RANK, FEATURES)) ** 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_permuted_copies_come_back_in_the_order_of_the_shared_parts(seed: int) -> None:
+    H, rng = parts(seed), np.random.default_rng(seed)
+    order = rng.permutation(RANK)
+    scales = rng.uniform(0.1, 10.0, (RANK, 1))
+    own = own_parts(scales * H[order], H)
+    np.testing.assert_allclose(own.components / np.linalg.norm(own.components, axis=1, keepdims=True),
+                               H / np.linalg.norm(H, axis=1, keepdims=True))  # fmt: skip
+    assert [order[place] for place in own.places] == list(range(RANK))
+    assert all(own.has_partner)
+    copies = own_parts(H[order], H)
+    np.testing.assert_array_equal(copies.components, H)
+
+
+def test_what_has_nothing_in_common_has_no_partner() -> None:
+    H = np.zeros((3, 60))
+    for a in range(3):
+        H[a, 20 * a : 20 * a + 20] = 1.0 + np.arange(20)
+    other = H[[2, 0, 1]].copy()
+    other[1] = np.tile([1.0, 0.0], 30)
+    own = own_parts(other, H)
+    assert own.places == (1, 2, 0)
+    assert own.has_partner == (False, True, True)
+
+
+def test_reordering_components_reorders_all_that_belongs_to_them() -> None:
+    own = OwnParts(np.arange(6.0).reshape(3, 2), (2, 0, 1), (True, False, True))
+    party = AtParty("p", 4, 1.0, 0.5, (0.5, 0.3, 0.2), own=own)
+    found = MethodFindings(
+        "m", "", 0.5, 0.75, 0.0, 0.0, 1, 0.0, "", Curve("m", (), (), ()), np.eye(3), (0.6, 0.3, 0.1), (),
+        parties=(party,), found_alone={"p": own},
+    )  # fmt: skip
+    moved = found.in_order([2, 0, 1])
+    assert moved.shares == (0.1, 0.6, 0.3)
+    assert moved.parties[0].shares == (0.2, 0.5, 0.3)
+    for shown in (moved.parties[0].own, moved.found_alone["p"]):
+        assert shown is not None
+        assert shown.places == (1, 2, 0)
+        assert shown.has_partner == (True, True, False)
+        np.testing.assert_array_equal(shown.components[:, 0], [4.0, 0.0, 2.0])
+
+
+def test_drift_by_position_sees_the_order_and_aligned_drift_does_not() -> None:
+    H, X = parts(0), np.random.default_rng(1).random((7, FEATURES))
+    shard, solver = Shard("p", as_matrix(X)), recipes.fedavg(RANK).solver
+    party = with_own(at_party(shard, H, solver), shard, H[[1, 2, 3, 4, 0]], (H, H), solver)
+    assert party.drift == pytest.approx(np.square(H - H[[1, 2, 3, 4, 0]]).sum() / np.square(H).sum())
+    assert party.aligned_drift == pytest.approx(0.0, abs=1e-12)
+    assert party.own_error == pytest.approx(party.relative_error, rel=1e-9)
+    lost = with_own(at_party(shard, H, solver), shard, np.full_like(H, np.inf), (H, H), solver)
+    assert (lost.drift, lost.own) == (math.inf, None)
+
+
+@pytest.mark.parametrize("program", [recipes.fnmf(3, steps=5), recipes.fedavg(3, steps=2, independent=True)])
+def test_the_drift_of_a_run_is_the_sum_over_its_parties(program) -> None:
+    rng = np.random.default_rng(2)
+    shards = [Shard(name, as_matrix(rng.random((9, 8))), i) for i, name in enumerate("abc")]
+    rows = []
+    found = contest(Contestant("m", "", program, 3, "independent"), shards, 0, lambda done, row: rows.append(row))
+    best = min(rows, key=lambda row: (row.objective, -row.iteration))
+    assert (found.drift, found.aligned_drift) == pytest.approx((best.drift, best.aligned_drift))
+    assert set(found.found_alone) == {"a", "b", "c"}
+    norms = {shard.name: float(shard.matrix.squared_norm) for shard in shards}
+    squares = sum(norms[party.name] * party.relative_error**2 for party in found.parties)
+    assert found.relative_error == pytest.approx(math.sqrt(squares / sum(norms.values())))
+
+
+WARM = """
+import importlib, pathlib
+import numpy as np
+import partsong.kernels
+from partsong import demo
+from partsong.comparison import contest, warm_up
+from partsong.core import Shard
+from partsong.data.matrix import as_matrix
+
+modules = [importlib.import_module(f"partsong.kernels.{path.stem}")
+           for path in pathlib.Path(partsong.kernels.__file__).parent.glob("compiled_*.py")]
+def compiled():
+    known = [value for module in modules for value in vars(module).values() if hasattr(value, "signatures")]
+    return sorted((value.py_func.__name__, str(signature)) for value in known for signature in value.signatures)
+
+X = np.random.default_rng(0).random((300, 64))
+shards = [Shard(str(i), as_matrix(X[i::3]), i) for i in range(3)]
+entered = demo.contestants(2)
+warm_up((contestant.program for contestant in entered), shards)
+before = compiled()
+for contestant in entered:
+    contest(contestant, shards, 0, pooled=Shard("all", as_matrix(X)) if contestant.is_oracle else None)
+assert before, "nothing was compiled"
+print(set(compiled()) - set(before))
+"""
+
+
+def test_nothing_is_compiled_while_the_clock_runs() -> None:
+    done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,241 @@
+"""`partsong.compare`: the same parties alone, together and pooled; sums that add up, and errors with a name."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import partsong
+from partsong.compare_methods import COMPARABLE, pooled
+from partsong.core import Shard
+from partsong.data.matrix import as_matrix
+from partsong.errors import CompositionError, DataError, FeatureError, ParameterError, ShapeError
+
+BRIEF = {"rounds": {"exact": 15, "fedavg": 8, "fnmf": 3}, "local_steps": {"fedavg": 3, "fnmf": 15}}
+
+
+@pytest.fixture(scope="module")
+def federation() -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    H = rng.random((4, 14)) ** 3
+    return [rng.random((n, 4)) @ H + 0.05 * rng.random((n, 14)) for n in (25, 40, 12)]
+
+
+@pytest.fixture(scope="module")
+def found(federation: list[np.ndarray]) -> partsong.compare_result.Comparison:
+    return partsong.compare(federation, 3, names=["x", "y", "z"], random_state=1, **BRIEF)
+
+
+def row(comparison, method):
+    return next(line for line in comparison.rows if line.method == method)
+
+
+def test_exact_is_pooled(found):
+    assert row(found, "exact").relative_error == pytest.approx(row(found, "pooled").relative_error, abs=1e-6)
+    np.testing.assert_allclose(found.components["exact"], found.components["pooled"], atol=1e-6)
+    for name in ("x", "y", "z"):
+        exact, oracle = (found.per_party[method][name] for method in ("exact", "pooled"))
+        assert exact.relative_error == pytest.approx(oracle.relative_error, abs=1e-6)
+        np.testing.assert_allclose(exact.shares, oracle.shares, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fnmf", "exact", "pooled"])
+def test_sums_over_parties_give_the_table(found, federation, method):
+    line, parties = row(found, method), found.per_party[method]
+    norms = {name: float(np.square(X).sum()) for name, X in zip("xyz", federation, strict=True)}
+    squared = sum(parties[name].relative_error ** 2 * norms[name] for name in norms)
+    assert line.relative_error == pytest.approx(math.sqrt(squared / sum(norms.values())), rel=1e-9)
+    assert line.explained_variance == pytest.approx(1 - line.relative_error**2)
+    assert line.party_errors == {name: at.relative_error for name, at in parties.items()}
+    assert [parties[name].rows for name in "xyz"] == [25, 40, 12]
+    for at in parties.values():
+        assert sum(at.shares) == pytest.approx(1.0)
+        assert len(at.shares) == 3
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fnmf", "exact", "pooled"])
+def test_errors_at_parties_are_those_of_the_best_weights(found, federation, method):
+    from scipy.optimize import nnls
+
+    for name, X in zip("xyz", federation, strict=True):
+        at = found.per_party[method][name]
+        H = at.own.components if method == "local" else found.components[method]
+        residual = math.sqrt(sum(nnls(H.T.astype(float), x)[1] ** 2 for x in X))
+        assert at.relative_error == pytest.approx(residual / np.linalg.norm(X), rel=1e-6)
+
+
+def test_drifts_are_those_of_the_estimator(federation):
+    settings = {"local_steps": 15, "random_state": 1}
+    model = partsong.FederatedNMF(3, method="fnmf", rounds=1, tol=0.0, **settings).fit(federation)
+    line = partsong.compare(federation, 3, ["fnmf"], rounds=1, **settings).rows[0]
+    last = model.history_[-1]
+    assert (line.drift, line.aligned_drift) == pytest.approx((last.drift, last.aligned_drift))
+    assert line.relative_error == pytest.approx(model.relative_error_)
+    assert line.bytes_up_per_party == pytest.approx(last.bytes_up / 3)
+
+
+def test_one_party_alone_is_everybody(federation):
+    alone = partsong.compare(federation[:1], 3, ["local", "exact", "pooled"], rounds=10, random_state=0)
+    errors = [line.relative_error for line in alone.rows]
+    assert errors == pytest.approx([errors[0]] * 3, abs=1e-12)
+
+
+def test_a_party_alone_does_not_know_of_the_others(federation):
+    few, more = (
+        partsong.compare(parties, 3, ["local"], rounds=10, random_state=0, names=names)
+        for parties, names in ((federation[:1], ["a"]), (federation, ["a", "b", "c"]))
+    )
+    assert few.per_party["local"]["a"].relative_error == more.per_party["local"]["a"].relative_error
+    assert more.rows[0].bytes_up_per_party == 0
+    assert more.components == {}
+
+
+def test_more_iterations_never_hurt_a_party_alone(federation):
+    short, long = (partsong.compare(federation, 3, ["local"], rounds=n, random_state=0).rows[0] for n in (3, 30))
+    assert all(long.party_errors[name] <= short.party_errors[name] + 1e-9 for name in long.party_errors)
+
+
+def test_starts_are_stated_and_common_ones_are_one(federation):
+    given = partsong.compare(federation, 3, random_state=1, **BRIEF)
+    assert [line.start for line in given.rows] == ["common", "common", "independent", "common", "common"]
+    for start in ("common", "independent"):
+        both = partsong.compare(federation, 3, ["fedavg", "fnmf"], start=start, random_state=1, rounds=2, local_steps=2)
+        assert {line.start for line in both.rows} == {start}
+
+
+def test_the_same_seed_gives_the_same_numbers(found, federation):
+    again = partsong.compare(federation, 3, names=["x", "y", "z"], random_state=1, **BRIEF)
+    for first, second in zip(found.rows, again.rows, strict=True):
+        assert repr(first._replace(seconds=0.0)) == repr(second._replace(seconds=0.0))
+    for method, H in found.components.items():
+        np.testing.assert_array_equal(H, again.components[method])
+
+
+def test_labels_of_rows_are_as_good_as_a_list(federation):
+    stacked, labels = np.vstack(federation), np.repeat(["x", "y", "z"], [len(X) for X in federation])
+    listed = partsong.compare(federation, 3, ["fedavg", "exact"], names=["x", "y", "z"], rounds=4, random_state=0)
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    labelled = partsong.compare(
+        stacked[shuffled], 3, ["fedavg", "exact"], parties=labels[shuffled], rounds=4, random_state=0
+    )
+    for one, other in zip(listed.rows, labelled.rows, strict=True):
+        assert one.relative_error == pytest.approx(other.relative_error, abs=1e-9)
+        assert one.party_errors == pytest.approx(other.party_errors, abs=1e-9)
+
+
+@pytest.mark.parametrize("form", [sp.csr_array, sp.csc_array, np.asfortranarray, lambda X: X.astype(np.float32)])
+def test_any_form_of_rows_is_pooled(federation, form):
+    parties = [form(X) for X in federation]
+    errors = [
+        line.relative_error for line in partsong.compare(parties, 3, ["exact", "pooled"], rounds=8, random_state=0).rows
+    ]
+    assert errors[0] == pytest.approx(errors[1], abs=1e-6)
+    shard = pooled([Shard(str(i), as_matrix(X)) for i, X in enumerate(parties)])
+    np.testing.assert_allclose(shard.matrix.rows(np.arange(77)).times(np.eye(14)), np.vstack(federation), rtol=1e-6)
+
+
+def test_sparse_and_dense_parties_are_pooled_together(federation):
+    mixed = [sp.csr_array(federation[0]), *federation[1:]]
+    exact, oracle = partsong.compare(mixed, 3, ["exact", "pooled"], rounds=8, random_state=0).rows
+    assert exact.relative_error == pytest.approx(oracle.relative_error, abs=1e-6)
+
+
+def test_tensors_are_compared_too(federation):
+    torch = pytest.importorskip("torch")
+    parties = [torch.from_numpy(X) for X in federation]
+    ours = partsong.compare(parties, 3, random_state=1, names=["x", "y", "z"], **BRIEF)
+    assert row(ours, "exact").relative_error == pytest.approx(row(ours, "pooled").relative_error, abs=1e-6)
+
+
+def test_tables_tell_all_methods_and_their_treatment(found):
+    text = str(found)
+    lines = found.to_table().splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["local", "fedavg", "fnmf", "exact", "pooled"]
+    assert "all rows" in lines[-1]
+    assert "nothing" in lines[2]
+    for word in ("Rank 3", "seed 1", "3 parties", "compiling is not counted"):
+        assert word in " ".join(text.split())
+    assert repr(found) == text
+    page = found._repr_html_()
+    for line in found.rows:
+        assert f">{line.method}<" in page
+    assert page.count("<tr") == 6
+
+
+def test_hostile_names_of_parties_stay_text(federation, tmp_path):
+    hostile = "<script>alert(1)</script>"
+    names = [hostile, "b", "c"]
+    frames = [pd.DataFrame(X, columns=[f"{hostile}{i}" for i in range(14)]) for X in federation]
+    compared = partsong.compare(frames, 3, names=names, random_state=1, **BRIEF)
+    page = compared.save_report(tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<script" not in page + compared._repr_html_()
+    assert page.count("&lt;script&gt;") > 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"methods": ()}, ParameterError, "list of names"),
+        ({"methods": "fnmf"}, ParameterError, "list of names"),
+        ({"methods": ("fnmf", "magic")}, ParameterError, "magic"),
+        ({"methods": ("fnmf", "fnmf")}, ParameterError, "once"),
+        ({"rounds": 0}, ParameterError, "rounds"),
+        ({"rounds": {"fnmf": 0}}, ParameterError, "fnmf"),
+        ({"rounds": {"fedprox": 3}}, ParameterError, "fedprox"),
+        ({"local_steps": 1.5}, ParameterError, "local_steps"),
+        ({"start": "warm"}, ParameterError, "start"),
+        ({"n_components": 0}, ParameterError, "n_components"),
+        ({"random_state": "seed"}, ParameterError, "random_state"),
+        ({"dtype": "int8"}, ParameterError, "dtype"),
+        ({"verbose": -1}, ParameterError, "verbose"),
+        ({"names": ["a"]}, ParameterError, "names"),
+        ({"X": []}, ParameterError, "at least one party"),
+        ({"X": np.ones((3, 2))}, ShapeError, "list"),
+        ({"X": [np.ones((3, 2)), np.ones((3, 4))]}, CompositionError, "party-02"),
+        ({"X": [np.ones((3, 2)), np.full((3, 2), np.nan)]}, DataError, "party-02"),
+        ({"X": [np.ones((3, 2)), -np.ones((3, 2))]}, DataError, "party-02"),
+        ({"X": [np.ones((3, 2)), np.ones((0, 2))]}, DataError, "party-02"),
+        (
+            {"X": [pd.DataFrame({"u": [1.0], "v": [2.0]}), pd.DataFrame({"u": [1.0], "w": [2.0]})]},
+            FeatureError,
+            "party-02",
+        ),
+    ],
+)
+def test_bad_input_is_refused_by_name(federation, settings, error, words):
+    given = {"X": federation, "n_components": 2, "methods": ("local", "fnmf"), "random_state": 0} | settings
+    with pytest.raises(error, match=words):
+        partsong.compare(**given)
+
+
+@pytest.mark.parametrize("method", COMPARABLE)
+def test_every_method_copes_with_odd_parties(method):
+    odd = [np.zeros((3, 5)), np.ones((1, 5)), np.random.default_rng(0).random((2, 5))]
+    line = partsong.compare(odd, 4, [method], rounds=2, local_steps=None, random_state=0).rows[0]
+    assert 0 <= line.relative_error <= 1 + 1e-9
+    assert all(math.isfinite(value) for value in line.party_errors.values())
+
+
+def test_the_command_line_compares(tmp_path, monkeypatch, federation):
+    import json
+
+    from typer.testing import CliRunner
+
+    from partsong.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.vstack(federation))
+    assert CliRunner().invoke(app, ["split", "x.npy", "--parties", "3", "-o", "parts"]).exit_code == 0
+    words = ["compare", "parts", "-k", "3", "--rounds", "3", "--local-steps", "2", "--report", "r.html", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert [line["method"] for line in told["methods"]] == ["local", "fedavg", "fnmf", "exact", "pooled"]
+    assert set(told["methods"][0]["parties"]) == {"party-01", "party-02", "party-03"}
+    assert (tmp_path / "r.html").read_text(encoding="utf-8").count("party-03") > 3
+    assert CliRunner().invoke(app, ["compare", "x.npy"]).exit_code == 1
+    assert CliRunner().invoke(app, ["compare", "parts", "--method", "magic"]).exit_code == 2
