@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import machine
 
-PARTS = ("speed", "floor", "memory", "compiling", "tuning", "report")
+PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "report")
 USUAL = ("speed", "floor", "memory", "compiling")
 
 
@@ -40,7 +40,9 @@ def main(words: list[str]) -> None:
     with threadpool_limits(chosen.threads):
         if "tuning" in parts:
             _tune(chosen, words)
-        if set(parts) - {"tuning"}:
+        if "federation" in parts:
+            _federate(chosen, words)
+        if set(parts) - {"tuning", "federation"}:
             _measure(chosen, parts, words)
 
 
@@ -151,6 +153,20 @@ def _tune(chosen: argparse.Namespace, words: list[str]) -> None:
         output = chosen.output.with_name("tuning.md")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(tuning.written(outcomes, heading), encoding="utf-8")
+    say(f"{output.name} written")
+
+
+def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
+    from benchmarks import federation
+
+    found = federation.measure(chosen.threads, chosen.quick, say)
+    heading = (
+        "# What a federation costs above its parties' own work\n\n"
+        f"{machine.processor()}, {chosen.threads} threads.\n\n```\n{machine.command(words)}\n```\n"
+    )
+    output = chosen.output if chosen.output and chosen.parts == ["federation"] else Path("docs/results/federation.md")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(heading + federation.written(found), encoding="utf-8")
     say(f"{output.name} written")
 
 

@@ -12,12 +12,11 @@ from partsong.aggregate.linear import Mean
 from partsong.aggregate.reduction import InTheOpen
 from partsong.align.assignment import Assignment, PartialAssignment
 from partsong.align.transport import PartialSinkhorn, Sinkhorn
-from partsong.core import Checkpoint, Round, Schedule, Shard
+from partsong.core import Round, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.data.partition import iid, party_names
 from partsong.engines.parallel import Parallel
 from partsong.evaluate.agreement import fit_of
-from partsong.local.alternate import Rows
 from partsong.local.coupling import AlignedPull
 from partsong.streams import key, stream
 
@@ -87,7 +86,12 @@ IN_ROUNDS: Mapping[str, Make] = {
 }
 """All with the same local solver (iPALM without inertia) and uniform averages, as in the paper."""
 WITH_STRENGTH = tuple(name for name in IN_ROUNDS if name != "FedAvg")
-MIXTURE = f"FNMF-LAP, then {POLISH} exact rounds"
+MIXTURES: Mapping[str, tuple[str, int]] = {
+    f"FNMF-LAP, then {POLISH} exact rounds": ("FNMF-LAP", 0),
+    f"FNMF-SK, then {POLISH} exact rounds": ("FNMF-SK", 0),
+    "FNMF-SK twice, exact in all other rounds": ("FNMF-SK", 2),
+}
+"""What a relay begins with, and for how many rounds (0: as many as all others, with exact ones added)."""
 EXACT = ("exact, as many rounds", "exact, as many rounds as the mixture", "exact, to the end")
 
 
@@ -135,10 +139,11 @@ def perform(
     if method in ONCE:
         program = ONCE[method](rank, budget.total, strength, independent)
         return _measured(_rounds(program, shards, 1, seed), program, shards, False)
-    program = IN_ROUNDS["FNMF-LAP" if method == MIXTURE else method](rank, budget.steps, strength, independent)
-    if method == MIXTURE:
-        return _measured(_mixed(program, shards, budget.rounds, seed), _exact(rank), shards, with_curve)
-    return _measured(_rounds(program, shards, budget.rounds, seed), program, shards, with_curve)
+    begins_with, leg = MIXTURES.get(method, (method, 0))
+    program, rounds = IN_ROUNDS[begins_with](rank, budget.steps, strength, independent), budget.rounds
+    if method in MIXTURES:
+        program, rounds = recipes.then_exact(program, leg or rounds), rounds if leg else rounds + POLISH
+    return _measured(_rounds(program, shards, rounds, seed), program, shards, with_curve)
 
 
 def _exact(rank: int) -> Any:
@@ -148,17 +153,6 @@ def _exact(rank: int) -> Any:
 def _rounds(program: Any, shards: Sequence[Shard], rounds: int, seed: int) -> Iterator[tuple[Round, Any]]:
     for done in Parallel().run(program, shards, Schedule(rounds, seed), reduction=InTheOpen()):
         yield done, program.components(done.checkpoint.server)
-
-
-def _mixed(program: Any, shards: Sequence[Shard], rounds: int, seed: int) -> Iterator[tuple[Round, Any]]:
-    """Rounds of FNMF, and from the model that they end with a few exact ones."""
-    for done, H in _rounds(program, shards, rounds, seed):
-        yield done, H
-    exact = _exact(program.rank)
-    server, model = exact.start_from(H.T.copy())
-    begin = Checkpoint(0, {shard.name: Rows() for shard in shards}, server, model)
-    for done in Parallel().run(exact, shards, Schedule(POLISH, seed), reduction=InTheOpen(), resume=begin):
-        yield done, exact.components(done.checkpoint.server)
 
 
 def _measured(rounds: Iterator[tuple[Round, Any]], program: Any, shards: Sequence[Shard], with_curve: bool) -> Result:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.datasets import DATASETS
-from experiments.federation import EXACT, IN_ROUNDS, MIXTURE, ONCE, WITH_STRENGTH
+from experiments.federation import EXACT, IN_ROUNDS, MIXTURES, ONCE, WITH_STRENGTH
 from experiments.measures import spread
 from experiments.plays import Play, known, run_all
 
@@ -43,13 +43,13 @@ def best_strengths(found: Mapping[Play, dict[str, Any]], data: str, start: str) 
 def table_plays(data: str, start: str, strengths: Mapping[str, float], chosen: argparse.Namespace) -> list[Play]:
     """All runs of a dataset with one kind of start."""
     one = Play(data, "", start, chosen.steps, chosen.rounds, 0.0, 0, chosen.parties, DATASETS[data].rank, chosen.rows)
-    methods = [*IN_ROUNDS, MIXTURE]
+    methods = [*IN_ROUNDS, *MIXTURES]
     if start == "independent":
         methods += ["pooled", *EXACT, *ONCE]
     else:
         methods.remove("FNMF-LAP (paper)")
     return [
-        replace(one, method=method, seed=seed, strength=strengths.get("FNMF-LAP" if method == MIXTURE else method, 0.0))
+        replace(one, method=method, seed=seed, strength=strengths.get(MIXTURES.get(method, (method, 0))[0], 0.0))
         for method in methods
         for seed in range(chosen.seeds)
     ]

@@ -19,7 +19,7 @@ from partsong.data.sparse import SparseMatrix
 from partsong.errors import ParameterError
 from partsong.evaluate.findings import MethodFindings
 from partsong.federated import FederatedNMF
-from partsong.methods import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
+from partsong.methods import ALIGNMENT, LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
 from partsong.parties import by_party, shards_of
 from partsong.progress import progress
 from partsong.settings import alignment_of, one_of, precision_of, program_of, rank_of, require_verbosity, whole_number
@@ -28,14 +28,15 @@ from partsong.validation import whole_seed
 
 LOCAL, POOLED = "local", "pooled"
 COMPARABLE = (LOCAL, *METHODS, POOLED)
-ROUNDS = {"fnmf": 10}
+ROUNDS = {"fnmf-alone": 10}
 """Rounds of methods that do not take 100: its parties iterate long in each."""
 
 DESCRIPTIONS = {
     LOCAL: "Every party factorizes its own rows and shares nothing: one model for each.",
     "fedavg": "Parties iterate from the shared H, which is then averaged by position.",
     "fedprox": "As fedavg, while parties are pulled to the shared H.",
-    "fnmf": "Parties iterate long and alone; which component is which is found out before averaging.",
+    "fnmf-alone": "Parties iterate long and alone; which component is which is found out before averaging.",
+    "fnmf": "Two rounds as fnmf-alone, then WᵀW and WᵀX as exact.",
     "ipalm-once": "Every party iterates alone; components are averaged once, by position.",
     "mur-once": "As ipalm-once, by multiplicative updates.",
     "exact": "Parties send WᵀW and WᵀX; the sums give exactly the pooled factorization.",
@@ -84,8 +85,8 @@ def compare(
 
     All methods have the same rank, the same seed and all their rounds, without early stopping. "local", "exact" and
     "pooled" are the same iteration on each party's own, all and stacked rows, from the same H; methods with a common
-    start begin with that H as well. With independent starts ("fnmf" unless told otherwise) every party draws its own,
-    the same for every such method. Pooling needs memory for a second copy of all rows.
+    start begin with that H as well. With independent starts ("fnmf" and "fnmf-alone" unless told otherwise) every party
+    draws its own, the same for every such method. Pooling needs memory for a second copy of all rows.
 
     Parameters
     ----------
@@ -96,8 +97,9 @@ def compare(
     methods : sequence of names
         Of "local", "pooled" and the methods of `FederatedNMF`.
     rounds, local_steps : int, mapping from methods to int, or None
-        As in `FederatedNMF`; None is 100 rounds ("fnmf": 10), and the method's own local steps. One number of rounds is
-        for all methods, one number of local steps for those that average. "local" and "pooled" iterate as "exact" does.
+        As in `FederatedNMF`; None is 100 rounds ("fnmf-alone": 10), and the method's own local steps. One number of
+        rounds is for all methods, one number of local steps for those that average. "local" and "pooled" iterate as
+        "exact" does.
     start : {"common", "independent"} or None
         For methods that average; None: as the method does.
     random_state, dtype, verbose :
@@ -144,7 +146,7 @@ def _contestant(name: str, rank: int, numbers: Numbers, start: str | None) -> Co
         program: Any = recipes.shared_statistics(rank, sweeps=steps)
         return Contestant(name, DESCRIPTIONS[name], program, rounds, is_oracle=name == POOLED)
     begun = start_of(name, start)
-    align = alignment_of("assignment")
+    align = alignment_of(ALIGNMENT)
     program = program_of(name, rank, steps=steps, align=align, independent=begun == "independent")
     return Contestant(name, DESCRIPTIONS[name], program, rounds, begun)
 

@@ -343,7 +343,8 @@ class Program(Protocol):
 
     `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
     factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
-    `expects` states every upload's arrays by name; of a program without it, engines ask for finite numbers only.
+    `expects` states the arrays of an upload by name, once for each kind of upload that it has; of a program without it,
+    engines ask for finite numbers only.
     """
 
     @property
@@ -358,7 +359,7 @@ class Program(Protocol):
     def finish(self, server: State, aggregate: Message) -> tuple[State, Message]: ...
     def components(self, server: State) -> Array: ...
     def metrics(self, server: State) -> Mapping[str, float]: ...
-    def expects(self, layout: Layout) -> Mapping[str, Form]: ...
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]: ...
 
 
 class Engine(Protocol):

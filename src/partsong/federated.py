@@ -21,7 +21,7 @@ from partsong.finished import Finished, OnDemand, top_features
 from partsong.fitting import Pursuit, Task
 from partsong.given import given_weights
 from partsong.interrupts import held
-from partsong.methods import ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, start_of
+from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, start_of
 from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
@@ -53,9 +53,10 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
-    party iterate alone and then agree on H: "fnmf" finds out which component is which (Dalleiger & Gionis, 2025),
+    party iterate alone and then agree on H: "fnmf-alone" finds out which component is which (Dalleiger & Gionis, 2025),
     "fedavg" averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once"
-    average a single time. A Program value (`partsong.recipes` has more) may be given instead of a name.
+    average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after two rounds. A Program value
+    (`partsong.recipes` has more) may be given instead of a name.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
 
@@ -63,18 +64,19 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
     ----------
     n_components : int or None
         Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
-    method : {"exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
+    method : {"exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
         How the parties work together.
     align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
-        "fnmf" only: how components are matched (None: assignment); an alignment of your own may be given as well.
+        "fnmf", "fnmf-alone": how components are matched (None: sinkhorn); an alignment of your own may be given, too.
     rounds : int
         The most exchanges.
     local_steps : int or None
         Sweeps ("exact") or iterations (all others) at a party between exchanges. None: 3 for "exact" and "fedavg", 10
-        for "fedprox", 100 for "fnmf", 1000 for those that average once. A round is never broken off by a time budget.
+        for "fedprox", 100 for "fnmf" and "fnmf-alone", 1000 for those that average once. A round is never broken off by
+        a time budget.
     start : {"common", "independent"} or None
         One H for all and W fitted to it first, or an H of its own at every party. None: as the method does, independent
-        for "fnmf" and those that average once. "exact" always has one for all.
+        for "fnmf", "fnmf-alone" and those that average once. "exact" always has one for all.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
@@ -196,7 +198,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
                 "method": self.method,
                 "local_steps": self._steps(self.method),
                 "start": start_of(self.method, self.start),
-                **({"align": str(self.align or "assignment")} if self.method == "fnmf" else {}),
+                **({"align": str(self.align or ALIGNMENT)} if self.method in ALIGNED else {}),
             }
         told |= {
             "rounds": int(getattr(self, "n_iter_", self.rounds)),
@@ -221,7 +223,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
                 f"{str(method)[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
             )
         asked = {name: settings[name] for name in ("rounds", "local_steps", "start", "tol") if name in settings}
-        asked["align"] = settings.get("align") if method == "fnmf" and settings.get("align") in ALIGNMENTS else None
+        asked["align"] = settings.get("align") if method in ALIGNED and settings.get("align") in ALIGNMENTS else None
         try:
             estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
             estimator.n_parties_ = whole_number("parties", settings.get("parties", 1))
@@ -264,7 +266,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
             self.method,
             rank_of(self.n_components, shape),
             steps=self._steps(self.method),
-            align=alignment_of("assignment" if self.align is None else self.align),
+            align=alignment_of(ALIGNMENT if self.align is None else self.align),
             independent=start_of(self.method, self.start) == "independent",
         )
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-METHODS = ("exact", "fnmf", "fedavg", "fedprox", "ipalm-once", "mur-once")
+METHODS = ("exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once")
 ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
 STARTS = ("common", "independent")
+
+ALIGNED = ("fnmf", "fnmf-alone")
+"""Methods that find out which component is which."""
+
+ALIGNMENT = "sinkhorn"
+"""How they do so unless told otherwise."""
+
+LONG_ROUNDS = 2
+"""Rounds with which "fnmf" begins; all others are exact (docs/results/fnmf.md, decision 11)."""
 
 LOCAL_ONLY = "local-only"
 """A baseline of the command line and the demo: local models, averaged once."""
@@ -12,12 +21,13 @@ LOCAL_ONLY = "local-only"
 ONE_ROUND = ("ipalm-once", "mur-once", LOCAL_ONLY)
 """Methods that exchange once, whatever number of rounds is asked for."""
 
-INDEPENDENT = ("fnmf", *ONE_ROUND)
+INDEPENDENT = (*ALIGNED, *ONE_ROUND)
 """Methods whose parties begin with an H of their own unless told otherwise."""
 
 LOCAL_STEPS = {
     "exact": 3,
     "fnmf": 100,
+    "fnmf-alone": 100,
     "fedavg": 3,
     "fedprox": 10,
     "ipalm-once": 1000,

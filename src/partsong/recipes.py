@@ -10,7 +10,7 @@ from partsong.aggregate.linear import AlignedMean, Mean, WeightedMean
 from partsong.align.assignment import Assignment, Identity, PartialAssignment
 from partsong.align.nearest import Nearest, SoftMax
 from partsong.align.transport import PartialSinkhorn, Sinkhorn
-from partsong.core import Alignment, UpdateRule
+from partsong.core import Alignment, Program, UpdateRule
 from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.coordinate import CoordinateDescent
@@ -22,6 +22,7 @@ from partsong.local.multiplicative import Multiplicative
 from partsong.local.pivoting import BlockPivoting
 from partsong.programs.consensus import Consensus
 from partsong.programs.joining import CommonStart, IndependentStart, Overwrite
+from partsong.programs.relay import Relay
 from partsong.programs.shared_statistics import SharedStatistics
 from partsong.programs.uploading import AlignedUpload
 
@@ -103,6 +104,7 @@ def fnmf(
     client_align: Alignment = Assignment(),
     server_align: Alignment = Assignment(),
     strength: float | None = None,
+    every: int | None = None,
     steps: int = 100,
     independent: bool = True,
 ) -> Consensus:
@@ -110,20 +112,22 @@ def fnmf(
 
     Parties run iPALM, pulled to the model in their own order; the server takes the barycenter of the H_p.
     "paper" is the algorithm as printed. "robust" changes three things: a party's W follows its components to their new
-    order, nothing is pulled in the first round, and the barycenter starts from the previous model.
+    order, nothing is pulled in the first round, and the barycenter starts from the previous model. A party looks anew
+    which component is which `every` steps (None: every step as printed, every tenth in the robust variant).
     Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
     """
     if variant not in ("paper", "robust"):
         raise ParameterError(f'The variants of fnmf are "paper" and "robust"; got {variant!r}.')
     is_paper = variant == "paper"
     pull = strength if strength is not None else (0.01 if is_paper else 0.1)
+    pause = every if every is not None else (1 if is_paper else 10)
     return Consensus(
         rank,
         plain(InertialPalm()),
         steps,
         IndependentStart(announced=is_paper) if independent else CommonStart(),
         FixedPoint(server_align, FromMean() if is_paper else FromPrevious()),
-        coupling=AlignedPull(pull, client_align),
+        coupling=AlignedPull(pull, client_align, every=pause),
         joining=Overwrite() if is_paper else Overwrite(follow=server_align),
         free_rounds=0 if is_paper else 1,
     )
@@ -136,6 +140,14 @@ def fnmf_by_sums(rank: int, *, align: Alignment = Assignment(), sweeps: int = 2,
     """
     open_ = fnmf(rank, client_align=align, server_align=align, **settings)
     return replace(open_, aggregation=AlignedMean(), upload=AlignedUpload(align), sweeps=sweeps)
+
+
+def then_exact(first: Program, rounds: int) -> Relay:
+    """A program for a few rounds, then exact shared statistics from the model that it has reached.
+
+    Sent per exact round and party: WᵀW (k × k), WᵀX (k × m), three totals. Never sent: X_p, W_p.
+    """
+    return Relay(first, shared_statistics(first.rank, accelerate=True), rounds)
 
 
 def local_only(rank: int, *, steps: int = 100) -> Consensus:

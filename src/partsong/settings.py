@@ -15,7 +15,7 @@ from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import Penalty
 from partsong.local.momentum import Extrapolation, NoExtrapolation
-from partsong.methods import METHODS, STARTS
+from partsong.methods import ALIGNED, LONG_ROUNDS, METHODS, STARTS
 from partsong.running import Stop
 
 PROGRAM = (
@@ -188,21 +188,22 @@ def require_method(method: Any, *, align: Any, start: Any, local_steps: Any) -> 
         whole_number("local_steps", local_steps, " (None: as the method does)")
     if align is not None:
         alignment_of(align)
-        if not isinstance(method, str) or method != "fnmf":
-            raise ParameterError(f'align is for method="fnmf" only; the method is {method!r}. Leave it out.')
+        if not isinstance(method, str) or method not in ALIGNED:
+            raise ParameterError(f"align is for {' and '.join(ALIGNED)} only; the method is {method!r}. Leave it out.")
     ignored = [name for name, value in (("local_steps", local_steps), ("start", start)) if value is not None]
     if ignored and not isinstance(method, str):
         raise ParameterError(f"{' and '.join(ignored)} are part of a Program: set them there, or leave them out.")
 
 
 def program_of(method: str, rank: int, *, steps: int, align: Alignment, independent: bool) -> Program:
-    """The program of a famous name; `align` is used by fnmf alone."""
+    """The program of a famous name; `align` is used by those that are aligned."""
     settings: dict[str, Any] = {"steps": steps, "independent": independent}
     match method:
         case "exact":
             return recipes.shared_statistics(rank, sweeps=steps)
-        case "fnmf":
-            return recipes.fnmf(rank, client_align=align, server_align=align, **settings)
+        case "fnmf" | "fnmf-alone":
+            alone = recipes.fnmf(rank, client_align=align, server_align=align, **settings)
+            return recipes.then_exact(alone, LONG_ROUNDS) if method == "fnmf" else alone
         case "fedavg":
             return recipes.fedavg(rank, **settings)
         case "fedprox":

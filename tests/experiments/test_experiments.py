@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_scaling, fnmf_table
+from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_report, fnmf_scaling, fnmf_table
 from experiments.plays import known
 
 
@@ -58,3 +58,16 @@ def test_data_that_are_not_there_are_asked_for(monkeypatch):
     monkeypatch.delenv(datasets.FOLDER, raising=False)
     with pytest.raises(SystemExit, match="PARTSONG_DATA"):
         datasets.DATASETS["mnist"].load()
+
+
+def test_report_replaces_tables_and_nothing_else(tmp_path, digits, capsys):
+    runs, document = tmp_path / "t.jsonl", tmp_path / "fnmf.md"
+    fnmf_scaling.main(["--quick", "--output", str(runs)])
+    document.write_text("# Before\n\n<!-- table: ratios -->\nold\n<!-- end -->\n\nAfter.\n")
+    fnmf_report.main([str(runs), "--document", str(document)])
+    text = document.read_text()
+    assert text.startswith("# Before\n\n<!-- table: ratios -->\n| method, start |")
+    assert text.endswith("<!-- end -->\n\nAfter.\n")
+    assert "old" not in text
+    fnmf_report.main([str(runs), "--document", str(document)])
+    assert document.read_text() == text

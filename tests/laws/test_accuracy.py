@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from partsong import NMF, kernels
 from partsong.core import Shard
+from partsong.data.dense import FEW_COMPONENTS
 from partsong.data.matrix import as_matrix
 from partsong.data.sparse import SparseMatrix
 from partsong.evaluate.metrics import relative_error
@@ -20,6 +21,8 @@ from partsong.local.momentum import Extrapolation
 from partsong.programs.shared_statistics import SharedStatistics
 
 RANK = 10
+MORE_THAN_FEW = FEW_COMPONENTS + 4
+"""Products of WᵀW may then be in the type of the data."""
 
 
 def heavy_tailed(rows, columns, seed=0):
@@ -57,13 +60,14 @@ def exact(X, W, Ht):
     return float(np.square(X.astype(np.float64) - W.astype(np.float64) @ Ht.astype(np.float64).T).sum())
 
 
+@pytest.mark.parametrize("rank", [RANK, MORE_THAN_FEW])
 @pytest.mark.parametrize("shape", [(30_000, 40), (40, 30_000)], ids=["tall", "wide"])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_error_of_a_round_is_that_of_float64(form, shape, tmp_path):
+def test_the_error_of_a_round_is_that_of_float64(form, shape, rank, tmp_path):
     X = heavy_tailed(*shape)
     matrix = FORMS[form](X, tmp_path)
     solver = Alternate(momentum=Extrapolation())
-    rows, columns = Rows(), solver.begin(matrix.native(np.random.default_rng(1).random((shape[1], RANK))))
+    rows, columns = Rows(), solver.begin(matrix.native(np.random.default_rng(1).random((shape[1], rank))))
     compared = 0
     for _ in range(6):
         rows, totals = solver.row_step(matrix, rows, columns)

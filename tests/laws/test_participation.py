@@ -28,6 +28,7 @@ PROGRAMS = {
     "fnmf partial": recipes.fnmf(4, steps=4, client_align=PartialAssignment(), server_align=PartialAssignment()),
     "fnmf by sums": recipes.fnmf_by_sums(4, steps=4),
     "fnmf by sums common": recipes.fnmf_by_sums(4, steps=4, sweeps=3, independent=False),
+    "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=4), 3),
 }
 WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper"]
 """The paper's start is a mean over as many draws as there are parties, so those who never come count in it."""

@@ -76,17 +76,24 @@ class PartialSinkhorn:
 def entropic_plan(
     cost: np.ndarray, rows: np.ndarray, columns: np.ndarray, blur: float, iterations: int, tolerance: float
 ) -> np.ndarray:
-    """T = exp((f_a + g_b − C_ab)/ε) with the marginals given; column sums are exact, row sums to `tolerance`."""
+    """T = exp((f_a + g_b − C_ab)/ε) with the marginals given; column sums are exact, row sums to `tolerance`.
+
+    A step in the log domain, which cannot overflow, makes the kernel that cheap steps then scale; where their factors
+    become extreme, they are absorbed and the next step is in the log domain again.
+    """
+    from partsong.kernels.compiled_transport import scale
+
     scores = -cost / blur
     log_rows, log_columns = np.log(rows), np.log(columns)
-    g = np.zeros(len(columns))
-    for _ in range(iterations):
+    g, left = np.zeros(len(columns)), iterations
+    while True:
         f = log_rows - _log_sum(scores + g, 1)
         g = log_columns - _log_sum(scores + f[:, None], 0)
-        T = np.exp(scores + f[:, None] + g)
-        if np.abs(T.sum(axis=1) - rows).sum() <= tolerance:
-            break
-    return T
+        u, v = np.ones(len(rows)), np.ones(len(columns))
+        done, is_right = scale(np.exp(scores + f[:, None] + g), rows, columns, u, v, left - 1, tolerance)
+        f, g, left = f + np.log(u), g + np.log(v), left - 1 - done
+        if is_right or left <= 0:
+            return np.exp(scores + f[:, None] + g)
 
 
 def _log_sum(values: np.ndarray, axis: int) -> np.ndarray:

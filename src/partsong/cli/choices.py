@@ -86,5 +86,6 @@ def state_types() -> tuple[type, ...]:
     from partsong.local.momentum import Pace
     from partsong.local.rules import RuleState
     from partsong.programs.consensus import ConsensusParty, ConsensusServer
+    from partsong.programs.relay import RelayParty, RelayServer
 
-    return (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer)
+    return (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)

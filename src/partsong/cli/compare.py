@@ -46,7 +46,7 @@ def compare(
         typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known),
     ] = list(DEFAULT),  # noqa: B006  # typer copies it
     rounds: Annotated[
-        OptionalInt, typer.Option(min=1, help="Exchanges of every method.", show_default="100; fnmf: 10")
+        OptionalInt, typer.Option(min=1, help="Exchanges of every method.", show_default="100; fnmf-alone: 10")
     ] = None,
     local_steps: Annotated[
         OptionalInt,

@@ -23,7 +23,7 @@ from partsong.cli.options import (
     Transpose,
     examples,
 )
-from partsong.methods import ALIGNMENTS, STARTS
+from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, STARTS
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
@@ -140,9 +140,9 @@ def fit(
         _option(
             "--method",
             panel=PARTIES,
-            help="exact: as if the rows were pooled; fnmf: local models, matched component by component; fedavg: their "
-            "average by position, round by round; fedprox: the same, pulled to the model; ipalm-once, mur-once, "
-            "local-only: one average.",
+            help="exact: as if the rows were pooled; fnmf-alone: local models, matched component by component; fnmf: "
+            "two rounds of that, then exact ones; fedavg: averages by position, round by round; fedprox: the same, "
+            "pulled to the model; ipalm-once, mur-once, local-only: one average.",
             callback=one_of(METHODS),
         ),
     ] = "exact",
@@ -151,10 +151,10 @@ def fit(
         _option(
             "--align",
             panel=PARTIES,
-            help=f"How fnmf matches components: {', '.join(ALIGNMENTS)}.",
+            help=f"How {' and '.join(ALIGNED)} match components: {', '.join(ALIGNMENTS)}.",
             callback=one_of(ALIGNMENTS),
         ),
-    ] = "assignment",
+    ] = ALIGNMENT,
     start: Annotated[
         OptionalText,
         _option(

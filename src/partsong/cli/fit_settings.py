@@ -13,7 +13,7 @@ from partsong.cli.choices import CENTRALISED
 from partsong.cli.holdings import ALONE, Holdings
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
-from partsong.methods import LOCAL_STEPS, ONE_ROUND, start_of
+from partsong.methods import ALIGNED, LOCAL_STEPS, ONE_ROUND, start_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +165,9 @@ def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
     if known["start"] == "independent" and method == "exact":
         raise typer.BadParameter("exact has one start for all parties.", param_hint="--start")
     known["start"] = start_of(method, known["start"])
-    if "align" in given and method != "fnmf":
-        raise typer.BadParameter(f"only fnmf matches components; the method is {method}.", param_hint="--align")
+    if "align" in given and method not in ALIGNED:
+        only = " and ".join(ALIGNED)
+        raise typer.BadParameter(f"only {only} match components; the method is {method}.", param_hint="--align")
     if method in ONE_ROUND:
         if "rounds" in given and known["rounds"] != 1:
             raise typer.BadParameter(f"{method} averages once, so it has one round.", param_hint="--rounds")

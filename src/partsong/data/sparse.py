@@ -73,7 +73,7 @@ class SparseMatrix:
     ) -> tuple[np.ndarray, np.ndarray]:
         """One pass over the rows, then one over the columns; see core.Matrix."""
         self.walk(Ht, update)
-        is_cheap = F.shape[1] < FEW_COMPONENTS or 2.5 * F.size < self.stored
+        is_cheap = F.shape[1] < FEW_COMPONENTS or F.size < 1.5 * self.stored
         return on_numpy.gram(F, is_cheap), self.transposed_times(F)
 
     def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:

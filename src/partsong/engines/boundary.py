@@ -19,11 +19,12 @@ SHOWN = 3
 ANY = Form((), kind="")
 """Where nothing is stated: any numbers, if they are finite."""
 
-Expected = Mapping[str, Form] | None
+Kind = Mapping[str, Form]
+Expected = tuple[Kind, ...] | None
 
 
 def stated_by(program: Program, layout: Layout) -> Expected:
-    """The form of its uploads, or None from a program that says nothing of it."""
+    """The forms that its uploads have, or None from a program that says nothing of them."""
     states: Any = getattr(program, "expects", None)
     return None if states is None else states(layout)
 
@@ -31,7 +32,7 @@ def stated_by(program: Program, layout: Layout) -> Expected:
 def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
     """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
     reduction.check(program.aggregation)
-    for name, form in (expected or {}).items():
+    for name, form in (pair for kind in expected or () for pair in kind.items()):
         if form.lone and reduction.hides_uploads:
             raise CompositionError(
                 f"{type(reduction).__name__} hides what single parties send, but entries of the sum of {name!r} can be "
@@ -41,10 +42,12 @@ def check_together(program: Program, reduction: Reduction, expected: Expected) -
 
 def check_upload(party: str, upload: Message, expected: Expected) -> None:
     """Refuse an upload of another form, or with numbers that are not finite; no copy is made of one that passes."""
-    if not _is_as_stated(upload, expected):
-        misfits, runaways = list(_misfits(upload, expected)), list(_runaways(upload))
-        kind = UploadError if misfits else DivergenceError
-        raise kind(
+    kinds = expected or (None,)
+    kind = next((one for one in kinds if one is not None and one.keys() == upload.arrays.keys()), kinds[0])
+    if not _is_as_stated(upload, kind):
+        misfits, runaways = list(_misfits(upload, kind)), list(_runaways(upload))
+        error = UploadError if misfits else DivergenceError
+        raise error(
             f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
             'a sum. Check its data and settings, or go on without it: with Schedule(…, faulty="leave out"), or from '
             "the last checkpoint with the other shards."
@@ -62,7 +65,7 @@ def check_sum(aggregate: Message, names: tuple[str, ...], index: int) -> None:
         )
 
 
-def _is_as_stated(upload: Message, expected: Expected) -> bool:
+def _is_as_stated(upload: Message, expected: Kind | None) -> bool:
     if not _is_weight(upload.weight):
         return False
     if expected is None:
@@ -91,7 +94,7 @@ def _is_finite(array: Array, non_negative: bool = False) -> bool:
     return (least >= 0 or not non_negative) and math.isfinite(least) and math.isfinite(float(sizes.max()))
 
 
-def _misfits(upload: Message, expected: Expected) -> Iterator[str]:
+def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
     """All that is wrong with an upload, but for numbers that are not finite."""
     if not _is_weight(upload.weight):
         yield f"its weight is {upload.weight!r}, not a finite number of zero or more"

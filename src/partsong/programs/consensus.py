@@ -127,9 +127,10 @@ class Consensus:
         return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number)
 
     def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
-        """The aggregate moves the model."""
+        """The aggregate moves the model; what rounding under masks leaves below zero becomes zero."""
         agreed = self.upload.agreed(aggregate, server.model)
-        model, memory = self.server_update.step(server.model, agreed, server.memory)
+        moved, memory = self.server_update.step(server.model, agreed, server.memory)
+        model = Message({"H": moved["H"].clip(min=0)}, moved.weight)
         is_last = server.sweep + 1 >= self.sweeps
         number, sweep = (server.round + 1, 0) if is_last else (server.round, server.sweep + 1)
         after = ConsensusServer(model, memory, number, sweep)
@@ -143,9 +144,9 @@ class Consensus:
         """Nothing: the server sees no error. `evaluate.metrics` computes it from sums of two numbers per party."""
         return {}
 
-    def expects(self, layout: Layout) -> Mapping[str, Form]:
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """What the upload says of itself."""
-        return self.upload.expected(self.rank, layout)
+        return (self.upload.expected(self.rank, layout),)
 
 
 def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:

@@ -74,19 +74,20 @@ class SharedStatistics:
     def metrics(self, server: Columns) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ over the rows that took part, and the objective over ½‖X‖², known from the sums.
 
-        For data in float32, squares are right to some 1e-9 of ‖X‖², and to some 1e-8 where few numbers of WᵀX make up
-        most of it: an error of 1e-3 to about 1e-5. The objective is not clipped, and may lie below zero by as much.
+        For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
+        of it, and to 1e-7 where sparse rows have fewer entries than there are components: an error of 1e-3 to about
+        1e-5 (1e-4). The objective is not clipped, and may lie below zero by as much.
         """
         if server.squared_norm <= 0:
             return {"relative_error": 0.0, "objective": 0.0}
         error = float(np.sqrt(np.maximum(0.0, server.squared_error) / server.squared_norm))
         return {"relative_error": error, "objective": 2 * server.pace.objective / server.squared_norm}
 
-    def expects(self, layout: Layout) -> Mapping[str, Form]:
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """Products and totals of non-negative matrices."""
         k, m = self.rank, layout.n_features
         shapes = {"gram": (k, k), "cross": (k, m), "totals": (3,)}
-        return {name: Form(shape, non_negative=True) for name, shape in shapes.items()}
+        return ({name: Form(shape, non_negative=True) for name, shape in shapes.items()},)
 
 
 def _totals(aggregate: Message) -> Totals:

@@ -1,0 +1,177 @@
+"""Tables and pictures of docs/results/fnmf.md from the runs that the other experiments have written down.
+
+    python -m experiments.fnmf_report docs/results/fnmf-runs.jsonl
+
+Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything else in the document is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.datasets import DATASETS
+from experiments.federation import EXACT, IN_ROUNDS, MIXTURES, ONCE
+from experiments.fnmf_scaling import ABSENT, PARTIES, ROWS_EACH, ROWS_IN_ALL
+from experiments.fnmf_table import TUNING_SEED, best_strengths
+from experiments.measures import spread
+from experiments.plays import Play, blocks, known
+from partsong.evaluate.drawing import Line, Quantity
+from partsong.evaluate.picture import picture, style_of
+
+Records = Mapping[Play, dict[str, Any]]
+STARTS = ("independent", "common")
+BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def values_of(found: Records, **wanted: Any) -> list[float]:
+    """Σ RMSD of all runs with these settings, one for each seed; runs for tuning are left out."""
+    return [
+        record["rmsd_sum"]
+        for play, record in sorted(found.items(), key=lambda pair: pair[0].seed)
+        if play.seed != TUNING_SEED and all(getattr(play, name) == value for name, value in wanted.items())
+    ]
+
+
+def table_one(found: Records, told: Callable[[list[float], float], str]) -> str:
+    """Methods × datasets at 100 steps × 10 rounds; `told` spells the numbers of a cell, given the pooled mean."""
+    names = [name for name in DATASETS if values_of(found, data=name, method="pooled", steps=100, rounds=10)]
+    lines = ["| method, start | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for method, start in _rows():
+        cells = []
+        for name in names:
+            pooled = values_of(found, data=name, method="pooled", steps=100, rounds=10)
+            here = values_of(found, data=name, method=method, start=start, steps=100, rounds=10)
+            cells.append(told(here, float(np.mean(pooled))) if here else "–")
+        if set(cells) != {"–"}:
+            lines.append(f"| {method}{'' if method in ('pooled', *EXACT) else f', {start}'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _rows() -> Iterable[tuple[str, str]]:
+    yield "pooled", "independent"
+    yield from ((method, "independent") for method in (*reversed(EXACT), *ONCE))
+    yield from ((method, start) for start in STARTS for method in (*IN_ROUNDS, *MIXTURES))
+
+
+def strengths(found: Records) -> str:
+    """The strengths that tuning chose."""
+    methods = [name for name in IN_ROUNDS if name != "FedAvg"]
+    lines = ["| data, start | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
+    for name in DATASETS:
+        for start in STARTS:
+            best = best_strengths(found, name, start)
+            if best:
+                cells = " | ".join(f"{best[method]:g}" if method in best else "–" for method in methods)
+                lines.append(f"| {name}, {start} | {cells} |")
+    return "\n".join(lines)
+
+
+def local_steps(found: Records, data: str = "mnist") -> str:
+    """Methods × schedules."""
+    schedules = ((10, 100), (100, 10), (1000, 2))
+    lines = ["| method, start | " + " | ".join(f"{s} × {r}" for s, r in schedules) + " |", "|---|---|---|---|"]
+    for start in STARTS:
+        for method in IN_ROUNDS:
+            cells = [
+                values_of(
+                    found, data=data, method=method, start=start, steps=s, rounds=r, with_curve=(s, r) == (100, 10)
+                )
+                for s, r in schedules
+            ]
+            if any(cells):
+                lines.append(f"| {method}, {start} | {' | '.join(spread(c) if c else '–' for c in cells)} |")
+    once = {method: values_of(found, data=data, method=method, steps=1000, rounds=2) for method in ("pooled", *ONCE)}
+    lines += [f"| {method} | | | {spread(numbers)} |" for method, numbers in once.items() if numbers]
+    return "\n".join(lines)
+
+
+def convergence(found: Records, data: str = "mnist") -> str:
+    """Σ RMSD after each round, first seed, as a picture."""
+    curves = [
+        (play, record["curve"])
+        for play, record in found.items()
+        if play.data == data and play.seed == 0 and record["curve"]
+    ]
+    lines = [
+        Line(f"{play.method}, {play.start}", style_of(i), tuple(float(r + 1) for r in range(len(curve))), tuple(curve))
+        for i, (play, curve) in enumerate(curves)
+    ]
+    return picture(
+        Quantity("round", lambda r: f"{r:.0f}", smallest_step=1.0), Quantity("Σ RMSD", lambda v: f"{v:.1f}"), lines
+    )
+
+
+def scaling(found: Records, cases: Sequence[tuple[str, str, int]], field: str) -> str:
+    """Methods × cases, each (heading, data, parties): the mean RMSD of a party, or the seconds of all rounds."""
+    lines = ["| method | " + " | ".join(heading for heading, _, _ in cases) + " |", "|---|" + "---|" * len(cases)]
+    for method in ("pooled", EXACT[-1], *ONCE, *IN_ROUNDS):
+        cells = []
+        for _, data, parties in cases:
+            here = [r for p, r in found.items() if (p.data, p.method, p.parties) == (data, method, parties)]
+            per_party = [r["rmsd_sum"] / parties if field == "rmsd" else r["seconds"] for r in here]
+            cells.append(spread(per_party, 4 if field == "rmsd" else 1) if per_party else "–")
+        if set(cells) != {"–"}:
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables_of(found: Records) -> dict[str, str]:
+    """All tables by name."""
+    shortage = [(f"{c} parties", blocks(ROWS_IN_ALL // c), c) for c in PARTIES]
+    surplus = [(f"{c} parties", blocks(ROWS_EACH), c) for c in PARTIES]
+    absent = [(f"{100 * share:g} % absent", blocks(100, share), 20) for share in ABSENT]
+
+    def ratio(numbers: list[float], pooled: float) -> str:
+        return f"{np.mean(numbers) / pooled:.3f}"
+
+    return {
+        "table-1": table_one(found, lambda numbers, pooled: spread(numbers)),
+        "ratios": table_one(found, ratio),
+        "strengths": strengths(found),
+        "local-steps": local_steps(found),
+        "shortage": scaling(found, shortage, "rmsd"),
+        "surplus": scaling(found, surplus, "rmsd"),
+        "absent": scaling(found, absent, "rmsd"),
+        "seconds": scaling(found, surplus, "seconds"),
+    }
+
+
+def worst_ratios(found: Records) -> dict[str, float]:
+    """For each method and start the largest ratio to pooled over the datasets that it was run on."""
+    worst: dict[str, float] = {}
+    for method, start in _rows():
+        ratios = [
+            float(np.mean(here) / np.mean(values_of(found, data=name, method="pooled", steps=100, rounds=10)))
+            for name in DATASETS
+            if (here := values_of(found, data=name, method=method, start=start, steps=100, rounds=10))
+            and values_of(found, data=name, method="pooled", steps=100, rounds=10)
+        ]
+        worst[f"{method}, {start}"] = max(ratios, default=math.nan)
+    return worst
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Bring the document up to date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="files with one run a line")
+    parser.add_argument("--document", type=Path, default=Path("docs/results/fnmf.md"))
+    chosen = parser.parse_args(arguments)
+    found = {play: record for path in chosen.runs for play, record in known(path).items()}
+    tables = tables_of(found)
+    text = chosen.document.read_text(encoding="utf-8")
+    text = BLOCK.sub(lambda block: f"{block[1]}{tables[block['name']]}\n{block[3]}", text)
+    chosen.document.write_text(text, encoding="utf-8")
+    chosen.document.with_name("fnmf-convergence.svg").write_text(convergence(found), encoding="utf-8")
+    for label, ratio in sorted(worst_ratios(found).items(), key=lambda pair: pair[1]):
+        print(f"{ratio:.3f}  {label}")
+
+
+if __name__ == "__main__":
+    main()

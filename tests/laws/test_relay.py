@@ -1,0 +1,103 @@
+"""Laws of one program after another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from pairwise_masks import PairwiseMasks
+
+from partsong import FederatedNMF, recipes
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Checkpoint, Layout, Reducible, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.sequential import Sequential
+from partsong.errors import ParameterError
+from partsong.evaluate.agreement import fit_of
+from partsong.local.alternate import Rows
+from partsong.streams import key
+
+LEG = 3
+FIRST = {
+    "fnmf": recipes.fnmf(4, steps=10),
+    "fnmf common": recipes.fnmf(4, steps=10, independent=False),
+    "fedavg": recipes.fedavg(4, steps=10, independent=True),
+    "by sums": recipes.fnmf_by_sums(4, steps=10),
+}
+
+
+def shards_of(parties=4):
+    rng = np.random.default_rng(1)
+    H = rng.gamma(0.3, size=(4, 24))
+    rows = [rng.gamma(0.5, size=(15 + 5 * i, 4)) @ H + 0.05 * rng.random((15 + 5 * i, 24)) for i in range(parties)]
+    return [Shard(f"p{i}", as_matrix(X), key(7, i)) for i, X in enumerate(rows)]
+
+
+def run(program, shards, rounds, reduction=InTheOpen(), **more):
+    return list(Sequential().run(program, shards, Schedule(rounds, 3), reduction=reduction, **more))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_leg_is_the_first_program_and_the_second_starts_where_it_ended(name):
+    shards, first = shards_of(), FIRST[name]
+    relay = recipes.then_exact(first, LEG)
+    whole, alone = run(relay, shards, LEG + 4), run(first, shards, LEG)
+    for one, other in zip(whole[:LEG], alone, strict=True):
+        assert_allclose(relay.components(one.checkpoint.server), first.components(other.checkpoint.server), rtol=0)
+    H = first.components(alone[-1].checkpoint.server)
+    exact = relay.second
+    server, model = exact.start_from(np.ascontiguousarray(H.T))
+    parties = {s.name: Rows(exact.solver.solve_rows(s.matrix, np.ascontiguousarray(H.T))) for s in shards}
+    rest = run(exact, shards, 4, resume=Checkpoint(0, parties, server, model))
+    for one, other in zip(whole[LEG:], rest, strict=True):
+        assert_array_equal(one.model["H"], other.model["H"])
+        assert one.metrics == other.metrics
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_exact_rounds_never_lose_what_the_first_leg_has_won(name):
+    shards = shards_of()
+    relay = recipes.then_exact(FIRST[name], LEG)
+    rounds = run(relay, shards, LEG + 12)
+    energy = sum(shard.matrix.squared_norm for shard in shards)
+    at_handover = np.square(fit_of(shards, relay.components(rounds[LEG - 1].checkpoint.server), relay.solver).distances)
+    errors = [np.sqrt(at_handover.sum() / energy), *(done.metrics["relative_error"] for done in rounds[LEG:])]
+    assert min(errors[1:]) < errors[0]
+    assert errors[1] <= errors[0] * (1 + 1e-9)
+
+
+def test_a_relay_of_sums_is_a_sum_and_can_be_masked():
+    shards, relay = shards_of(), recipes.then_exact(FIRST["by sums"], LEG)
+    assert isinstance(relay.aggregation, Reducible)
+    assert not isinstance(recipes.then_exact(FIRST["fnmf"], LEG).aggregation, Reducible)
+    for one, other in zip(run(relay, shards, 7), run(relay, shards, 7, PairwiseMasks()), strict=True):
+        assert_allclose(one.model["H"], other.model["H"], rtol=1e-6, atol=1e-9)
+
+
+def test_only_the_leg_is_added_to_what_is_broadcast():
+    shards = shards_of()
+    relay, first = recipes.then_exact(FIRST["fnmf"], LEG), FIRST["fnmf"]
+    layout = Layout.of(shards, 3)
+    assert relay.start_server(layout)[1].nbytes == first.start_server(layout)[1].nbytes + 1
+    legs = [int(done.model["leg"][0]) for done in run(relay, shards, LEG + 2)]
+    assert legs == [0] * (LEG - 1) + [1] * 3
+
+
+def test_legs_that_do_not_fit_are_refused():
+    with pytest.raises(ParameterError, match="at least one round"):
+        recipes.then_exact(recipes.fnmf(4), 0)
+    from partsong.programs.relay import Relay
+
+    with pytest.raises(ParameterError, match="one rank"):
+        Relay(recipes.fnmf(4), recipes.shared_statistics(5), 2)
+
+
+def test_an_estimator_runs_a_relay_to_convergence():
+    parts = [shard.matrix.X for shard in shards_of()]
+    relay = recipes.then_exact(FIRST["fnmf"], LEG)
+    model = FederatedNMF(method=relay, random_state=3, rounds=200, tol=1e-6).fit(parts)
+    pooled = FederatedNMF(4, method="exact", random_state=3, rounds=400, tol=1e-8).fit([np.concatenate(parts)])
+    assert model.relative_error_ <= pooled.relative_error_ * 1.02
+    assert model.n_iter_ > LEG
+    assert np.isfinite([row.aligned_drift for row in model.history_[:LEG]]).all()
+    assert np.isnan([row.aligned_drift for row in model.history_[LEG:]]).all()
