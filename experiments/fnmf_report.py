@@ -168,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = chosen.document.read_text(encoding="utf-8")
     text = BLOCK.sub(lambda block: f"{block[1]}{tables[block['name']]}\n{block[3]}", text)
     chosen.document.write_text(text, encoding="utf-8")
-    chosen.document.with_name("fnmf-convergence.svg").write_text(convergence(found), encoding="utf-8")
+    if any(record["curve"] for record in found.values()):
+        chosen.document.with_name("fnmf-convergence.svg").write_text(convergence(found), encoding="utf-8")
     for label, ratio in sorted(worst_ratios(found).items(), key=lambda pair: pair[1]):
         print(f"{ratio:.3f}  {label}")
 

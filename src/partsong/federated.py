@@ -291,6 +291,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
         self._forget()
 
         def watch(done: Round, row: HistoryRow) -> None:
+            own.clear()
             own.update(party_components(done.checkpoint))
             bar(done, row)
 

@@ -355,3 +355,15 @@ def test_iterations_are_those_of_the_default_solver(dense):
     errors = [done.metrics["relative_error"] for done in islice(rounds, 5)]
     model = NMF(4, init="custom", tol=0.0, max_iter=5, n_threads=1).fit(dense.X, W=W, H=H)
     assert [row.relative_error for row in model.history_] == errors
+
+
+def test_what_a_federation_costs_is_measured_and_written(tmp_path):
+    from benchmarks import federation
+
+    found = federation.measure(2, True, lambda line: None)
+    assert all(0 < one["aligning"] < one["round"] for label, one in found.items() if label.startswith("share"))
+    assert all(one["ratio"] > 0 for label, one in found.items() if label.startswith("parallel"))
+    assert found["memory"]["most"] >= found["memory"]["last"] > found["memory"]["data"]
+    text = federation.written(found)
+    assert text.count("| 1200 rows a party") == 3
+    assert "at most 5 %" in text

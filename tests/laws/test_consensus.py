@@ -38,7 +38,6 @@ PROGRAMS = {
     "fedprox": recipes.fedprox(4, steps=5),
     "ipalm once": recipes.ipalm_once(4, steps=5),
     "mur once": recipes.mur_once(4, steps=5),
-    "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=5), 2),
 }
 
 

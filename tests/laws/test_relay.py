@@ -9,11 +9,13 @@ from pairwise_masks import PairwiseMasks
 
 from partsong import FederatedNMF, recipes
 from partsong.aggregate.reduction import InTheOpen
+from partsong.cli.choices import state_types
 from partsong.core import Checkpoint, Layout, Reducible, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError
 from partsong.evaluate.agreement import fit_of
+from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
 from partsong.local.alternate import Rows
 from partsong.streams import key
 
@@ -72,6 +74,17 @@ def test_a_relay_of_sums_is_a_sum_and_can_be_masked():
     assert not isinstance(recipes.then_exact(FIRST["fnmf"], LEG).aggregation, Reducible)
     for one, other in zip(run(relay, shards, 7), run(relay, shards, 7, PairwiseMasks()), strict=True):
         assert_allclose(one.model["H"], other.model["H"], rtol=1e-6, atol=1e-9)
+
+
+def test_a_run_goes_on_from_a_file_in_either_leg(tmp_path):
+    shards, relay = shards_of(), recipes.then_exact(FIRST["fnmf"], LEG)
+    whole = run(relay, shards, LEG + 3)
+    for stop in (1, LEG - 1, LEG, LEG + 1):
+        save_checkpoint(tmp_path / "c.safetensors", whole[stop].checkpoint, context={})
+        point, _ = load_checkpoint(tmp_path / "c.safetensors", state_types())
+        rest = run(relay, shards, LEG + 3, resume=point)
+        for one, other in zip(whole[stop + 1 :], rest, strict=True):
+            assert_array_equal(one.model["H"], other.model["H"])
 
 
 def test_only_the_leg_is_added_to_what_is_broadcast():
