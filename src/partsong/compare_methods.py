@@ -36,7 +36,7 @@ DESCRIPTIONS = {
     "fedavg": "Parties iterate from the shared H, which is then averaged by position.",
     "fedprox": "As fedavg, while parties are pulled to the shared H.",
     "fnmf-alone": "Parties iterate long and alone; which component is which is found out before averaging.",
-    "fnmf": "Two rounds as fnmf-alone, then WᵀW and WᵀX as exact.",
+    "fnmf": "One round as fnmf-alone, then WᵀW and WᵀX as exact.",
     "ipalm-once": "Every party iterates alone; components are averaged once, by position.",
     "mur-once": "As ipalm-once, by multiplicative updates.",
     "exact": "Parties send WᵀW and WᵀX; the sums give exactly the pooled factorization.",

@@ -55,7 +55,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
     party iterate alone and then agree on H: "fnmf-alone" finds out which component is which (Dalleiger & Gionis, 2025),
     "fedavg" averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once"
-    average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after two rounds. A Program value
+    average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after one round. A Program value
     (`partsong.recipes` has more) may be given instead of a name.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.

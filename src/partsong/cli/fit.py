@@ -141,7 +141,7 @@ def fit(
             "--method",
             panel=PARTIES,
             help="exact: as if the rows were pooled; fnmf-alone: local models, matched component by component; fnmf: "
-            "two rounds of that, then exact ones; fedavg: averages by position, round by round; fedprox: the same, "
+            "one round of that, then exact ones; fedavg: averages by position, round by round; fedprox: the same, "
             "pulled to the model; ipalm-once, mur-once, local-only: one average.",
             callback=one_of(METHODS),
         ),
