@@ -287,7 +287,8 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
         return Pursuit.of(task, began=began)
 
     def _reports(self, pursuit: Pursuit) -> Iterator[RoundReport]:
-        task, own = pursuit.task, {}
+        task = pursuit.task
+        own: dict[str, Array] = {}
         self._forget()
 
         def watch(done: Round, row: HistoryRow) -> None:

@@ -78,6 +78,7 @@ class Task:
     threads: int = 1
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
+    objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class Pursuit:
             time.perf_counter() if began is None else began,
             error_of=task.error_of,
             drift_of=task.drift_of,
+            objective_of=task.objective_of,
             watch=watch,
             reserve=ClosingTime(task).reserve,
             interrupts=interrupts if interrupts is not None else Interrupts(),

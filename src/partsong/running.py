@@ -170,8 +170,8 @@ class Follower:
 
     `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
     each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
-    `drift_of` tells how far parties are from the model, by position and after alignment; `last` is the number of rounds
-    after which there is none.
+    `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
+    (by default what the server knows, or else the square of the error); `last` is the number of rounds.
     What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history.
     """
 
@@ -179,6 +179,7 @@ class Follower:
     began: float = field(default_factory=time.perf_counter)
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
+    objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -199,8 +200,10 @@ class Follower:
             for done in rounds:
                 paused = time.perf_counter()
                 error, drift = self.error_of(done), self.drift_of(done)
+                objective = self.objective_of(done, error)
                 apart += time.perf_counter() - paused
-                row = _row(done, error, drift, earlier + time.perf_counter() - self.began - apart)
+                seconds = earlier + time.perf_counter() - self.began - apart
+                row = _row(done, seconds, error, objective, drift)
                 course.note(done, row)
                 self.watch(done, row)
                 paused = time.perf_counter()
@@ -280,7 +283,6 @@ def _company(done: Round) -> int:
     return 1 + key(0, *sorted(done.participants)) % 2**48  # exact as a float
 
 
-def _row(done: Round, error: float, drift: tuple[float, float], seconds: float) -> HistoryRow:
-    objective = done.metrics.get("objective", error**2)
+def _row(done: Round, seconds: float, error: float, objective: float, drift: tuple[float, float]) -> HistoryRow:
     sent = sum(done.bytes_up.values()), done.bytes_down
     return HistoryRow(done.index + 1, seconds, error, objective, *sent, *drift, len(done.participants), _company(done))

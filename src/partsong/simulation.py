@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ import numpy as np
 from partsong import kernels, threads
 from partsong.core import Array, Checkpoint, Engine, Outcome, Program, Round, Schedule, Shard, State
 from partsong.engines.parallel import Parallel
-from partsong.evaluate.agreement import drift_of
+from partsong.errors import CompositionError
+from partsong.evaluate.agreement import drift_of, potential
 from partsong.evaluate.metrics import relative_error
 from partsong.finished import Finished
 from partsong.fitting import Pursuit, Task, Watch, conclude, pursue, warn_of_divergence, warn_of_nothing
 from partsong.interrupts import held
+from partsong.local.coupling import AlignedPull
 from partsong.running import HistoryRow, Run, Stop, known_error
 
 
@@ -46,9 +48,12 @@ def simulate(
     engine: Engine = Parallel(),
     began: float | None = None,
     watch: Watch = lambda done, row: None,
+    follows_potential: bool = False,
 ) -> tuple[Run, Finished]:
-    """Run to the end and put the model on its stated scale."""
+    """Run to the end and put the model on its stated scale; `follows_potential` stops on ΣΦ and not on the error."""
     task = simulation_of(program, shards, schedule, stop=stop, engine=engine)
+    if follows_potential:
+        task = replace(task, objective_of=potential_in_simulation(program, shards))
     with held() as interrupts:
         run = pursue(task, began=began, watch=watch, interrupts=interrupts)
         return run, conclude_aloud(task, run)
@@ -122,6 +127,27 @@ def drift_in_simulation(program: Any) -> Callable[[Round], tuple[float, float]]:
         return found.regular / size, found.aligned / size
 
     return drift
+
+
+def potential_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round, float], float]:
+    """ΣΦ over ½Σ‖X_p‖² after a round: the objective that the parties of a pulled Consensus minimise together."""
+    if not isinstance(getattr(program, "coupling", None), AlignedPull):
+        raise CompositionError(
+            f"ΣΦ is the objective of parties with an aligned pull, which {type(program).__name__} does not have. "
+            "Follow the error instead, or give the program AlignedPull as its coupling."
+        )
+    energy = sum(shard.matrix.squared_norm for shard in shards) or 1.0
+
+    def objective_of(done: Round, error: float) -> float:
+        states = done.checkpoint.parties
+        here = [shard for shard in shards if states[shard.name].Ht is not None]
+        weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
+        with threads.kernels_on(threads.available()):
+            H, pull = program.components(done.checkpoint.server), program.coupling
+            found = potential(here, weights, own, H, pull.strength, pull.align)
+        return 2 * found / energy
+
+    return objective_of
 
 
 def party_components(checkpoint: Checkpoint) -> dict[str, Array]:

@@ -67,6 +67,29 @@ def drift_of(parties: Sequence[Array], H: Array, align: Alignment = Assignment()
     return Drift(regular, aligned, float(np.mean([orthogonality_gap(plan) for plan in plans])), plans)
 
 
+def potential(
+    shards: Sequence[Shard],
+    weights: Mapping[str, Array],
+    own: Mapping[str, Array],
+    H: Array,
+    strength: float,
+    align: Alignment = Assignment(),
+) -> float:
+    """Σ_j ½‖X_j − W_jH_j‖² + ½γ‖H_j − P_jH‖², what the parties of FNMF minimise together (Theorem 2).
+
+    γ = `strength` and P_j = align(H_j, H) are those of the pull; rows of H_j without a partner are free, as they are
+    while iterating.
+    """
+    target, total = _numbers(H), 0.0
+    for shard in shards:
+        W, Ht = weights[shard.name], kernels.of(own[shard.name]).rows_of(own[shard.name])
+        mine = _numbers(own[shard.name])
+        plan = align.plan(mine, target)
+        away = np.square(mine - plan.apply(target))[plan.weights > 0].sum()
+        total += 0.5 * max(0.0, shard.matrix.squared_distance(W, Ht)) + 0.5 * strength * float(away)
+    return total
+
+
 def recovery(found: Array, truth: Array) -> float:
     """The mean cosine between components and those they should be, in the order that fits best: 1 is all of them.
 

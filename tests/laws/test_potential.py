@@ -1,0 +1,67 @@
+"""Laws of what the parties of FNMF minimise together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from partsong import recipes
+from partsong.aggregate.reduction import InTheOpen
+from partsong.align.assignment import Assignment, PartialAssignment
+from partsong.align.transport import Sinkhorn
+from partsong.core import Outcome, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.sequential import Sequential
+from partsong.errors import CompositionError
+from partsong.local.coupling import AlignedPull
+from partsong.running import Stop
+from partsong.simulation import party_components, potential_in_simulation, simulate
+from partsong.streams import key
+
+
+def shards_of(parties=4):
+    rng = np.random.default_rng(2)
+    H = rng.gamma(0.4, size=(3, 18))
+    rows = [rng.gamma(0.5, size=(20 + i, 3)) @ H + 0.05 * rng.random((20 + i, 18)) for i in range(parties)]
+    return [Shard(f"p{i}", as_matrix(X), key(7, i)) for i, X in enumerate(rows)]
+
+
+def fnmf(align=Assignment(), strength=0.5, steps=15):
+    return replace(recipes.fnmf(3, steps=steps), coupling=AlignedPull(strength, align, prox="exact"))
+
+
+@pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Sinkhorn()], ids=repr)
+def test_it_is_the_sum_of_what_each_party_minimises(align):
+    shards, program = shards_of(), fnmf(align)
+    done = list(Sequential().run(program, shards, Schedule(3, 1), reduction=InTheOpen()))[-1]
+    H, own = program.components(done.checkpoint.server), party_components(done.checkpoint)
+    total = 0.0
+    for shard in shards:
+        mine, W = own[shard.name], done.checkpoint.parties[shard.name].W
+        plan = align.plan(mine, H)
+        kept = plan.weights > 0
+        total += 0.5 * np.square(shard.matrix.X - W @ mine).sum()
+        total += 0.5 * 0.5 * np.square(mine[kept] - (plan.matrix @ H)[kept]).sum()
+    energy = sum(np.square(shard.matrix.X).sum() for shard in shards)
+    assert_allclose(potential_in_simulation(program, shards)(done, 0.0), 2 * total / energy, rtol=1e-9)
+
+
+def test_it_settles_and_a_run_stops_on_it():
+    shards, program = shards_of(), fnmf(steps=40)
+    run, _ = simulate(program, shards, Schedule(400, 1), stop=Stop(1e-4), follows_potential=True)
+    assert run.outcome is Outcome.CONVERGED
+    potentials = [row.objective for row in run.history]
+    assert 6 < len(potentials) < 400
+    assert potentials[-1] < potentials[0]
+    assert_allclose(potentials[-5:], potentials[-1], rtol=1e-3)
+    longer, _ = simulate(program, shards, Schedule(len(potentials) + 20, 1), stop=Stop(0), follows_potential=True)
+    assert longer.history[-1].objective <= potentials[-1] * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("program", [recipes.fedavg(3), recipes.fedprox(3), recipes.shared_statistics(3)])
+def test_programs_without_an_aligned_pull_have_none(program):
+    with pytest.raises(CompositionError, match="aligned pull"):
+        simulate(program, shards_of(), Schedule(2, 1), follows_potential=True)
