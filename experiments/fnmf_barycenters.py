@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments.federation import ALIGNMENTS
 from experiments.measures import spread
+from partsong import threads
 from partsong.aggregate.barycenter import FixedPoint, FromMean, FromMedoid, Hierarchical, Streaming, loss_of
 from partsong.aggregate.clustering import FuzzyCMeans, KMeans
 from partsong.align.assignment import Assignment
@@ -77,10 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind, make in (("idealised", idealised), ("realistic", realistic)):
         for parties, rank, columns in cases:
             title = f"{kind}: {parties} parties, {rank} × {columns}"
-            found[title] = {
-                name: [measured(method, make(parties, rank, columns, seed)) for seed in range(chosen.seeds)]
-                for name, method in METHODS.items()
-            }
+            with threads.kernels_on(1):
+                found[title] = {
+                    name: [measured(method, make(parties, rank, columns, seed)) for seed in range(chosen.seeds)]
+                    for name, method in METHODS.items()
+                }
             print(title, flush=True)
             for name, values in found[title].items():
                 losses, gaps, seconds = zip(*values, strict=True)

@@ -81,7 +81,7 @@ def entropic_plan(
     A step in the log domain, which cannot overflow, makes the kernel that cheap steps then scale; where their factors
     become extreme, they are absorbed and the next step is in the log domain again.
     """
-    from partsong.kernels.compiled_transport import scale
+    from partsong.kernels.compiled_transport import NOTHING, scale
 
     scores = -cost / blur
     log_rows, log_columns = np.log(rows), np.log(columns)
@@ -89,8 +89,10 @@ def entropic_plan(
     while True:
         f = log_rows - _log_sum(scores + g, 1)
         g = log_columns - _log_sum(scores + f[:, None], 0)
+        kernel = np.exp(scores + f[:, None] + g)
+        kernel[kernel < NOTHING] = 0.0
         u, v = np.ones(len(rows)), np.ones(len(columns))
-        done, is_right = scale(np.exp(scores + f[:, None] + g), rows, columns, u, v, left - 1, tolerance)
+        done, is_right = scale(kernel, rows, columns, u, v, left - 1, tolerance)
         f, g, left = f + np.log(u), g + np.log(v), left - 1 - done
         if is_right or left <= 0:
             return np.exp(scores + f[:, None] + g)
