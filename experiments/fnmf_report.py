@@ -8,6 +8,7 @@ Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything e
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,6 +123,19 @@ def scaling(found: Records, cases: Sequence[tuple[str, str, int]], field: str) -
     return "\n".join(lines)
 
 
+def barycenters(found: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], kind: str) -> str:
+    """Methods × cases of one kind: loss, orthogonality gap, milliseconds; means over seeds."""
+    cases = {title.partition(": ")[2]: values for title, values in found.items() if title.startswith(kind)}
+    lines = ["| method | " + " | ".join(cases) + " |", "|---|" + "---|" * len(cases)]
+    for method in dict.fromkeys(name for values in cases.values() for name in values):
+        cells = []
+        for values in cases.values():
+            loss, gap, seconds = np.mean(values[method], axis=0)
+            cells.append(f"{loss:.3g}, {gap:.2f}, {1000 * seconds:.3g} ms")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def tables_of(found: Records) -> dict[str, str]:
     """All tables by name."""
     shortage = [(f"{c} parties", blocks(ROWS_IN_ALL // c), c) for c in PARTIES]
@@ -157,16 +171,24 @@ def worst_ratios(found: Records) -> dict[str, float]:
     return worst
 
 
+def _renewed(block: re.Match[str], table: str | None) -> str:
+    return block[0] if table is None else f"{block[1]}{table}\n{block[3]}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Bring the document up to date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="files with one run a line")
+    parser.add_argument("--barycenters", type=Path, help="what experiments.fnmf_barycenters has written")
     parser.add_argument("--document", type=Path, default=Path("docs/results/fnmf.md"))
     chosen = parser.parse_args(arguments)
     found = {play: record for path in chosen.runs for play, record in known(path).items()}
     tables = tables_of(found)
+    if chosen.barycenters is not None:
+        measured = json.loads(chosen.barycenters.read_text(encoding="utf-8"))
+        tables |= {kind: barycenters(measured, kind) for kind in ("idealised", "realistic")}
     text = chosen.document.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda block: f"{block[1]}{tables[block['name']]}\n{block[3]}", text)
+    text = BLOCK.sub(lambda block: _renewed(block, tables.get(block["name"])), text)
     chosen.document.write_text(text, encoding="utf-8")
     if any(record["curve"] for record in found.values()):
         chosen.document.with_name("fnmf-convergence.svg").write_text(convergence(found), encoding="utf-8")
