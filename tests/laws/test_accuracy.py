@@ -152,3 +152,12 @@ def test_rounding_below_zero_is_an_error_of_zero_and_an_objective_below_zero():
     told = SharedStatistics(2).metrics(some_columns(squared_error=-2e-10, pace=pace))
     assert told["relative_error"] == 0.0
     assert told["objective"] == pytest.approx(-1e-10)
+
+
+def test_long_sparse_rows_lose_no_digits():
+    rng = np.random.default_rng(3)
+    X = sp.random_array((4, 300_001), density=0.5, rng=rng, dtype=np.float32).tocsr()
+    B = rng.random((300_001, 6), dtype=np.float32)
+    exactly = X.astype(np.float64) @ B.astype(np.float64)
+    for matrix in (SparseMatrix(X), SparseMatrix(X, X.T.tocsr())):
+        assert_allclose(matrix.times(B), exactly, rtol=3e-7)

@@ -100,7 +100,7 @@ class SparseMatrix:
         side = self.by_row if self.by_column is None else self.by_column
         entries = side.indptr, side.indices, side.data, A
         if self.by_column is not None:
-            gather = compiled_transposed.gather_columns
+            gather = compiled_transposed.gather_rows
             threads.over(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
             return out
         scatter = compiled_transposed.scatter_columns
@@ -183,4 +183,4 @@ def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def _product_into(side: Any, B: np.ndarray, start: int, out: np.ndarray) -> None:
-    compiled_sparse.times_rows(side.indptr, side.indices, side.data, B, start, out)
+    compiled_transposed.gather_rows(side.indptr, side.indices, side.data, B, start, out)

@@ -7,21 +7,6 @@ from partsong.kernels.compiling import compiled
 
 
 @compiled(fastmath=FAST)
-def times_rows(indptr, indices, data, B, start, out):  # type: ignore[no-untyped-def]
-    """out[i] = Σ_p data[p] B[indices[p]] over the entries of row start + i."""
-    k = B.shape[1]
-    for i in range(out.shape[0]):
-        row = out[i]
-        for j in range(k):
-            row[j] = 0
-        for p in range(indptr[start + i], indptr[start + i + 1]):
-            x = data[p]
-            b = B[indices[p]]
-            for j in range(k):
-                row[j] += x * b[j]
-
-
-@compiled(fastmath=FAST)
 def add_rows(indptr, indices, data, rows, weights, out):  # type: ignore[no-untyped-def]
     """out += Σ_r weights[r] · row rows[r]."""
     for r in range(rows.shape[0]):

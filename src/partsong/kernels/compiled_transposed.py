@@ -1,4 +1,4 @@
-"""Numba kernels for Xᵀ A where rows of X are in CSR form; serial, GIL released, never densify.
+"""Numba kernels for X B and Xᵀ A where rows of X are in CSR form; serial, GIL released, never densify.
 
 Many small terms added to one large sum in float32 are lost one by one, all in the same direction. Sums are therefore
 made in short pieces, which are then added up.
@@ -24,16 +24,21 @@ def _add_entries(indices, data, A, first, last, row):  # type: ignore[no-untyped
 
 
 @compiled(fastmath=FAST)
-def gather_columns(indptr, indices, data, A, start, out):  # type: ignore[no-untyped-def]
-    """out[i] = Σ_p data[p] A[indices[p]] over the entries of column start + i, from the CSR form of Xᵀ."""
+def gather_rows(indptr, indices, data, A, start, out):  # type: ignore[no-untyped-def]
+    """out[i] = Σ_p data[p] A[indices[p]] over the entries of row start + i: X A, or Xᵀ A from the CSR form of Xᵀ."""
     k = A.shape[1]
     piece, total = np.empty(k, out.dtype), np.empty(k)
     for i in range(out.shape[0]):
         row = out[i]
         first, last = indptr[start + i], indptr[start + i + 1]
-        row[:] = 0
+        for j in range(k):
+            row[j] = 0
         if last - first <= PIECE:
-            _add_entries(indices, data, A, first, last, row)
+            for p in range(first, last):
+                x = data[p]
+                a = A[indices[p]]
+                for j in range(k):
+                    row[j] += x * a[j]
             continue
         total[:] = 0
         for p in range(first, last, PIECE):
