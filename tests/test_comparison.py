@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import time
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from typer.testing import CliRunner
 
 import partsong
+from partsong.cli.main import app
 from partsong.compare_methods import COMPARABLE, pooled
-from partsong.core import Shard
+from partsong.compare_result import IncompleteWarning
+from partsong.core import Outcome, Shard
 from partsong.data.matrix import as_matrix
 from partsong.errors import CompositionError, DataError, FeatureError, ParameterError, ShapeError
 
@@ -220,17 +228,148 @@ def test_every_method_copes_with_odd_parties(method):
     assert all(math.isfinite(value) for value in line.party_errors.values())
 
 
-def test_the_command_line_compares(tmp_path, monkeypatch, federation):
-    import json
+@pytest.mark.parametrize("method", COMPARABLE)
+def test_what_left_a_party_adds_up_to_what_it_sent(federation, method):
+    found = partsong.compare(federation, 3, [method], rounds=5, local_steps=None, random_state=0).findings[0]
+    assert sum(sent.bytes_total for sent in found.sent) == found.bytes_up_per_party
+    assert sum(sent.times for sent in found.sent if sent.array == "weight") == (found.rounds if found.sent else 0)
 
-    from typer.testing import CliRunner
 
-    from partsong.cli.main import app
+def test_every_kind_of_upload_is_told_with_its_rounds(federation, tmp_path):
+    found = partsong.compare(federation, 3, ["fnmf"], rounds=5, local_steps=2, random_state=0)
+    times = {sent.array: sent.times for sent in found.findings[0].sent if sent.array != "weight"}
+    assert times == {"H": 1, "gram": 4, "cross": 4, "totals": 4}
+    page = found.save_report(tmp_path / "r.html").read_text(encoding="utf-8")
+    assert all(f">{array}<" in page for array in times)
 
+
+@pytest.mark.parametrize("form", [dict, lambda pairs: (X for _, X in pairs), lambda pairs: tuple(X for _, X in pairs)])
+def test_parties_come_in_all_forms_of_the_estimator(federation, form):
+    names = ["party-01", "party-02", "party-03"]
+    given = form(zip(names, federation, strict=True))
+    ours, listed = (partsong.compare(X, 3, ["exact"], rounds=2, random_state=0).rows[0] for X in (given, federation))
+    assert ours.party_errors == listed.party_errors
+
+
+@pytest.mark.parametrize("given", [{"X": np.ones((3, 2))}, {"X": [np.ones((3, 2))], "parties": [0, 0, 1]}, {"X": "x"}])
+def test_other_forms_are_refused_in_words_of_this_function(given):
+    with pytest.raises(ShapeError, match="compare takes a list") as refused:
+        partsong.compare(**given)
+    assert "fit" not in str(refused.value)
+
+
+@contextmanager
+def signals_in(monkeypatch, method, *, at=3, number=signal.SIGINT, times=1):
+    """The signal arrives so often after round `at` of a method."""
+
+    @contextmanager
+    def progress(verbose, rounds, time_budget, title):
+        def watch(done, row):
+            for _ in range(times if (title, row.iteration) == (method, at) else 0):
+                signal.raise_signal(number)
+
+        yield watch
+
+    with monkeypatch.context() as patch:
+        patch.setattr("partsong.compare_methods.progress", progress)
+        yield
+
+
+def test_a_first_interrupt_keeps_what_is_there_and_says_what_is_not(federation, monkeypatch, tmp_path):
+    methods = ["exact", "fedavg", "fnmf", "pooled"]
+    whole = partsong.compare(federation, 3, methods, rounds=6, random_state=0)
+    assert whole.is_complete
+    assert not whole.missing
+    assert {line.outcome for line in whole.rows} == {Outcome.MAX_ROUNDS}
+    with signals_in(monkeypatch, "fedavg"), pytest.warns(IncompleteWarning, match="fedavg.*not begun: fnmf, pooled"):
+        part = partsong.compare(federation, 3, methods, rounds=6, random_state=0)
+    assert not part.is_complete
+    assert part.missing == ("fnmf", "pooled")
+    assert [(line.method, line.rounds, line.outcome) for line in part.rows] == [
+        ("exact", 6, Outcome.MAX_ROUNDS),
+        ("fedavg", 3, Outcome.INTERRUPTED),
+    ]
+    assert part.rows[0].relative_error == whole.rows[0].relative_error
+    page = part.save_report(tmp_path / "r.html").read_text(encoding="utf-8")
+    for told in (str(part), part._repr_html_(), page):
+        assert "interrupted" in told
+        assert "not begun: fnmf, pooled" in " ".join(told.split())
+
+
+def test_an_interrupt_in_the_last_round_breaks_nothing_off(federation, monkeypatch):
+    with signals_in(monkeypatch, "fedavg", at=6):
+        found = partsong.compare(federation, 3, ["exact", "fedavg"], rounds=6, random_state=0)
+    assert found.is_complete
+    assert found.was_interrupted
+    assert found.rows[1].outcome is Outcome.MAX_ROUNDS
+
+
+def test_a_second_interrupt_raises(federation, monkeypatch):
+    with signals_in(monkeypatch, "fedavg", times=2), pytest.raises(KeyboardInterrupt):
+        partsong.compare(federation, 3, ["exact", "fedavg", "pooled"], rounds=6, random_state=0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_while_warming_up_is_not_lost(federation, monkeypatch):
+    from partsong import comparison
+
+    def see(witness, done, row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison.Witness, "see", see)
+    with pytest.raises(KeyboardInterrupt):
+        partsong.compare(federation, 3, ["exact"], rounds=6, random_state=0)
+
+
+def test_parties_alone_tell_the_steps_that_they_really_made(federation, monkeypatch):
+    from partsong import compare_alone
+
+    pursue = compare_alone.pursue
+
+    def pursued(task, *, interrupts, **more):
+        if task.shards[0].name == "b":
+            os.kill(os.getpid(), signal.SIGINT)
+            until = time.monotonic() + 30
+            while not interrupts.count and time.monotonic() < until:
+                time.sleep(0.001)
+        return pursue(task, interrupts=interrupts, **more)
+
+    monkeypatch.setattr(compare_alone, "pursue", pursued)
+    with pytest.warns(IncompleteWarning, match="local.*not begun: exact"):
+        found = partsong.compare(federation, 3, ["local", "exact"], names=list("abc"), rounds=50, random_state=0)
+    assert found.rows[0].outcome is Outcome.INTERRUPTED
+    assert found.rows[0].local_steps == 1
+    assert found.missing == ("exact",)
+
+
+@pytest.fixture
+def parts(federation, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.vstack(federation))
     assert CliRunner().invoke(app, ["split", "x.npy", "--parties", "3", "-o", "parts"]).exit_code == 0
-    words = ["compare", "parts", "-k", "3", "--rounds", "3", "--local-steps", "2", "--report", "r.html", "--json"]
+    return "parts"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_says_so_by_its_code_and_in_words(parts, monkeypatch, number, code):
+    words = ["compare", parts, "-k", "3", "--rounds", "6", "--local-steps", "2"]
+    with signals_in(monkeypatch, "fedavg", number=number):
+        done, plain = (CliRunner().invoke(app, [*words, *more]) for more in (["--json"], []))
+    assert (done.exit_code, plain.exit_code) == (code, code)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert [(line["method"], line["outcome"]) for line in told["methods"]] == [
+        ("local", "max-rounds"),
+        ("fedavg", "interrupted"),
+    ]
+    assert told["methods"][1]["rounds"] == 3
+    assert (told["is_complete"], told["missing"]) == (False, ["fnmf", "exact", "pooled"])
+    assert "not begun: fnmf, exact, pooled" in done.stderr
+    assert "not begun: fnmf, exact, pooled" in plain.stderr
+    assert "interrupted" in plain.stdout
+
+
+def test_the_command_line_compares(parts, tmp_path):
+    words = ["compare", parts, "-k", "3", "--rounds", "3", "--local-steps", "2", "--report", "r.html", "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])
@@ -239,3 +378,6 @@ def test_the_command_line_compares(tmp_path, monkeypatch, federation):
     assert (tmp_path / "r.html").read_text(encoding="utf-8").count("party-03") > 3
     assert CliRunner().invoke(app, ["compare", "x.npy"]).exit_code == 1
     assert CliRunner().invoke(app, ["compare", "parts", "--method", "magic"]).exit_code == 2
+    assert CliRunner().invoke(app, ["compare", "parts", "--method", "pooled", "--method", "pooled"]).exit_code == 2
+    assert told["is_complete"]
+    assert {line["outcome"] for line in told["methods"]} == {"max-rounds"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -30,6 +32,7 @@ from partsong.errors import (
     UnreadableError,
 )
 from partsong.fitting import EmptyModelWarning
+from partsong.io.model_file import save_model
 from partsong.local.coordinate import CoordinateDescent
 from partsong.local.equations import Penalty
 from partsong.settings import rank_of
@@ -585,3 +588,65 @@ def test_dependent_components_leave_transform_and_fit_transform_equal(n, m, rank
     gap = np.abs(W @ model.components_ - model.transform(X) @ model.components_).max()
     assert gap <= 1e-6 * X.max()
     assert model.relative_error_ < 0.02
+
+
+def test_a_loaded_model_is_saved_as_it_was_told_until_it_is_fitted_again(tmp_path):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    settings = {"solver": "mu", "init": "random", "tol": 1e-3, "max_iter": 77}
+    penalties = {"alpha_W": 0.002, "alpha_H": 0.001, "l1_ratio": 0.25}
+    partsong.NMF(5, **settings, **penalties, random_state=3).fit(planted()).save(first)
+    loaded = partsong.NMF.load(first)
+    loaded.save(second)
+    assert second.read_bytes() == first.read_bytes()
+    assert loaded.get_params().items() >= {**settings, **penalties}.items(), "a new fit is the same again"
+    copy.deepcopy(loaded).save(second)
+    assert second.read_bytes() == first.read_bytes()
+
+    stored = partsong.load_model(first)
+    foreign = {**stored.settings, "solver": "Rule(9)", "note": {"by": ["somebody"]}, "tol": "small"}
+    save_model(first, replace(stored, settings=foreign, created="2001-01-01T00:00:00+00:00", versions={"x": "1"}))
+    loaded = partsong.NMF.load(first)
+    assert (loaded.solver, loaded.tol, loaded.init) == ("hals", 1e-4, "random"), "what cannot be asked for is not"
+    loaded.save(second)
+    assert second.read_bytes() == first.read_bytes()
+
+    loaded.set_params(max_iter=4, tol=0, n_components=2).fit(planted()).save(second)
+    anew = partsong.load_model(second)
+    assert "note" not in anew.settings
+    assert (anew.settings["max_iter"], anew.settings["n_components"]) == (4, 2)
+    assert anew.settings["iterations"] == partsong.NMF.load(second).n_iter_ == 4
+    assert anew.versions != {"x": "1"}
+    assert not anew.created.startswith("2001")
+
+
+def test_penalties_that_were_changed_after_loading_are_saved(tmp_path):
+    path, X = tmp_path / "m.safetensors", planted()
+    partsong.NMF(3, solver="cd", alpha_W=0.01, l1_ratio=0.5, random_state=0).fit(X).save(path)
+    loaded = partsong.NMF.load(path).set_params(alpha_W=0.05)
+    loaded.save(path)
+    again = partsong.NMF.load(path)
+    assert_array_equal(again.transform(X), loaded.transform(X))
+    assert (again.solver, again.alpha_W) == ("cd", 0.05)
+
+
+def test_another_width_is_told_with_the_way_out():
+    pandas = pytest.importorskip("pandas")
+    X = planted()
+    plain = partsong.NMF(2, max_iter=2).fit(X)
+    with pytest.raises(ShapeError, match=r"X has 5 features, but NMF is expecting 20 .*leave out .*add those that are"):
+        plain.transform(X[:, :5])
+    frame = pandas.DataFrame(X, columns=[f"g{i}" for i in range(20)])
+    named = partsong.NMF(2, max_iter=2).fit(frame)
+    with (
+        pytest.warns(UserWarning, match="feature names"),
+        pytest.raises(ShapeError, match=r"expecting 20 .*'g0', 'g1', 'g2', 'g3', 'g4' \(and 15 more\)"),
+    ):
+        named.transform(X[:, :5])
+    with pytest.raises(FeatureError, match=r"(?s)- g7\n.*Add the missing columns .*model\.feature_names_in_"):
+        named.transform(frame.drop(columns="g7").assign(new=1.0))
+    with pytest.raises(FeatureError, match=r"(?s)- new\n.*Leave out the columns"):
+        named.transform(frame.assign(new=1.0))
+    with pytest.raises(FeatureError, match=r"Put the columns in the order of the fit: X\[list"):
+        named.transform(frame[frame.columns[::-1]])
+    mixed = frame.assign(new=1.0)[["new", *frame.columns[::-1]]]
+    assert_allclose(named.transform(mixed[list(named.feature_names_in_)]), named.transform(frame), rtol=1e-9)

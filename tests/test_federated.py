@@ -7,6 +7,7 @@ import pickle
 import re
 import signal
 from dataclasses import FrozenInstanceError, dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.validation import check_is_fitted
 
 import partsong
-from partsong import recipes
+from partsong import federated, fitting, recipes, running, simulation
 from partsong.core import Outcome
 from partsong.data.matrix import as_matrix
 from partsong.data.partition import by_label, contiguous, iid, party_names
@@ -39,6 +40,7 @@ from partsong.io.model_file import load_model, save_model
 from partsong.local.equations import Penalty
 from partsong.programs.consensus import Consensus
 from partsong.programs.shared_statistics import SharedStatistics
+from partsong.settings import solver_told
 from partsong.streams import key, stream
 
 
@@ -819,3 +821,76 @@ def test_penalties_that_leave_nothing_are_told():
     with pytest.warns(EmptyModelWarning, match=r"model is zero.*l1=1000.0.*Lower them"):
         model = partsong.FederatedNMF(method=program, rounds=3, random_state=0).fit(parts())
     assert model.relative_error_ == 1
+
+
+def test_a_federated_model_goes_through_nmf_unchanged(tmp_path):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    partsong.FederatedNMF(3, method="fnmf", rounds=4, local_steps=5, random_state=0).fit(parts()).save(first)
+    for load in (partsong.NMF.load, partsong.FederatedNMF.load):
+        load(first).save(second)
+        assert second.read_bytes() == first.read_bytes()
+    loaded = partsong.FederatedNMF.load(first).set_params(rounds=2, method="exact", align=None, start=None)
+    loaded.fit(parts()).save(second)
+    assert load_model(second).settings["method"] == "exact"
+    assert load_model(second).settings["rounds"] == 2
+    loaded = partsong.FederatedNMF.load(first)
+    for _ in loaded.iterate(parts()):
+        loaded.save(second)
+        assert load_model(second).settings["iterations"] == 1, "from the first round on it is another model"
+        break
+
+
+def test_all_penalties_come_back(tmp_path):
+    path, X = tmp_path / "m.safetensors", np.vstack(parts())
+    model = partsong.FederatedNMF(method=penalised(), rounds=5, random_state=0).fit(parts())
+    model.save(path)
+    told = load_model(path).settings
+    loaded = partsong.NMF.load(path)
+    loaded.save(path)
+    assert load_model(path).settings == told
+    assert_allclose(partsong.NMF.load(path).transform(X), model.transform(X), rtol=1e-9, atol=1e-12)
+    solver = solver_told(told)
+    for name in ("penalty_W", "penalty_H"):
+        restored, own = getattr(solver, name), getattr(model.solver_, name)
+        assert (restored.l1, restored.l2) == pytest.approx((own.l1, own.l2))
+
+
+@pytest.mark.parametrize("method", ["exact", "ipalm-once"])
+def test_rounds_are_those_allowed_and_iterations_those_made(method, tmp_path):
+    path = tmp_path / "m.safetensors"
+    allowed = 60 if method == "exact" else 1
+    model = partsong.FederatedNMF(2, method=method, rounds=60, tol=0.05, random_state=0).fit(parts())
+    assert model.n_iter_ < 60
+    model.save(path)
+    stored = load_model(path)
+    assert (stored.settings["rounds"], stored.settings["iterations"]) == (allowed, model.n_iter_)
+    again = partsong.FederatedNMF.load(path)
+    assert (again.rounds, again.n_iter_) == (allowed, model.n_iter_)
+    assert partsong.NMF.load(path).n_iter_ == model.n_iter_
+    older = {name: value for name, value in stored.settings.items() if name != "iterations"}
+    save_model(path, replace(stored, settings=older))
+    assert partsong.FederatedNMF.load(path).n_iter_ is None
+
+
+def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch):
+    """On a clock by which a round takes a second, and the caller a hundred before each of them."""
+    now = [100.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    for module in (federated, fitting, running, simulation):
+        monkeypatch.setattr(module, "time", clock)
+    own_work = SharedStatistics.finish
+
+    def finish(self, *given):
+        now[0] += 1.0
+        return own_work(self, *given)
+
+    monkeypatch.setattr(SharedStatistics, "finish", finish)
+    settings = {"rounds": 20, "tol": 0, "time_budget": 5.0, "n_jobs": 1, "random_state": 0}
+    plain = partsong.FederatedNMF(3, **settings).fit(parts())
+    model = partsong.FederatedNMF(3, **settings)
+    rounds = model.iterate(parts())
+    now[0] += 100.0
+    for _ in rounds:
+        now[0] += 100.0
+    assert model.outcome_ is plain.outcome_ is Outcome.TIME_SPENT
+    assert [row.seconds for row in model.history_] == [row.seconds for row in plain.history_] == [1, 2, 3, 4]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from partsong import recipes
-from partsong.compare_alone import contest_alone
-from partsong.compare_result import Comparison
+from partsong.compare_alone import contest_alone, pooled
+from partsong.compare_result import Comparison, IncompleteWarning
 from partsong.comparison import Contestant, contest, warm_up
 from partsong.core import Outcome, Shard
-from partsong.data.form import is_tensor
-from partsong.data.matrix import as_matrix
-from partsong.data.sparse import SparseMatrix
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, ShapeError
 from partsong.evaluate.findings import MethodFindings
 from partsong.federated import FederatedNMF
+from partsong.interrupts import Interrupts, held
 from partsong.methods import ALIGNMENT, LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
-from partsong.parties import by_party, shards_of
+from partsong.parties import by_party, named_parties, shards_of
 from partsong.progress import progress
 from partsong.settings import alignment_of, one_of, precision_of, program_of, rank_of, require_verbosity, whole_number
-from partsong.streams import key
 from partsong.validation import whole_seed
 
 LOCAL, POOLED = "local", "pooled"
@@ -72,7 +68,7 @@ def compare(
     n_components: int | None = None,
     methods: Sequence[str] = (LOCAL, "fedavg", "fnmf", "exact", POOLED),
     *,
-    parties: Sequence[Any] | None = None,
+    parties: Any = None,
     names: Sequence[str] | None = None,
     rounds: PerMethod = None,
     local_steps: PerMethod = None,
@@ -88,10 +84,15 @@ def compare(
     start begin with that H as well. With independent starts ("fnmf" and "fnmf-alone" unless told otherwise) every party
     draws its own, the same for every such method. Pooling needs memory for a second copy of all rows.
 
+    The first Ctrl-C ends the round, and what was found so far is returned with an `IncompleteWarning`: `missing` names
+    the methods that were not begun, and the `outcome` of a row that was broken off is "interrupted". A second one, or
+    one before the first method, raises KeyboardInterrupt.
+
     Parameters
     ----------
     X, parties, names :
-        As in `FederatedNMF.fit`: a list with one matrix per party, or one matrix and a label for each row.
+        As in `FederatedNMF.fit`: a list with one matrix per party, a mapping of names to matrices, or one matrix and a
+        label for each row.
     n_components : int or None
         The rank of every model; None is min(n, m, 20) over all rows.
     methods : sequence of names
@@ -111,32 +112,53 @@ def compare(
         one_of("start", start, STARTS)
     require_verbosity(verbose)
     seed, precision = whole_seed(random_state), precision_of(dtype)
-    if parties is not None:
-        X, names = by_party(X, parties, names)
     columns = FederatedNMF()
-    shards = shards_of(columns, X, names, seed, precision)
+    shards = shards_of(columns, *_parties(X, parties, names), seed, precision)
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
     entered = [_contestant(name, rank, numbers, start) for name in methods]
     warm_up((contestant.program for contestant in entered), shards)
-    found = _contest_all(entered, shards, seed, verbose)
-    feature_names = getattr(columns, "feature_names_in_", None)
-    steps = {name: numbers.rounds_of(name) if name == LOCAL else numbers.steps_of(name) for name in methods}
-    return Comparison(found, rank, seed, steps, None if feature_names is None else tuple(map(str, feature_names)))
+    with held() as interrupts:
+        found = _contest_all(entered, shards, seed, verbose, interrupts)
+    named = getattr(columns, "feature_names_in_", None)
+    feature_names = None if named is None else tuple(map(str, named))
+    steps = {m.name: len(m.curve.rounds) if m.name == LOCAL else numbers.steps_of(m.name) for m in found}
+    was_interrupted = interrupts.count > 0 or found[-1].outcome == Outcome.INTERRUPTED
+    result = Comparison(found, rank, seed, steps, feature_names, tuple(methods[len(found) :]), was_interrupted)
+    if not result.is_complete:
+        warnings.warn(result.notice, IncompleteWarning, stacklevel=2)
+    return result
+
+
+def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
+    """Matrices and names, from any of the forms in which parties may be given."""
+    if parties is not None and len(getattr(X, "shape", ())) == 2:
+        return by_party(X, parties, names)
+    matrices, labels = named_parties(X, names)
+    if parties is None and isinstance(matrices, Sequence) and not isinstance(matrices, str):
+        return list(matrices), labels
+    raise ShapeError(
+        "compare takes a list with one matrix per party, a mapping of names to matrices, or one matrix with a label "
+        f"for each of its rows, compare(X, k, parties=labels); this is {type(X).__name__} "
+        f"{'without' if parties is None else 'with'} labels."
+    )
 
 
 def _contest_all(
-    entered: Sequence[Contestant], shards: list[Shard], seed: int, verbose: int
+    entered: Sequence[Contestant], shards: list[Shard], seed: int, verbose: int, interrupts: Interrupts
 ) -> tuple[MethodFindings, ...]:
     """Method by method; those after an interrupt are left out."""
     found: list[MethodFindings] = []
     for contestant in entered:
+        if interrupts.count or (found and found[-1].outcome == Outcome.INTERRUPTED):
+            break
         with progress(verbose, contestant.rounds, None, contestant.name) as watch:
             if contestant.name == LOCAL:
-                found.append(contest_alone(contestant, shards, seed))
+                found.append(contest_alone(contestant, shards, seed, interrupts))
             else:
-                found.append(contest(contestant, shards, seed, watch, pooled(shards) if contestant.is_oracle else None))
-        if found[-1].outcome == Outcome.INTERRUPTED:
-            break
+                all_rows = pooled(shards) if contestant.is_oracle else None
+                found.append(contest(contestant, shards, seed, watch, all_rows, interrupts))
+    if not found:
+        raise KeyboardInterrupt
     return tuple(found)
 
 
@@ -149,23 +171,6 @@ def _contestant(name: str, rank: int, numbers: Numbers, start: str | None) -> Co
     align = alignment_of(ALIGNMENT)
     program = program_of(name, rank, steps=steps, align=align, independent=begun == "independent")
     return Contestant(name, DESCRIPTIONS[name], program, rounds, begun)
-
-
-def pooled(shards: Sequence[Shard]) -> Shard:
-    """All rows in one place, in the order of the parties; sparse where one of them is."""
-    matrices: list[Any] = [shard.matrix for shard in shards]
-    dtype = None if is_tensor(matrices[0].X if hasattr(matrices[0], "X") else None) else matrices[0].dtype
-    if any(isinstance(matrix, SparseMatrix) for matrix in matrices):
-        from scipy.sparse import csr_array, vstack
-
-        stacked: Any = vstack([m.by_row if isinstance(m, SparseMatrix) else csr_array(m.X) for m in matrices], "csr")
-    elif dtype is None:
-        import torch
-
-        stacked = torch.cat([matrix.X for matrix in matrices])
-    else:
-        stacked = np.concatenate([matrix.X for matrix in matrices])
-    return Shard("everyone", as_matrix(stacked, dtype), key(0, "secret", "everyone"))
 
 
 def _require_methods(methods: Any) -> None:

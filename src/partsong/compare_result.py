@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partsong import __version__, threads
+from partsong.core import Outcome
 from partsong.evaluate.at_party import AtParty
 from partsong.evaluate.findings import MethodFindings, Party, Report
 from partsong.evaluate.page import Column, Markup, element, percent, row, significant, size
@@ -20,7 +21,7 @@ from partsong.evaluate.report import write_report
 
 HEADINGS = (
     "method", "start", "rounds", "steps", "relative error", "explained", "worst party", "sent per party", "seconds",
-    "drift", "aligned",
+    "drift", "aligned", "outcome",
 )  # fmt: skip
 
 NEVER_SENT = (
@@ -29,9 +30,14 @@ NEVER_SENT = (
 )
 
 
-class ComparisonRow(NamedTuple):
-    """One method: what it reached over all rows, what it cost, and its error at each party.
+class IncompleteWarning(UserWarning):
+    """A comparison was interrupted: methods are missing, or one was broken off."""
 
+
+class ComparisonRow(NamedTuple):
+    """One method: what it reached over all rows, what it cost, its error at each party, and how it ended.
+
+    Rounds and steps are those really made: where parties iterate alone, the fewest that one of them made.
     `relative_error` is ‖X − W H‖ / ‖X‖ over all rows; of "local", with every party's own H. Drifts are
     Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment: NaN where parties have no H of their own, or share none.
     """
@@ -48,17 +54,23 @@ class ComparisonRow(NamedTuple):
     drift: float
     aligned_drift: float
     party_errors: Mapping[str, float]
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Comparison:
-    """The findings of every method, in the order asked for; print it, or show it in a notebook."""
+    """The findings of every method, in the order asked for; print it, or show it in a notebook.
+
+    `missing` are the methods that Ctrl-C left no time for.
+    """
 
     findings: tuple[MethodFindings, ...]
     n_components: int
     seed: int
     local_steps: Mapping[str, int]
     feature_names: tuple[str, ...] | None = None
+    missing: tuple[str, ...] = ()
+    was_interrupted: bool = False
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
@@ -67,7 +79,7 @@ class Comparison:
             ComparisonRow(
                 m.name, m.start, m.rounds, self.local_steps[m.name], m.relative_error, m.explained_variance,
                 m.bytes_up_per_party, m.bytes_down_per_party, m.seconds, m.drift, m.aligned_drift,
-                {party.name: party.relative_error for party in m.parties},
+                {party.name: party.relative_error for party in m.parties}, Outcome(m.outcome),
             )
             for m in self.findings
         )  # fmt: skip
@@ -83,9 +95,25 @@ class Comparison:
         return {m.name: m.components for m in self.findings if len(m.components)}
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all methods are here, and none was broken off."""
+        return not self.missing and not self._broken_off
+
+    @property
+    def notice(self) -> str:
+        """What a comparison that is not complete lacks; empty where it is complete."""
+        said = [f"{name} was broken off, and its numbers are those of its way so far" for name in self._broken_off]
+        said += [f"not begun: {', '.join(self.missing)}"] if self.missing else []
+        return f"Incomplete, as it was interrupted: {'; '.join(said)}." if said else ""
+
+    @property
+    def _broken_off(self) -> list[str]:
+        return [m.name for m in self.findings if m.outcome == Outcome.INTERRUPTED]
+
+    @property
     def caption(self) -> str:
-        """How the methods were treated."""
-        return (
+        """What is missing, if anything, and how the methods were treated."""
+        return (f"{self.notice} " if self.notice else "") + (
             f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
             "are over all rows, with weights fitted to the model; “local” has a model of its own for every party. "
             "Start: one H common to all, the same for every method, or one of its own for each party. Steps: local "
@@ -140,5 +168,5 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     return (
         row.method, row.start, str(row.rounds), str(row.local_steps), percent(row.relative_error),
         percent(row.explained_variance), percent(max(row.party_errors.values())), sent,
-        significant(row.seconds), significant(row.drift), significant(row.aligned_drift),
+        significant(row.seconds), significant(row.drift), significant(row.aligned_drift), str(row.outcome),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from partsong import threads
-from partsong.core import Array, Message, Round, Schedule, Shard, State
+from partsong.core import Array, Message, Outcome, Round, Schedule, Shard, State
 from partsong.engines.parallel import Parallel
 from partsong.errors import PartsongError
 from partsong.evaluate.at_party import AtParty, at_party, is_finite, own_parts, with_own
 from partsong.evaluate.findings import Curve, MethodFindings, Sent
 from partsong.finished import Finished
 from partsong.fitting import Task, conclude, pursue
+from partsong.interrupts import Interrupts
 from partsong.running import HistoryRow, Run, Stop
-from partsong.simulation import party_components, simulate
+from partsong.simulation import conclude_aloud, party_components, simulation_of
 
 Watch = Callable[[Round, HistoryRow], None]
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 MEANINGS = {
     "gram": "WᵀW: how a party's weights vary together, summed over its rows",
@@ -50,9 +53,11 @@ class Contestant:
 
 @dataclass(slots=True)
 class Witness:
-    """What a run lets be seen on its way: a first upload, and the parties' H_p after the first and the best round."""
+    """What a run lets be seen on its way: how often a party sent which kind of upload, by the signature of its arrays,
+    and the parties' H_p after the first and the best round.
+    """
 
-    sent: Message | None = None
+    sent: dict[Signature, list[Sent]] = field(default_factory=dict)
     alone: dict[str, Array] = field(default_factory=dict)
     own: dict[str, Array] = field(default_factory=dict)
     server: State = None
@@ -60,8 +65,11 @@ class Witness:
 
     def see(self, done: Round, row: HistoryRow) -> None:
         """Note a round; of equally good ones the later is the best, as in `running.Follower`."""
-        if self.sent is None and done.traffic:
-            self.sent, self.alone = done.traffic[0][2], party_components(done.checkpoint)
+        if not self.sent and done.traffic:
+            self.alone = party_components(done.checkpoint)
+        for upload in (message for party, _, message in done.traffic if party == done.traffic[0][0]):
+            known = self.sent.get(upload.signature) or _arrays_of(upload)
+            self.sent[upload.signature] = [replace(one, times=one.times + 1) for one in known]
         if row.objective <= self.least:
             self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
 
@@ -75,6 +83,8 @@ def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
         with suppress(PartsongError):  # what is wrong with the data is told by the run itself
             own = Witness()
             run = pursue(task, watch=own.see)
+            if run.outcome is Outcome.INTERRUPTED:
+                raise KeyboardInterrupt
             _at_parties(brief, few, conclude(task, run), own)
 
 
@@ -84,11 +94,13 @@ def contest(
     seed: int,
     watch: Watch = lambda done, row: None,
     pooled: Shard | None = None,
+    interrupts: Interrupts | None = None,
 ) -> MethodFindings:
     """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
 
     The oracle runs on `pooled`, and is evaluated at the parties. Seconds are those of the rounds; what a simulation
-    computes only to look at them does not count.
+    computes only to look at them does not count. The first Ctrl-C that `interrupts` counts ends the rounds, the second
+    all of it.
     """
     witness = Witness()
 
@@ -96,13 +108,14 @@ def contest(
         witness.see(done, row)
         watch(done, row)
 
-    program, schedule = contestant.program, Schedule(contestant.rounds, seed)
-    at = shards if pooled is None else [pooled]
+    schedule, at = Schedule(contestant.rounds, seed), shards if pooled is None else [pooled]
     began = time.perf_counter()
-    run, finished = simulate(
-        program, at, schedule, stop=Stop(tol=0.0), engine=Parallel(record=True), began=began, watch=follow
-    )
-    parties = _at_parties(program, shards, finished, Witness() if contestant.is_oracle else witness)
+    task = simulation_of(contestant.program, at, schedule, stop=Stop(tol=0.0), engine=Parallel(record=True))
+    run = pursue(task, began=began, watch=follow, interrupts=interrupts)
+    if interrupts is not None and interrupts.count > 1:
+        raise KeyboardInterrupt
+    finished = conclude_aloud(task, run)
+    parties = _at_parties(contestant.program, shards, finished, Witness() if contestant.is_oracle else witness)
     return _findings(contestant, run, finished, parties, witness)
 
 
@@ -134,16 +147,22 @@ def _findings(
         bytes_down_per_party=0.0 if oracle else float(sum(row.bytes_down for row in rows)),
         rounds=len(rows),
         seconds=rows[-1].seconds if rows else 0.0,
-        outcome=str(run.outcome),
+        outcome=str(outcome_of(run, contestant.rounds)),
         curve=_curve(contestant.name, rows),
         components=finished.H,
         shares=tuple(float(share) for share in finished.shares),
-        sent=() if oracle or witness.sent is None else tuple(_disclosures(witness.sent, len(rows))),
+        sent=() if oracle else tuple(itertools.chain.from_iterable(witness.sent.values())),
         is_oracle=oracle,
         start=contestant.start,
         parties=parties,
         found_alone=alone,
     )
+
+
+def outcome_of(run: Run, rounds: int) -> Outcome:
+    """How a run ended; one that had made all its rounds when Ctrl-C was noticed lost nothing by it."""
+    is_whole = run.outcome is Outcome.INTERRUPTED and len(run.history) >= rounds
+    return Outcome.MAX_ROUNDS if is_whole else run.outcome
 
 
 def _curve(label: str, rows: Sequence[HistoryRow]) -> Curve:
@@ -156,12 +175,12 @@ def _curve(label: str, rows: Sequence[HistoryRow]) -> Curve:
     )
 
 
-def _disclosures(message: Message, times: int) -> list[Sent]:
+def _arrays_of(upload: Message) -> list[Sent]:
     arrays = [
-        Sent(name, shape, dtype, int(message[name].nbytes), times, MEANINGS.get(name, ""))
-        for name, shape, dtype in message.signature
+        Sent(name, shape, dtype, int(upload[name].nbytes), 0, MEANINGS.get(name, ""))
+        for name, shape, dtype in upload.signature
     ]
-    return [*arrays, Sent("weight", (), "float64", 8, times, "the number of rows, where the aggregation uses it")]
+    return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
 
 
 def in_the_order_of(reference: np.ndarray, components: np.ndarray) -> tuple[int, ...]:

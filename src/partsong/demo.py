@@ -17,6 +17,7 @@ from partsong.data.partition import by_label, party_names
 from partsong.evaluate.findings import MethodFindings, Party, Report
 from partsong.evaluate.page import percent
 from partsong.evaluate.report import write_report
+from partsong.interrupts import held
 from partsong.streams import key, stream
 
 RANK, PARTIES, CONCENTRATION = 16, 10, 1.0
@@ -118,15 +119,15 @@ def _contest_all(
         TextColumn("{task.fields[error]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bar:
+    with held() as interrupts, Progress(*columns, console=console) as bar:
         for contestant in entered:
             task = bar.add_task(contestant.name, total=contestant.rounds, error="")
 
             def watch(done: Any, row: Any, task: Any = task) -> None:
                 bar.update(task, completed=row.iteration, error=f"error {100 * row.relative_error:5.1f} %")
 
-            found.append(contest(contestant, shards, seed, watch, pooled if contestant.is_oracle else None))
-            if found[-1].outcome == Outcome.INTERRUPTED:
+            found.append(contest(contestant, shards, seed, watch, pooled if contestant.is_oracle else None, interrupts))
+            if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
     reference = next(method.components for method in found if method.is_oracle)
     return tuple(method.in_order(in_the_order_of(reference, method.components)) for method in found)

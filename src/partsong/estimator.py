@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from partsong import fitting, threads
+from partsong import threads
 from partsong.core import Matrix, UpdateRule
 from partsong.data.matrix import as_matrix
 from partsong.errors import ParameterError
@@ -21,22 +21,21 @@ from partsong.local.alternate import Alternate
 from partsong.local.start import Beginning
 from partsong.progress import progress
 from partsong.running import Run, Stop
-from partsong.saving import fill_from_file, save_fitted
+from partsong.saving import fill_from_file, forget_origin, save_fitted
 from partsong.settings import (
+    INITS,
+    fit_told,
     one_of,
     penalties_of,
     precision_of,
     rank_of,
     require_verbosity,
-    samples_told,
     solver_of,
     stop_of,
     threads_of,
     whole_number,
 )
 from partsong.validation import validated, whole_seed
-
-INITS = (*fitting.INITS, "custom")
 
 
 class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -85,7 +84,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         ‖X − W H‖, the same over ‖X‖, and 1 − ‖X − W H‖² / ‖X‖².
     n_iter_, outcome_, history_, seed_, n_samples_ :
         Iterations made, why the fit ended, (iteration, seconds, relative_error, …) for each of them, the seed used, and
-        the number of rows (None where a model file does not tell).
+        the number of rows. A model file has no history; iterations and rows are None where it does not tell them.
     """
 
     def __init__(
@@ -150,7 +149,10 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model (H, names, settings, error; never W or rows) as safetensors with JSON metadata."""
+        """Write the model (H, names, settings, error; never W or rows) as safetensors with JSON metadata.
+
+        A model that was loaded, and not fitted again, is written with all that its file said of its fit.
+        """
         check_is_fitted(self)
         alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
         save_fitted(
@@ -172,14 +174,16 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NMF:
-        """A fitted estimator from a model file, ready to transform; also from files of the command line."""
+        """A fitted estimator from a model file, ready to transform; also from files of the command line.
+
+        Of models that `NMF` or `partsong fit` learned from one table it has the settings as well. Where a federation
+        had another share of L1 on H than on W, `l1_ratio` is that on W: transforming takes no other.
+        """
         estimator = cls()
         settings = fill_from_file(estimator, path)
         alpha_W, alpha_H, l1_ratio = penalties_of(settings)
-        estimator.n_samples_ = samples_told(settings)
-        return estimator.set_params(
-            n_components=estimator.n_components_, alpha_W=alpha_W, alpha_H=alpha_H, l1_ratio=l1_ratio
-        )
+        penalties = {"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio}
+        return estimator.set_params(n_components=estimator.n_components_, **penalties, **fit_told(settings))
 
     def _fit(self, X: Any, W: Any, H: Any) -> Finished:
         began = time.perf_counter()
@@ -218,6 +222,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return stop_of(self.tol, self.time_budget)
 
     def _keep(self, done: Finished, run: Run, rank: int) -> None:
+        forget_origin(self)
         self.components_ = done.H
         self.component_shares_ = done.shares
         self.n_components_ = rank

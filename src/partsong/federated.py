@@ -25,7 +25,7 @@ from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, LOCAL_STEPS, METHOD
 from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
-from partsong.saving import fill_from_file, penalties_told, save_fitted
+from partsong.saving import fill_from_file, forget_origin, penalties_told, save_fitted
 from partsong.settings import (
     alignment_of,
     precision_of,
@@ -33,7 +33,6 @@ from partsong.settings import (
     rank_of,
     require_method,
     require_verbosity,
-    samples_told,
     solver_told,
     stop_of,
     whole_number,
@@ -95,7 +94,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
     alignments_ : dict of arrays (k, k)
         P_p by which P_p · party_components_[p] lies in the order of `components_`.
     relative_error_, explained_variance_, component_shares_, n_iter_, outcome_, n_samples_ :
-        As in `NMF`, over all parties' rows.
+        As in `NMF`, over all parties' rows; `n_iter_` counts the rounds made, of the `rounds` allowed.
     parties_, n_parties_ :
         Their names, in the order given, and their number.
     solver_ : row solver
@@ -162,10 +161,11 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
 
         Between rounds, and however the loop is left, the model is fitted as if the fit had ended there: at the best
         round so far, with what that takes computed when it is asked for. Leaving early counts as interrupted. The first
-        Ctrl-C within a round makes it the last.
+        Ctrl-C within a round makes it the last. What the caller does between rounds, and before the first, counts
+        neither in `history_` nor against `time_budget`, which are about the time of the fit itself.
         """
         pursuit = self._prepare(X, names, parties)
-        return holding_interrupts(pursuit, self._reports(pursuit))
+        return holding_interrupts(pursuit, self._reports(pursuit), time.perf_counter())
 
     def transform(self, X: Any) -> np.ndarray:
         """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
@@ -190,7 +190,11 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
         return given_weights(W, len(self.components_)) @ self.components_
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it as well."""
+        """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it as well.
+
+        Of its settings `rounds` is the number allowed and `iterations` the number made. A model that was loaded, and
+        not fitted again, is written with all that its file said of its fit.
+        """
         check_is_fitted(self)
         told: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
@@ -201,7 +205,7 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
                 **({"align": str(self.align or ALIGNMENT)} if self.method in ALIGNED else {}),
             }
         told |= {
-            "rounds": int(getattr(self, "n_iter_", self.rounds)),
+            "rounds": self._rounds(),
             "tol": float(self.tol),
             "parties": self.n_parties_,
         }
@@ -227,7 +231,6 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
         try:
             estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
             estimator.n_parties_ = whole_number("parties", settings.get("parties", 1))
-            estimator.n_samples_ = samples_told(settings)
             estimator.solver_ = solver_told(settings)
         except ParameterError as error:
             raise FormatError(f"{path}: its settings are not those of a federation: {error} Fit again.") from error
@@ -273,6 +276,9 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
     def _steps(self, method: str) -> int:
         return LOCAL_STEPS[method] if self.local_steps is None else int(self.local_steps)
 
+    def _rounds(self) -> int:
+        return 1 if isinstance(self.method, str) and self.method in ONE_ROUND else int(self.rounds)
+
     def _prepare(self, X: Any, names: Any, parties: Any) -> Pursuit:
         """All that can be refused is refused here, before the first round."""
         began = time.perf_counter()
@@ -282,14 +288,14 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
         rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         program = self._program((rows, columns))
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        rounds = 1 if isinstance(self.method, str) and self.method in ONE_ROUND else int(self.rounds)
-        task = simulation_of(program, shards, Schedule(rounds, seed), stop=stop, engine=engine)
+        task = simulation_of(program, shards, Schedule(self._rounds(), seed), stop=stop, engine=engine)
         return Pursuit.of(task, began=began)
 
     def _reports(self, pursuit: Pursuit) -> Iterator[RoundReport]:
         task = pursuit.task
         own: dict[str, Array] = {}
         self._forget()
+        forget_origin(self)
 
         def watch(done: Round, row: HistoryRow) -> None:
             own.clear()

@@ -172,7 +172,8 @@ class Follower:
     each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
     `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
     (by default what the server knows, or else the square of the error); `last` is the number of rounds.
-    What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history.
+    What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history. A
+    time budget is about all of it but `away`, the seconds that a caller of ours has kept for itself between rounds.
     """
 
     stop: Stop
@@ -184,6 +185,7 @@ class Follower:
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
     interrupts: Interrupts = field(default_factory=Interrupts)
     last: float = math.inf
+    away: float = 0.0
 
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
         """Run to the end; `history` holds the rows of an earlier part of the same run."""
@@ -207,7 +209,8 @@ class Follower:
                 course.note(done, row)
                 self.watch(done, row)
                 paused = time.perf_counter()
-                course.outcome = self._ending(done, course, earlier + paused - self.began, paused - turned)
+                spent = earlier + paused - self.began - self.away
+                course.outcome = self._ending(done, course, spent, paused - turned)
                 del done  # as large as the parties' states
                 yield row
                 apart, turned = apart + time.perf_counter() - paused, time.perf_counter()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,20 +15,44 @@ from partsong.io import provenance
 from partsong.io.model_file import Model, load_model, save_model
 from partsong.io.tensor_file import JSON
 from partsong.local.equations import Penalty
+from partsong.settings import count_told, penalties_of
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the file of a loaded model says of its fit: `save` says the same, until the estimator is fitted again."""
+
+    settings: dict[str, JSON]
+    created: str
+    versions: dict[str, str]
+
+    def retold(self, settings: Mapping[str, JSON]) -> dict[str, JSON]:
+        """The file's settings; of `settings`, those of the estimator now, only penalties that were changed since.
+
+        They are part of the model: rows are transformed with them.
+        """
+        if all(map(math.isclose, penalties_of(self.settings), penalties_of(settings))):
+            return self.settings
+        others = {name: value for name, value in self.settings.items() if name != "l1_ratio_h"}
+        return {**others, **{name: settings[name] for name in ("alpha_w", "alpha_h", "l1_ratio")}}
 
 
 def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
-    """Write what `partsong fit` would write for the same model."""
+    """Write what `partsong fit` would write for the same model; a loaded one keeps what its file says of its fit."""
     names = getattr(estimator, "feature_names_in_", None)
+    origin: Origin | None = vars(estimator).get("_origin")
+    if origin is None:
+        told = {"n_components": len(estimator.components_), **settings, "iterations": estimator.n_iter_}
+        origin = Origin(told, provenance.now(), provenance.package_versions())
     model = Model(
         components=estimator.components_,
         feature_names=None if names is None else tuple(str(name) for name in names),
-        settings={"n_components": len(estimator.components_), **settings},
+        settings=origin.retold(settings),
         seed=estimator.seed_,
         relative_error=estimator.relative_error_,
         shares=estimator.component_shares_,
-        created=provenance.now(),
-        versions=provenance.package_versions(),
+        created=origin.created,
+        versions=origin.versions,
     )
     save_model(path, model)
 
@@ -40,7 +66,10 @@ def penalties_told(solver: RowSolver) -> dict[str, JSON]:
 
 
 def fill_from_file(estimator: Any, path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Give an estimator the fitted attributes that a model file holds; returns the file's settings."""
+    """Give an estimator the fitted attributes that a model file holds; returns the file's settings.
+
+    `n_iter_` and `n_samples_` are None where the file does not tell.
+    """
     model = load_model(path)
     estimator.components_ = model.components
     estimator.component_shares_ = model.shares
@@ -48,6 +77,14 @@ def fill_from_file(estimator: Any, path: str | os.PathLike[str]) -> Mapping[str,
     estimator.n_features_in_ = model.components.shape[1]
     estimator.relative_error_ = model.relative_error
     estimator.seed_ = model.seed
+    estimator.n_iter_ = count_told(model.settings, "iterations", least=0)
+    estimator.n_samples_ = count_told(model.settings, "n_samples")
+    estimator._origin = Origin(dict(model.settings), model.created, dict(model.versions))
     if model.feature_names is not None:
         estimator.feature_names_in_ = np.array(model.feature_names, dtype=object)
     return model.settings
+
+
+def forget_origin(estimator: Any) -> None:
+    """A new fit is told by its own settings."""
+    vars(estimator).pop("_origin", None)

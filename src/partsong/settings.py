@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from partsong import recipes, threads
+from partsong import fitting, recipes, threads
 from partsong.core import Alignment, Program, UpdateRule
 from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
@@ -22,6 +23,9 @@ PROGRAM = (
     "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
 )  # fmt: skip
 """What a Program has."""
+
+INITS = (*fitting.INITS, "custom")
+"""Where `NMF` may start."""
 
 DEFAULT_RANK = 20
 GENEROUS_RANK = 1000
@@ -74,22 +78,51 @@ def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: An
 
 
 def solver_told(settings: Mapping[str, Any]) -> Alternate:
-    """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none."""
+    """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none.
+
+    `l1_ratio_h` is H's own share of L1, where it differs from that of W.
+    """
     alpha_W, alpha_H, l1_ratio = penalties_of(settings)
-    return solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    on_W = solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    own_ratio = _number_told(settings, "l1_ratio_h") if "l1_ratio_h" in settings else l1_ratio
+    return replace(on_W, penalty_H=solver_of("cd", alpha_W, alpha_H, own_ratio).penalty_H)
 
 
 def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:
     """alpha_W, alpha_H and l1_ratio in the settings of a model file."""
-    found = (settings.get(name, 0.0) for name in ("alpha_w", "alpha_h", "l1_ratio"))
-    alpha_W, alpha_H, l1_ratio = (float(v) if isinstance(v, int | float) else 0.0 for v in found)
-    return alpha_W, alpha_H, l1_ratio
+    return _number_told(settings, "alpha_w"), _number_told(settings, "alpha_h"), _number_told(settings, "l1_ratio")
 
 
-def samples_told(settings: Mapping[str, Any]) -> int | None:
-    """The number of rows in the settings of a model file, where it tells."""
-    found = settings.get("n_samples")
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+def _number_told(settings: Mapping[str, Any], name: str) -> float:
+    found = settings.get(name)
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def fit_told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a centralised fit in those of its model file, as far as `NMF` takes them by these names."""
+    if settings.get("method") != "centralised":
+        return {}
+    checks: dict[str, Callable[[Any], Any]] = {
+        "solver": _rule_of,
+        "init": lambda value: one_of("init", value, INITS),
+        "tol": lambda value: stop_of(value, None),
+        "max_iter": lambda value: whole_number("max_iter", value),
+    }
+    return {name: settings[name] for name in checks.keys() & settings.keys() if _is_taken(checks[name], settings[name])}
+
+
+def _is_taken(check: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        check(value)
+    except ParameterError:
+        return False
+    return True
+
+
+def count_told(settings: Mapping[str, Any], name: str, least: int = 1) -> int | None:
+    """A number of things, such as rows, in the settings of a model file; None where it does not tell."""
+    found = settings.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= least else None
 
 
 def _rule_of(rule: Any) -> UpdateRule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,14 +89,20 @@ def reports_of(pursuit: Pursuit) -> Iterator[RoundReport]:
         yield RoundReport(row.iteration, row, course.outcome, pursuit.task.program, course.latest)
 
 
-def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport]) -> Iterator[RoundReport]:
-    """The same reports; the first Ctrl-C within a round makes it the last, and between rounds it is the caller's."""
+def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport], prepared: float) -> Iterator[RoundReport]:
+    """The same reports; the first Ctrl-C within a round makes it the last, and between rounds it is the caller's.
+
+    So is the time between rounds, and from `prepared` to the first of them: no time budget counts it.
+    """
+    pursuit.follower.began += time.perf_counter() - prepared
     while True:
         with held() as pursuit.follower.interrupts:
             report = next(reports, None)
         if report is None:
             return
+        left = time.perf_counter()
         yield report
+        pursuit.follower.away += time.perf_counter() - left
 
 
 def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round], float]:

@@ -10,10 +10,11 @@ from sklearn.utils.validation import check_array, validate_data
 
 from partsong.data.cells import cell_errors
 from partsong.data.check import error_of, require_factorizable, require_transformable
+from partsong.data.finding import SHOWN
 from partsong.data.form import array_of, form_errors
 from partsong.data.names import column_labels, column_names
 from partsong.data.table import Table
-from partsong.errors import DataTypeError, FeatureError, ParameterError, ShapeError, UnreadableError
+from partsong.errors import DataTypeError, FeatureError, ParameterError, ShapeError, UnreadableError, first_few
 from partsong.streams import fresh_seed
 
 
@@ -63,10 +64,33 @@ def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
         validate_data(estimator, X, reset=reset, skip_check_array=True)
     except ValueError as error:
         if "feature names" not in str(error).lower():
-            raise ShapeError(str(error)) from error
-        raise FeatureError(
-            f"{error}\nPut the columns in the order of the fit, or pass an array without names."
-        ) from error
+            raise ShapeError(str(error) if reset else f"{error} {_way_to_width(estimator)}") from error
+        raise FeatureError(f"{error}\n{_way_to_names(estimator, X)}") from error
+
+
+def _way_to_width(estimator: Any) -> str:
+    """What to do about another number of columns, where names cannot tell which of them are meant."""
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        return (
+            "Bring X to the columns of the fit, in the same order: leave out those that are new, and add those that "
+            "are missing (zeros, if they were not measured)."
+        )
+    return (
+        f"The fit had the {first_few(map(repr, names[:SHOWN]), len(names), 'column')}: bring X to these, in this "
+        "order; of a data frame with names it is told which are missing and which are new."
+    )
+
+
+def _way_to_names(estimator: Any, X: Any) -> str:
+    """What to do about names that are not those of the fit, or not in their order."""
+    known, here = set(getattr(estimator, "feature_names_in_", ())), set(column_labels(X) or ())
+    order = "X[list(model.feature_names_in_)]"
+    if known - here:
+        return f"Add the missing columns (zeros, if they were not measured), then take {order}."
+    if here - known:
+        return f"Leave out the columns that the fit did not have: {order}."
+    return f"Put the columns in the order of the fit: {order}. An array without names is taken as it is."
 
 
 def whole_seed(random_state: Any) -> int:

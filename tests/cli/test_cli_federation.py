@@ -183,3 +183,16 @@ def test_columns_are_matched_by_name(told, parts, replace_part):
     told(*words, "-o", "b.safetensors")
     a, b = partsong.load_model("a.safetensors"), partsong.load_model("b.safetensors")
     np.testing.assert_array_equal(a.components, b.components)
+
+
+def test_rounds_and_iterations_are_told_as_the_estimator_does(told, parts):
+    said = told("fit", parts, "-k", 2, "-o", "m.safetensors", "--seed", 2, "--rounds", 60, "--tol", 0.05)
+    tables = read_parts(parts)
+    estimator = partsong.FederatedNMF(2, rounds=60, tol=0.05, random_state=2)
+    estimator.fit([table.X for table in tables.values()], names=list(tables)).save("e.safetensors")
+    ours, theirs = (partsong.load_model(f"{name}.safetensors").settings for name in "me")
+    assert said["iterations"] < 60
+    for settings in (ours, theirs):
+        assert (settings["rounds"], settings["iterations"]) == (60, said["iterations"])
+    loaded = partsong.FederatedNMF.load("m.safetensors")
+    assert (loaded.rounds, loaded.n_iter_) == (60, said["iterations"])

@@ -145,3 +145,71 @@ def test_the_file_knows_what_it_belongs_to(invoke, data_npy, tmp_path):
     assert len(sent) == 3
     assert context["data"]["all"]["shape"] == [45, 12]
     assert str(tmp_path) not in json.dumps(dict(context))
+
+
+def traffic_of(folder):
+    lines = [json.loads(line) for line in (folder / "traffic.jsonl").read_text().splitlines()]
+    assert {line["file"] for line in lines} == {f"traffic/{path.name}" for path in (folder / "traffic").iterdir()}
+    return {(line["round"], line["party"]): line["bytes"] for line in lines}
+
+
+def sent_of(folder):
+    rows = [row.split(",") for row in (folder / "bytes.csv").read_text().splitlines()[1:]]
+    return {(int(index), party): int(up) for index, party, up, _ in rows}
+
+
+FIRST = ["-k", 4, "--rounds", 3, "--tol", 0, "--seed", 1, "--run-folder", "run", "--checkpoint", "r.ckpt", "-q"]
+REST = ["-k", 4, "--rounds", 6, "--tol", 0, "--resume", "r.ckpt", "--overwrite", "-q"]
+
+
+@pytest.mark.parametrize("further", [False, True], ids=["from-its-end", "from-before-its-end"])
+def test_a_resumed_run_keeps_the_traffic_of_its_first_part(invoke, parts, tmp_path, further):
+    """The same files as a run in one go; rounds after the checkpoint are replaced."""
+    invoke("fit", parts, *FIRST, "--record")
+    if further:
+        first = [word for word in FIRST if word not in ("--checkpoint", "r.ckpt")]
+        invoke("fit", parts, *first, "--rounds", 5, "--record", "--overwrite")
+        (tmp_path / "run/traffic/round-0005.safetensors").write_text("stale")
+    result = invoke("fit", parts, *REST, "--run-folder", "run", "--record")
+    assert result.stderr == ""
+    assert traffic_of(tmp_path / "run") == sent_of(tmp_path / "run")
+    assert {index for index, _ in traffic_of(tmp_path / "run")} == set(range(1, 7))
+    invoke("fit", parts, "-k", 4, "--rounds", 6, "--tol", 0, "--seed", 1, "--run-folder", "whole", "--record", "-q")
+    for path in (tmp_path / "whole/traffic").iterdir():
+        assert path.read_bytes() == (tmp_path / "run/traffic" / path.name).read_bytes()
+    assert (tmp_path / "whole/traffic.jsonl").read_text() == (tmp_path / "run/traffic.jsonl").read_text()
+
+
+def test_a_run_that_was_killed_has_left_its_traffic(invoke, parts, tmp_path, monkeypatch):
+    from partsong.cli import checkpoints
+
+    plain = checkpoints.Journal.note
+
+    def killed(self, done, row):
+        if row.iteration == 3:
+            raise MemoryError
+        plain(self, done, row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.Journal, "note", killed)
+        invoke("fit", parts, *FIRST, "--record", code=1)
+    with (tmp_path / "run/traffic.jsonl").open("a") as file:
+        file.write('{"round": 3, "party": "par')
+    assert invoke("fit", parts, *REST, "--run-folder", "run", "--record").stderr == ""
+    assert traffic_of(tmp_path / "run") == sent_of(tmp_path / "run")
+
+
+def test_traffic_that_is_missing_or_ends_is_told(invoke, parts, tmp_path):
+    invoke("fit", parts, *FIRST, "--record")
+    elsewhere = invoke("fit", parts, *REST, "--run-folder", "other", "--record").stderr
+    assert "does not hold the traffic of rounds 1, 2, 3" in elsewhere
+    assert {index for index, _ in traffic_of(tmp_path / "other")} == {4, 5, 6}
+    invoke("fit", parts, "-k", 4, "--rounds", 3, "--seed", 2, "--run-folder", "foreign", "--record", "-q")
+    foreign = invoke("fit", parts, *REST, "--run-folder", "foreign", "--record").stderr
+    assert "not that of the resumed run" in foreign
+    assert {index for index, _ in traffic_of(tmp_path / "foreign")} == {4, 5, 6}
+    stopped = invoke("fit", parts, *REST, "--run-folder", "run").stderr
+    assert "kept up to round 3 and not recorded after it. Add --record" in " ".join(stopped.split())
+    assert {index for index, _ in traffic_of(tmp_path / "run")} == {1, 2, 3}
+    quiet = invoke("fit", parts, *REST, "--run-folder", "plain").stderr
+    assert quiet == "", "who records nothing misses nothing"

@@ -10,7 +10,8 @@ import typer
 from partsong.cli.choices import unknown
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalInt, OptionalPath, examples
-from partsong.cli.outputs import put_json, require_writable, visible
+from partsong.cli.outputs import put_json, require_writable, visible, warn
+from partsong.cli.termination import exit_code
 from partsong.errors import FileError
 from partsong.methods import METHODS
 
@@ -30,6 +31,9 @@ def _known(values: list[str]) -> list[str]:
     for value in values:
         if value not in NAMES:
             raise typer.BadParameter(unknown(value, NAMES))
+    twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+    if twice:
+        raise typer.BadParameter(f"Every method is compared once; given more than once: {', '.join(twice)}.")
     return values
 
 
@@ -67,20 +71,24 @@ def compare(
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
     tables = read_parts(place)
+    import warnings
     from dataclasses import replace
 
     from partsong.compare_methods import compare as compare_parties
+    from partsong.compare_result import IncompleteWarning
 
-    found = compare_parties(
-        [table.X for table in tables.values()],
-        n_components,
-        method,
-        names=list(tables),
-        rounds=rounds,
-        local_steps=local_steps,
-        random_state=seed,
-        verbose=0 if as_json else 1,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IncompleteWarning)  # told below, in one line
+        found = compare_parties(
+            [table.X for table in tables.values()],
+            n_components,
+            method,
+            names=list(tables),
+            rounds=rounds,
+            local_steps=local_steps,
+            random_state=seed,
+            verbose=0 if as_json else 1,
+        )
     feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)
     found = replace(found, feature_names=feature_names)
     if report is not None:
@@ -89,6 +97,9 @@ def compare(
         put_json({"parts": parts, "report": report, **description(found)})
     else:
         typer.echo("\n".join(visible(line) for line in str(found).splitlines()))
+    if found.was_interrupted:
+        warn(found.notice or "Interrupted when all was done; the comparison is complete.")
+        raise typer.Exit(exit_code())
 
 
 def description(found: Comparison) -> dict[str, Any]:
@@ -110,4 +121,10 @@ def description(found: Comparison) -> dict[str, Any]:
         told = row._asdict()
         del told["party_errors"]
         rows.append({**told, "parties": parties})
-    return {"n_components": found.n_components, "seed": found.seed, "methods": rows}
+    return {
+        "n_components": found.n_components,
+        "seed": found.seed,
+        "is_complete": found.is_complete,
+        "missing": found.missing,
+        "methods": rows,
+    }

@@ -11,17 +11,25 @@ from typing import Any
 
 import typer
 
-from partsong.cli import run_folder
+from partsong.cli import run_folder, traffic
 from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
 from partsong.cli.fit_outputs import require_companions, require_outputs
 from partsong.cli.fit_report import Result, report, warn_of_empty_model
-from partsong.cli.fit_settings import FitOptions, Settings, require_fitting_options, require_same_run, settle
+from partsong.cli.fit_settings import (
+    FitOptions,
+    Settings,
+    require_fitting_options,
+    require_same_run,
+    run_of,
+    settle,
+)
 from partsong.cli.fit_tasks import model_of, task_of, using_threads
 from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings, require_meaningful
-from partsong.cli.outputs import warn_of_formulas
+from partsong.cli.outputs import warn, warn_of_formulas
 from partsong.cli.parts_folder import is_parts_folder
-from partsong.cli.run_folder import Recorder, RunFolder
+from partsong.cli.run_folder import RunFolder
 from partsong.cli.termination import exit_code
+from partsong.cli.traffic import Recorder
 from partsong.core import Outcome, Round
 from partsong.finished import Finished
 from partsong.fitting import Earlier, Task, conclude, pursue
@@ -54,6 +62,11 @@ class Session:
         place = self.options.run_folder
         return None if place is None else RunFolder(place_of(place))
 
+    @property
+    def run(self) -> str | None:
+        """What tells this run from others, where it can be gone on with or leaves traffic behind."""
+        return run_of(self.settings, self.data) if self.data else None
+
 
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed, with 143 where SIGTERM came."""
@@ -79,7 +92,7 @@ def _prepare(options: FitOptions, given: Collection[str]) -> Session:
     holdings = read_holdings(options.data, _wanted(options), options.dtype)
     settings = settle(options, given, holdings, None if context is None else context["settings"])
     data = {}
-    if options.checkpoint is not None or options.resume is not None:
+    if options.checkpoint is not None or options.resume is not None or options.record:
         data = {name: fingerprint(table) for name, table in holdings.tables.items()}
     if options.resume is not None and context is not None:
         require_same_run(options.resume, context, settings, data)
@@ -92,7 +105,7 @@ def _fit(session: Session) -> bool:
     options, settings = session.options, session.settings
     task = task_of(settings, session.holdings, record=options.record)
     if session.folder is not None:
-        session.folder.begin(_asked(session), provenance.machine_versions(settings.threads))
+        _begin(session, session.folder)
     journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent)
     file = _checkpoint_file(session, journal)
     recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
@@ -105,16 +118,34 @@ def _fit(session: Session) -> bool:
         earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
         seconds = earlier_seconds + time.perf_counter() - began
         result = Result(options, settings, session.holdings, run, done, journal.sent, seconds)
-        _save(session, done, result, recorder)
+        _save(session, done, result)
         report(result)
     return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
+
+
+def _begin(session: Session, folder: RunFolder) -> None:
+    """A run folder for this run; where the one that is resumed left its traffic there, that is kept so far."""
+    versions = provenance.machine_versions(session.settings.threads)
+    is_same = session.earlier is not None and folder.run() == session.run
+    kept = traffic.recorded(folder.path, session.sent) if is_same else {}
+    folder.begin(_asked(session), versions, kept)
+    if session.earlier is not None:
+        said = traffic.gap(folder.path, kept, session.earlier.checkpoint.index, is_recorded=session.options.record)
+        if said:
+            warn(said)
 
 
 def _asked(session: Session) -> dict[str, Any]:
     """What settings.json says: enough to do the same again."""
     options = session.options
     reading = {name: getattr(options, name) for name in ("data", "label", "transpose", "key", "header")}
-    return {**reading, **asdict(session.settings), "resumed_from": options.resume, "started": session.started}
+    return {
+        **reading,
+        **asdict(session.settings),
+        "resumed_from": options.resume,
+        "started": session.started,
+        "run": session.run,
+    }
 
 
 def _checkpoint_file(session: Session, journal: Journal) -> CheckpointFile | None:
@@ -159,9 +190,10 @@ def _rounds(
         raise
 
 
-def _save(session: Session, done: Finished, result: Result, recorder: Recorder | None) -> None:
+def _save(session: Session, done: Finished, result: Result) -> None:
     """The model first: it is what was asked for."""
-    options, model = session.options, model_of(session.settings, session.holdings, done)
+    options = session.options
+    model = model_of(session.settings, session.holdings, done, len(result.run.history))
     places: list[Path] = [options.output] if options.output is not None else []
     if session.folder is not None:
         places.append(session.folder.path / run_folder.MODEL)
@@ -171,7 +203,5 @@ def _save(session: Session, done: Finished, result: Result, recorder: Recorder |
         sample_names = session.holdings.tables[ALONE].sample_names
         write_weights(options.weights, done.W, sample_names)
         warn_of_formulas(options.weights, sample_names)
-    if recorder is not None:
-        recorder.close()
     if session.folder is not None:
         session.folder.end(result.history, result.sent, result.as_dict())

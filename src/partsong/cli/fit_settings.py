@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -185,6 +187,12 @@ def require_same_run(path: Path, context: Mapping[str, Any], settings: Settings,
     differences += _different_data(context["data"], data)
     if differences:
         raise _another_run(path, differences)
+
+
+def run_of(settings: Settings, data: Mapping[str, Any]) -> str:
+    """What tells a run from others: a hash of its data and of all settings that it keeps when it goes on."""
+    fixed = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
+    return hashlib.sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest()
 
 
 def _another_run(path: Path | None, differences: list[str]) -> ParameterError:

@@ -67,14 +67,14 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
     )
 
 
-def model_of(settings: Settings, holdings: Holdings, done: Finished) -> Model:
-    """The model: H, names of features, settings; nothing about single samples, and no paths."""
+def model_of(settings: Settings, holdings: Holdings, done: Finished, iterations: int) -> Model:
+    """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths."""
     told = {name: value for name, value in asdict(settings).items() if name not in HARDWARE and name != "seed"}
     n_samples, _ = holdings.shape
     return Model(
         components=done.H,
         feature_names=holdings.feature_names,
-        settings={**told, "n_samples": n_samples, "parties": len(holdings.tables)},
+        settings={**told, "n_samples": n_samples, "parties": len(holdings.tables), "iterations": iterations},
         seed=settings.seed,
         relative_error=done.relative_error,
         shares=done.shares,

@@ -1,4 +1,4 @@
-"""A run folder: what was asked, what computed it, how it went, what came out, and, if wanted, what was sent."""
+"""A run folder: what was asked, what computed it, how it went, and what came out; `traffic` adds what was sent."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partsong.cli import traffic
 from partsong.cli.outputs import as_json, require_writable_folder, write_json, write_text
-from partsong.core import Round
 from partsong.errors import FileError
 from partsong.running import HistoryRow
 
 MODEL = "model.safetensors"
-TRAFFIC = "traffic"
 SETTINGS, VERSIONS = "settings.json", "versions.json"
 REPLACED = ("history.csv", "bytes.csv", "result.json", MODEL)
 OWN = (SETTINGS, VERSIONS, *REPLACED)
@@ -55,14 +54,21 @@ class RunFolder:
 
     path: Path
 
-    def begin(self, settings: Mapping[str, Any], versions: Mapping[str, Any]) -> None:
-        """Written before the fit, so that one that fails can be traced as well."""
-        for stale in (*self.path.glob(f"{TRAFFIC}/round-*.safetensors"), self.path / "traffic.jsonl"):
-            stale.unlink(missing_ok=True)
+    def begin(self, settings: Mapping[str, Any], versions: Mapping[str, Any], kept: traffic.Lines) -> None:
+        """Written before the fit, so that one that fails can be traced as well; traffic is removed but for `kept`."""
+        traffic.clear(self.path, kept)
         for stale_name in REPLACED:
             (self.path / stale_name).unlink(missing_ok=True)
         write_json(self.path / VERSIONS, versions)
         write_json(self.path / SETTINGS, settings)
+
+    def run(self) -> str | None:
+        """Which run began here, where its settings tell: the `run_of` it."""
+        try:
+            found = json.loads((self.path / SETTINGS).read_text("utf-8"))["run"]
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, str) else None
 
     def end(
         self, history: Sequence[HistoryRow], sent: Iterable[tuple[int, str, int, int]], result: Mapping[str, Any]
@@ -71,35 +77,6 @@ class RunFolder:
         write_csv(self.path / "history.csv", HistoryRow._fields, history)
         write_csv(self.path / "bytes.csv", ("round", "party", "bytes_up", "bytes_down"), sent)
         write_json(self.path / "result.json", result)
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Keeps the traffic of a simulation: the arrays of each round in one file, and a line about each message."""
-
-    folder: Path
-    lines: list[str] = field(default_factory=list)
-
-    def note(self, done: Round) -> None:
-        """Write down a round whose engine recorded its traffic; readable by its owner alone, as uploads can tell."""
-        import numpy as np
-
-        from partsong.io.tensor_file import FileKind, write_tensors
-
-        (self.folder / TRAFFIC).mkdir(exist_ok=True)
-        name = f"{TRAFFIC}/round-{done.index + 1:04d}.safetensors"
-        arrays = {
-            f"{party}/{phase}/{array}": np.asarray(values)
-            for party, phase, message in done.traffic
-            for array, values in message.arrays.items()
-        }
-        about = {"round": done.index + 1}
-        write_tensors(self.folder / name, FileKind("partsong-traffic", 1, is_private=True), arrays, about)
-        self.lines += [_line(done.index + 1, *sent, name) for sent in done.traffic]
-
-    def close(self) -> None:
-        """Write the list of messages."""
-        write_text(self.folder / "traffic.jsonl", "".join(self.lines))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -113,19 +90,3 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     writer.writerow(header)
     writer.writerows(cells)
     write_text(path, text.getvalue())
-
-
-def _line(index: int, party: str, phase: int, message: Any, file: str) -> str:
-    content = {
-        "round": index,
-        "party": party,
-        "phase": phase,
-        "bytes": message.nbytes,
-        "weight": message.weight,
-        "arrays": [
-            {"name": name, "shape": shape, "dtype": dtype, "bytes": int(message[name].nbytes)}
-            for name, shape, dtype in message.signature
-        ],
-        "file": file,
-    }
-    return json.dumps(as_json(content), allow_nan=False) + "\n"
