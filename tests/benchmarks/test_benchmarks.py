@@ -63,14 +63,21 @@ def test_explained_variance_equals_its_definition(problem):
 
 
 def test_the_clock_stands_still_during_evaluation(dense, monkeypatch):
-    monkeypatch.setattr(Problem, "explained", lambda *_: time.sleep(0.05) or 0.5)
-    recorder = Recorder(dense, limit=10.0)
+    now = [100.0]
+
+    def spend(seconds):
+        now[0] += seconds
+        return 0.5
+
+    monkeypatch.setattr("benchmarks.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Problem, "explained", lambda *_: spend(50.0))
+    recorder = Recorder(dense, limit=1000.0)
     recorder.start()
     for _ in range(4):
-        time.sleep(0.002)
+        spend(2.0)
         recorder(1, 1)
-    assert 0.008 <= recorder.elapsed < 0.05
-    assert len(recorder.points) == 4
+    assert recorder.elapsed == pytest.approx(8.0)
+    assert [at for at, _ in recorder.points] == pytest.approx([2.0, 4.0, 6.0, 8.0])
 
 
 @pytest.mark.parametrize(
