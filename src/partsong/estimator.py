@@ -35,10 +35,10 @@ from partsong.settings import (
     threads_of,
     whole_number,
 )
-from partsong.validation import validated, whole_seed
+from partsong.validation import NonNegativeTransformer, validated, whole_seed
 
 
-class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Non-negative matrix factorization X ≈ W H of the rows you hold.
 
     minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
@@ -232,14 +232,3 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.reconstruction_err_ = float(np.sqrt(done.squared_error))
         self.relative_error_ = done.relative_error
         self.explained_variance_ = 1.0 - done.relative_error**2
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self.components_.shape[0])
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.positive_only = True
-        tags.input_tags.sparse = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags

@@ -45,10 +45,17 @@ from partsong.simulation import (
     reports_of,
     simulation_of,
 )
-from partsong.validation import validated, whole_seed
+from partsong.validation import NonNegativeTransformer, validated, whole_seed
 
 
-class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class FederatedNMF(
+    WeightsByParty,
+    OnDemand,
+    NonNegativeTransformer,
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+    BaseEstimator,
+):
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
@@ -235,17 +242,6 @@ class FederatedNMF(WeightsByParty, OnDemand, ClassNamePrefixFeaturesOutMixin, Tr
         except ParameterError as error:
             raise FormatError(f"{path}: its settings are not those of a federation: {error} Fit again.") from error
         return estimator
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self.components_.shape[0])
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.positive_only = True
-        tags.input_tags.sparse = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
 
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""

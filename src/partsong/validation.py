@@ -104,3 +104,22 @@ def whole_seed(random_state: Any) -> int:
     if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool) and random_state >= 0:
         return int(random_state)
     raise ParameterError(f"random_state must be None, a whole number ≥ 0, or a NumPy generator; got {random_state!r}.")
+
+
+class NonNegativeTransformer:
+    """What scikit-learn asks of a transformer: rows without negative numbers, dense or sparse, to one number for each
+    component, in the type they came in.
+    """
+
+    components_: np.ndarray
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.positive_only = True
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
