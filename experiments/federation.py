@@ -90,6 +90,8 @@ MIXTURES: Mapping[str, tuple[str, int]] = {
     f"FNMF-LAP, then {POLISH} exact rounds": ("FNMF-LAP", 0),
     f"FNMF-SK, then {POLISH} exact rounds": ("FNMF-SK", 0),
     "FNMF-SK once, exact in all other rounds": ("FNMF-SK", 1),
+    "FNMF-SK twice, exact in all other rounds": ("FNMF-SK", 2),
+    "FNMF-LAP once, exact in all other rounds": ("FNMF-LAP", 1),
 }
 """What a relay begins with, and for how many rounds (0: as many as all others, with exact ones added)."""
 EXACT = ("exact, as many rounds", "exact, as many rounds as the mixture", "exact, to the end")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_report, fnmf_scaling, fnmf_table
+from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_relay, fnmf_report, fnmf_scaling, fnmf_table
 from experiments.plays import known
 
 
@@ -46,6 +46,13 @@ def test_table(capsys, digits, tmp_path):
     fnmf_table.main(arguments)  # everything is there already
     assert known(tmp_path / "t.jsonl") == found
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == len(found)
+
+
+def test_relay(capsys, digits):
+    fnmf_relay.main(["--quick", "--datasets", "mnist"])
+    said = capsys.readouterr().out
+    assert "mnist | FNMF-SK once, exact in all other rounds, common" in said
+    assert "mnist | exact, as many rounds, independent" in said
 
 
 def test_scaling(capsys):
