@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.datasets import DATASETS
-from experiments.federation import EXACT, ONCE, Budget, perform, shares_iid
+from experiments.federation import EXACT, Budget, perform, shares_iid
 from partsong.data.blocks import block_federation
 from partsong.streams import stream
 
@@ -82,14 +82,16 @@ def expected_seconds(play: Play) -> float:
     rows, columns = (3000, 500) if play.data.startswith("blocks") else SIZES[play.data]
     rows = min(rows, play.most_rows or rows)
     steps = 300 if play.method in (*EXACT, "pooled") else play.steps * play.rounds
-    per_step = play.parties * (4e-4 + play.rank * columns * 1.5e-8) + rows * columns * play.rank * 8e-11
-    return steps * per_step * (0.3 if play.method in ONCE else 1.0)
+    stored = rows * columns * (0.15 if play.data in SPARSE else 1.0)
+    per_step = play.parties * (4e-4 + play.rank * columns * 5e-9) + stored * play.rank * 1e-10
+    return steps * per_step
 
 
 SIZES = {
     "mnist": (60000, 784), "fashion": (20000, 784), "cifar": (2000, 3072), "goodreads": (2672, 9990),
     "movielens": (6040, 3706), "tcga": (844, 1000), "hpa": (17229, 61), "brain": (1464, 1000),
 }  # fmt: skip
+SPARSE = ("goodreads", "movielens")
 
 
 def known(path: Path | None) -> dict[Play, dict[str, Any]]:

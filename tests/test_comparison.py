@@ -235,6 +235,22 @@ def test_what_left_a_party_adds_up_to_what_it_sent(federation, method):
     assert sum(sent.times for sent in found.sent if sent.array == "weight") == (found.rounds if found.sent else 0)
 
 
+@pytest.mark.parametrize("method", COMPARABLE)
+def test_the_curve_knows_what_was_sent_by_each_round(federation, method):
+    """Not an even share: the first round of fnmf sends H alone, the others WᵀW and WᵀX."""
+    found = partsong.compare(federation, 3, [method], rounds=5, local_steps=None, random_state=0).findings[0]
+    if found.is_oracle or not found.sent:
+        assert found.curve.bytes_up == ()
+        return
+    sent = np.diff(found.curve.bytes_up, prepend=0.0)
+    assert found.curve.bytes_up[-1] == found.bytes_up_per_party
+    assert len(sent) == len(found.curve.rounds)
+    columns = federation[0].shape[1]
+    components, sums = 8 * 3 * columns + 8, 8 * (3 * columns + 9 + 3) + 8
+    kinds = {"exact": [sums] * 5, "fnmf": [components, *[sums] * 4]}
+    assert sent.tolist() == kinds.get(method, [components] * len(sent))
+
+
 def test_every_kind_of_upload_is_told_with_its_rounds(federation, tmp_path):
     found = partsong.compare(federation, 3, ["fnmf"], rounds=5, local_steps=2, random_state=0)
     times = {sent.array: sent.times for sent in found.findings[0].sent if sent.array != "weight"}

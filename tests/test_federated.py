@@ -258,7 +258,7 @@ def test_the_rank_is_that_of_the_program_or_nmfs_own():
     [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": Consensus}, {"start": "alone"},
      {"rounds": 0}, {"rounds": True}, {"local_steps": "3"}, {"n_jobs": "2"}, {"n_jobs": 0}, {"n_jobs": -3},
      {"verbose": "x"}, {"tol": "a"}, {"tol": None}, {"time_budget": "x"}, {"dtype": "foo"}, {"dtype": int},
-     {"random_state": "a"}],
+     {"random_state": "a"}, {"faulty": "leave-out"}, {"faulty": None}, {"faulty": np.array(["stop", "stop"])}],
     ids=str,
 )  # fmt: skip
 def test_senseless_settings_are_refused_by_name(settings):
@@ -511,8 +511,9 @@ def test_what_is_no_list_of_parties_is_told_all_ways_to_give_them(X):
         partsong.FederatedNMF(2).iterate,
         partsong.FederatedNMF(2).fit_transform,
     ):
-        with pytest.raises(ShapeError, match=r"fit\(\[X_1, X_2, …\]\).*mapping.*parties=labels.*use NMF"):
+        with pytest.raises(ShapeError, match=r"\[X_1, X_2, …\].*mapping.*parties=labels.*use NMF") as caught:
             call(X)
+        assert "fit" not in str(caught.value), "whoever was called"
 
 
 def without_time(rows):
@@ -785,7 +786,14 @@ def test_load_refuses_what_no_federation_has_written(tmp_path):
         partsong.FederatedNMF.load(path)
     partsong.FederatedNMF(2, rounds=2).fit(parts()).save(path)
     model = load_model(path)
-    for wrong in ({"rounds": "many"}, {"start": "late"}, {"local_steps": -1}, {"tol": None}, {"parties": 0}):
+    for wrong in (
+        {"rounds": "many"},
+        {"start": "late"},
+        {"local_steps": -1},
+        {"tol": None},
+        {"parties": 0},
+        {"faulty": [1]},
+    ):
         save_model(path, replace(model, settings={**model.settings, **wrong}))
         with pytest.raises(FormatError, match=next(iter(wrong))):
             partsong.FederatedNMF.load(path)

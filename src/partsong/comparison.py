@@ -148,7 +148,7 @@ def _findings(
         rounds=len(rows),
         seconds=rows[-1].seconds if rows else 0.0,
         outcome=str(outcome_of(run, contestant.rounds)),
-        curve=_curve(contestant.name, rows),
+        curve=_curve(contestant.name, rows, 0 if oracle else len(parties)),
         components=finished.H,
         shares=tuple(float(share) for share in finished.shares),
         sent=() if oracle else tuple(itertools.chain.from_iterable(witness.sent.values())),
@@ -165,13 +165,15 @@ def outcome_of(run: Run, rounds: int) -> Outcome:
     return Outcome.MAX_ROUNDS if is_whole else run.outcome
 
 
-def _curve(label: str, rows: Sequence[HistoryRow]) -> Curve:
-    """The error along a history."""
+def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
+    """The error along a history, and what each of the senders had sent by then."""
+    sent = itertools.accumulate(row.bytes_up for row in rows) if senders else ()
     return Curve(
         label,
         tuple(row.iteration for row in rows),
         tuple(row.seconds for row in rows),
         tuple(row.relative_error for row in rows),
+        tuple(total / senders for total in sent),
     )
 
 

@@ -274,8 +274,10 @@ class Plan(Protocol):
 
 
 class Alignment(Protocol):
-    """Which row of one factor (k × m) is which row of another."""
+    """Which row of one factor (k × m) is which row of another; `is_partial`: a row of a plan may lack a partner."""
 
+    @property
+    def is_partial(self) -> bool: ...
     def plan(self, target: Array, source: Array) -> Plan: ...
 
 

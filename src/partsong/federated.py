@@ -21,13 +21,15 @@ from partsong.finished import Finished, OnDemand, top_features
 from partsong.fitting import Pursuit, Task
 from partsong.given import given_weights
 from partsong.interrupts import held
+from partsong.leaving_out import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut
 from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, start_of
-from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of
+from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of, sound_parties
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
 from partsong.saving import fill_from_file, forget_origin, penalties_told, save_fitted
 from partsong.settings import (
     alignment_of,
+    one_of,
     precision_of,
     program_of,
     rank_of,
@@ -87,6 +89,10 @@ class FederatedNMF(
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
         Parties that run at the same time; None or -1 is one per core. It does not change a bit of the result.
+    faulty : {"stop", "leave out"}
+        What a party leads to whose data cannot be used, whose work ends in an error of ours, or whose upload is
+        refused: an error, or a fit without it and a `LeftOutWarning` that says why. One with bad data (NaN, no rows,
+        other columns than most) is then not there at all; any other is left out of that round and asked again.
 
     Attributes
     ----------
@@ -95,7 +101,10 @@ class FederatedNMF(
     history_ : list of rows
         (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …) per round; bytes_up over all
         parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
-        refitted at each party. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment.
+        refitted at each party. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment. `parties` is how many
+        took part.
+    left_out_ : list of (iteration, party, reason)
+        Who was left out of which round, and why; rounds are numbered as in `history_`.
     party_components_ : dict of arrays (k, m)
         The H_p that parties ended with, on the scale of `components_`; that itself where they have none of their own.
     alignments_ : dict of arrays (k, k)
@@ -103,15 +112,15 @@ class FederatedNMF(
     relative_error_, explained_variance_, component_shares_, n_iter_, outcome_, n_samples_ :
         As in `NMF`, over all parties' rows; `n_iter_` counts the rounds made, of the `rounds` allowed.
     parties_, n_parties_ :
-        Their names, in the order given, and their number.
+        Their names, in the order given, and their number; those without usable data are not among them.
     solver_ : row solver
         How rows are fitted to the model, with the penalties of the program.
     """
 
     fitted = (
         "components_", "component_shares_", "n_components_", "parties_", "n_parties_", "n_samples_", "n_iter_",
-        "party_components_", "alignments_", "outcome_", "history_", "relative_error_", "explained_variance_", "seed_",
-        "solver_",
+        "party_components_", "alignments_", "outcome_", "history_", "left_out_", "relative_error_",
+        "explained_variance_", "seed_", "solver_",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +138,7 @@ class FederatedNMF(
         verbose: int = 0,
         dtype: Any = None,
         n_jobs: int | None = None,
+        faulty: str = STOP,
     ) -> None:
         self.n_components = n_components
         self.method = method
@@ -142,6 +152,7 @@ class FederatedNMF(
         self.verbose = verbose
         self.dtype = dtype
         self.n_jobs = n_jobs
+        self.faulty = faulty
 
     def fit(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> FederatedNMF:
         """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
@@ -152,9 +163,9 @@ class FederatedNMF(
         parties have tensors on one device.
         """
         with held() as interrupts:
-            pursuit = self._prepare(X, names, parties)
+            pursuit, attendance = self._prepare(X, names, parties)
             pursuit.follower.interrupts = interrupts
-            for _ in self._reports(pursuit):
+            for _ in self._reports(pursuit, attendance):
                 pass
         return self
 
@@ -171,8 +182,8 @@ class FederatedNMF(
         Ctrl-C within a round makes it the last. What the caller does between rounds, and before the first, counts
         neither in `history_` nor against `time_budget`, which are about the time of the fit itself.
         """
-        pursuit = self._prepare(X, names, parties)
-        return holding_interrupts(pursuit, self._reports(pursuit), time.perf_counter())
+        pursuit, attendance = self._prepare(X, names, parties)
+        return holding_interrupts(pursuit, self._reports(pursuit, attendance), time.perf_counter())
 
     def transform(self, X: Any) -> np.ndarray:
         """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
@@ -214,6 +225,7 @@ class FederatedNMF(
         told |= {
             "rounds": self._rounds(),
             "tol": float(self.tol),
+            "faulty": self.faulty,
             "parties": self.n_parties_,
         }
         told |= {} if self.n_samples_ is None else {"n_samples": self.n_samples_}
@@ -233,7 +245,8 @@ class FederatedNMF(
                 f"{path}: this model was not learned by one of the methods {', '.join(METHODS)}, but by "
                 f"{str(method)[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
             )
-        asked = {name: settings[name] for name in ("rounds", "local_steps", "start", "tol") if name in settings}
+        told = ("rounds", "local_steps", "start", "tol", "faulty")
+        asked = {name: settings[name] for name in told if name in settings}
         asked["align"] = settings.get("align") if method in ALIGNED and settings.get("align") in ALIGNMENTS else None
         try:
             estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
@@ -247,6 +260,7 @@ class FederatedNMF(
         """All that can be refused before any data are looked at."""
         require_method(self.method, align=self.align, start=self.start, local_steps=self.local_steps)
         whole_number("rounds", self.rounds)
+        one_of("faulty", self.faulty, FAULTY)
         require_verbosity(self.verbose)
         if self.n_jobs not in (None, -1):
             whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
@@ -275,19 +289,23 @@ class FederatedNMF(
     def _rounds(self) -> int:
         return 1 if isinstance(self.method, str) and self.method in ONE_ROUND else int(self.rounds)
 
-    def _prepare(self, X: Any, names: Any, parties: Any) -> Pursuit:
+    def _prepare(self, X: Any, names: Any, parties: Any) -> tuple[Pursuit, Attendance]:
         """All that can be refused is refused here, before the first round."""
         began = time.perf_counter()
         stop, seed = self._check_settings(), whole_seed(self.random_state)
         matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
-        shards = shards_of(self, matrices, labels, seed, precision_of(self.dtype))
+        precision, missing = precision_of(self.dtype), dict[str, str]()
+        if self.faulty == LEAVE_OUT:
+            matrices, labels, missing = sound_parties(matrices, labels, precision)
+        shards = shards_of(self, matrices, labels, seed, precision)
         rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         program = self._program((rows, columns))
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        task = simulation_of(program, shards, Schedule(self._rounds(), seed), stop=stop, engine=engine)
-        return Pursuit.of(task, began=began)
+        schedule = Schedule(self._rounds(), seed, faulty=self.faulty)
+        task = simulation_of(program, shards, schedule, stop=stop, engine=engine)
+        return Pursuit.of(task, began=began), Attendance(missing)
 
-    def _reports(self, pursuit: Pursuit) -> Iterator[RoundReport]:
+    def _reports(self, pursuit: Pursuit, attendance: Attendance) -> Iterator[RoundReport]:
         task = pursuit.task
         own: dict[str, Array] = {}
         self._forget()
@@ -296,11 +314,13 @@ class FederatedNMF(
         def watch(done: Round, row: HistoryRow) -> None:
             own.clear()
             own.update(party_components(done.checkpoint))
+            attendance.note(done, row)
             bar(done, row)
 
         def conclude() -> None:
             run = pursuit.course.run()
             self._keep(task, run, conclude_aloud(task, run), own)
+            self.left_out_: list[LeftOut] = list(attendance.left_out)
 
         title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(task.shards)} parties"
         with progress(self.verbose, task.schedule.rounds, self.time_budget, title) as bar:

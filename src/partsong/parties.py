@@ -17,6 +17,7 @@ from partsong.data.matrix import as_matrix, float_type
 from partsong.data.names import column_labels, column_names, repeated
 from partsong.data.partition import party_names
 from partsong.errors import CompositionError, FeatureError, ParameterError, PartsongError, ShapeError, first_few
+from partsong.leaving_out import Columns, difference, of_other_columns, require_somebody
 from partsong.streams import key
 from partsong.validation import agree_on_columns, numbers_of
 
@@ -46,6 +47,40 @@ def shards_of(estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dt
     return shards
 
 
+def sound_parties(
+    matrices: Any, names: Any, dtype: np.dtype[Any] | None
+) -> tuple[list[Any], list[str], dict[str, str]]:
+    """Matrices and names of the parties that `shards_of` would not refuse, and of the others why it would.
+
+    Columns are those that most parties hold, whether or not their values can be used.
+    """
+    labels = _labels(matrices, names)
+    parties, rows, faults = dict(zip(labels, matrices, strict=True)), {}, {}
+    for label, X in parties.items():
+        try:
+            rows[label] = numbers_of(X)
+        except PartsongError as error:
+            faults[label] = str(error)
+    faults |= of_other_columns({label: Columns(X.shape[1], column_labels(parties[label])) for label, X in rows.items()})
+    while True:
+        kept, faults = [n for n in labels if n not in faults], {n: faults[n] for n in labels if n in faults}
+        require_somebody(kept, faults)
+        chosen = dtype if dtype is not None else common_type([rows[label] for label in kept])
+        found = {label: _fault(rows[label], column_names(parties[label]), chosen) for label in kept}
+        if not any(found.values()):
+            return [parties[label] for label in kept], kept, faults
+        faults |= {label: fault for label, fault in found.items() if fault}
+
+
+def _fault(rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any]) -> str:
+    """What keeps a party's values from being factorized, if anything does."""
+    try:
+        require_factorizable(rows, names, dtype)
+    except PartsongError as error:
+        return str(error)
+    return ""
+
+
 def named_parties(X: Any, names: Any) -> tuple[Any, Any]:
     """Matrices and names from a mapping of the one to the other; a generator of matrices as a list."""
     if not isinstance(X, Mapping):
@@ -68,8 +103,8 @@ def by_party(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
         raise ParameterError("Give names or parties, not both: the labels of the rows are the names of the parties.")
     if len(getattr(X, "shape", ())) != 2:
         raise ShapeError(
-            "fit(X, parties=labels) takes one matrix with a label for each of its rows; "
-            f"this is {_told(X)}. A list with one matrix per party needs no labels: fit([X_1, X_2, …])."
+            f"parties=labels goes with one matrix and has a label for each of its rows; this is {_told(X)}. A list "
+            "with one matrix per party, [X_1, X_2, …], needs no labels: leave parties out."
         )
     labels = _row_labels(X, parties)
     held = X.tocsr() if hasattr(X, "tocsr") else X
@@ -115,16 +150,31 @@ class WeightsByParty:
         """Learn the shared components and return W as the data came: a list or mapping of every party's W_p, or one W
         in the order of the rows of one matrix with labels.
 
-        Weights are private: only a simulation has those of all parties. They are what `transform` gives.
+        Weights are private: only a simulation has those of all parties. They are what `transform` gives. Of a party
+        whose data cannot be used and that was left out there are none: None, or NaN in the rows of one W.
         """
         estimator: Any = self
         held, labels = named_parties(X, names)
+        labels, parties = (list(given) if isinstance(given, Iterator) else given for given in (labels, parties))
         estimator.fit(held, names=labels, parties=parties)
         if parties is not None:
-            return estimator.transform(held)
-        ordered = _in_one_order(estimator.parties_, held)
-        weights = [estimator.transform(rows) for rows in ordered.values()]
+            return self._weights_by_row(held, parties)
+        everyone = dict(zip(_labels(held, labels), held, strict=True))
+        ordered = _in_one_order(estimator.parties_, [everyone[name] for name in estimator.parties_])
+        found = {name: estimator.transform(rows) for name, rows in ordered.items()}
+        weights = [found.get(name) for name in everyone]
         return dict(zip(X, weights, strict=True)) if isinstance(X, Mapping) else weights
+
+    def _weights_by_row(self, X: Any, parties: Any) -> Any:
+        estimator: Any = self
+        is_here = np.isin(np.array(_row_labels(X, parties)), estimator.parties_)
+        if is_here.all():
+            return estimator.transform(X)
+        held = X.tocsr() if hasattr(X, "tocsr") else X
+        found = np.asarray(estimator.transform(getattr(held, "iloc", held)[np.flatnonzero(is_here)]))
+        weights = np.full((len(is_here), found.shape[1]), np.nan, found.dtype)
+        weights[is_here] = found
+        return weights
 
 
 def own_components(
@@ -158,9 +208,9 @@ def common_type(matrices: Sequence[Any]) -> np.dtype[Any]:
 def _labels(matrices: Any, names: Any) -> list[str]:
     if hasattr(matrices, "shape") or isinstance(matrices, str) or not isinstance(matrices, Sequence):
         raise ShapeError(
-            f"fit takes a list with one matrix per party, fit([X_1, X_2, …]), a mapping of names to matrices, or one "
-            f"matrix with a label for each row, fit(X, parties=labels); this is {_told(matrices)}. For rows that are "
-            "all in one place, use NMF."
+            "Data of parties are a list with one matrix per party, [X_1, X_2, …], a mapping of names to matrices, or "
+            f"one matrix with a label for each row, parties=labels; this is {_told(matrices)}. For rows that are all "
+            "in one place, use NMF."
         )
     if len(matrices) == 0:
         raise ParameterError("A federation needs at least one party; the list is empty. Give at least one matrix.")
@@ -215,21 +265,11 @@ def _in_one_order(labels: Sequence[str], matrices: Sequence[Any]) -> dict[str, A
     first, expected = next(iter(held.items()))
     for label, columns in held.items():
         if columns != expected:
-            _require_same(label, columns, first, expected)
+            said = difference(label, Columns(len(columns), columns), first, Columns(len(expected), expected))
+            if said:
+                raise FeatureError(said)
             parties[label] = parties[label][expected]
     return parties
-
-
-def _require_same(label: str, columns: list[Any], first: str, expected: list[Any]) -> None:
-    here, there = set(columns), set(expected)
-    missing = [str(name) for name in expected if name not in here]
-    extra = [str(name) for name in columns if name not in there]
-    said = [f"lacks {first_few(missing[:5], len(missing), 'column')}"] if missing else []
-    said += [f"has {first_few(extra[:5], len(extra), 'other column')}"] if extra else []
-    if said:
-        raise FeatureError(
-            f"Party {label!r} {' and '.join(said)}, compared with {first!r}. Agree on one list of columns."
-        )
 
 
 @contextmanager

@@ -222,7 +222,8 @@ class Follower:
         except DivergenceError as error:
             if course.best is None:
                 raise
-            course.outcome, course.trouble = Outcome.DIVERGED, str(error)
+            told = " ".join((str(error), *getattr(error, "__notes__", ())))
+            course.outcome, course.trouble = Outcome.DIVERGED, told
 
     def _ending(self, done: Round, course: Course, spent: float, latest: float) -> Outcome | None:
         """A time budget has to hold one more round like the latest, and the end of the fit."""
@@ -281,7 +282,8 @@ def _company(done: Round) -> int:
 
     Zero stands for all rows: everybody took part, or a simulation computes the error over all.
     """
-    if "relative_error" not in done.metrics or set(done.participants) == set(done.checkpoint.parties):
+    everyone = done.checkpoint.parties.keys() | done.refused.keys()
+    if "relative_error" not in done.metrics or set(done.participants) == everyone:
         return 0
     return 1 + key(0, *sorted(done.participants)) % 2**48  # exact as a float
 

@@ -147,7 +147,7 @@ def potential_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[
 
     def objective_of(done: Round, error: float) -> float:
         states = done.checkpoint.parties
-        here = [shard for shard in shards if states[shard.name].Ht is not None]
+        here = [shard for shard in shards if getattr(states.get(shard.name), "Ht", None) is not None]
         weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
         with threads.kernels_on(threads.available()):
             H, pull = program.components(done.checkpoint.server), program.coupling

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -107,6 +108,7 @@ def _hold_blas() -> None:
             if _controller is None:
                 from threadpoolctl import ThreadpoolController
 
+                import_module("scipy.linalg.cython_blas")  # what compiled code calls; controllers see what is loaded
                 _controller = ThreadpoolController()
             _take_control()
             _blas_limit = _controller.limit(limits=1, user_api="blas")

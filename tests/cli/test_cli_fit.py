@@ -14,8 +14,8 @@ from partsong.recipes import solver_rules
 
 CONTRACT = {
     "model", "method", "n_components", "shape", "parties", "dtype", "seed", "outcome", "iterations", "seconds",
-    "relative_error", "explained_variance", "bytes_up_per_party", "bytes_down_per_party", "weights", "run_folder",
-    "checkpoint", "resumed_from",
+    "relative_error", "explained_variance", "bytes_up_per_party", "bytes_down_per_party", "left_out", "weights",
+    "run_folder", "checkpoint", "resumed_from",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from partsong.evaluate.drawing import LARGEST_SIDE, Line, Quantity, axis, line_c
 from partsong.evaluate.findings import Curve, MethodFindings, Party, Report, Sent
 from partsong.evaluate.page import VOID_ELEMENTS, Markup, element, percent, significant, size
 from partsong.evaluate.report import render, write_report
+from partsong.evaluate.sections import _over_bytes
 from partsong.evaluate.voices import MOST_PARTIES
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)>"
@@ -29,7 +30,8 @@ PLAIN = Quantity("amount", significant)
 
 
 def curve(label: str, errors: tuple[float, ...]) -> Curve:
-    return Curve(label, tuple(range(len(errors))), tuple(0.1 * i for i in range(len(errors))), errors)
+    sent = tuple(1024.0 * (i + 1) for i in range(len(errors)))
+    return Curve(label, tuple(range(len(errors))), tuple(0.1 * i for i in range(len(errors))), errors, sent)
 
 
 def method(name: str, error: float = 0.3, n_parts: int = 3, n_features: int = 12) -> MethodFindings:
@@ -207,7 +209,15 @@ ODD_METHODS = {
     "zero part": replace(method("Odd"), components=ZERO_PART),
     "broken part": replace(method("Odd"), components=ZERO_PART * math.nan),
     "no parts": replace(method("Odd"), components=np.zeros((0, 12)), shares=()),
-    "sends nothing": replace(method("Odd"), bytes_up_per_party=0.0, bytes_down_per_party=0.0, rounds=0, sent=()),
+    "sends nothing": replace(
+        method("Odd"),
+        bytes_up_per_party=0.0,
+        bytes_down_per_party=0.0,
+        rounds=0,
+        sent=(),
+        curve=replace(curve("Odd", (0.4, 0.3)), bytes_up=()),
+    ),
+    "sends empty messages": replace(method("Odd"), curve=replace(curve("Odd", (0.4, 0.3)), bytes_up=(0.0, 0.0))),
     "only the oracle": replace(method("Odd"), is_oracle=True),
 }
 
@@ -232,6 +242,21 @@ def test_odd_findings_still_make_a_whole_page(
 def test_any_set_of_parties_makes_a_whole_page(parties: tuple[Party, ...]) -> None:
     page = Page(render(replace(report(method("Alpha")), parties=parties)))
     assert all(party.name in page.text for party in parties)
+
+
+def test_errors_stand_over_the_bytes_that_were_sent_by_then() -> None:
+    """A first round that sends ten times as much as all others: its point lies where it lies, not at a tenth."""
+    uneven = replace(
+        method("Alpha"), curve=Curve("Alpha", (1, 2, 3), (0.1, 0.2, 0.3), (0.5, 0.4, 0.3), (1e4, 1.1e4, 1.2e4))
+    )
+    silent = replace(method("Beta"), curve=Curve("Beta", (1, 2), (0.1, 0.2), (0.5, 0.4)))
+    lines = _over_bytes(
+        [uneven, silent], [Line("Alpha", "s0", (1, 2, 3), (0.5, 0.4, 0.3)), Line("Beta", "s1", (1, 2), (0.5, 0.4))]
+    )
+    assert lines[0].x == (1e4, 1.1e4, 1.2e4)
+    assert (lines[1].x, lines[1].y) == ((0.0, 1.2e4), (0.3, 0.3)), "level, over all that others send"
+    assert "evenly" not in render(report(uneven, silent))
+    assert _over_bytes([silent], lines[1:]) == []
 
 
 def test_feature_lists_are_sorted_from_strongest_to_weakest() -> None:
@@ -295,6 +320,8 @@ def test_findings_that_do_not_fit_each_other_are_refused() -> None:
         replace(method("Alpha"), shares=(0.1,))
     with pytest.raises(ShapeError, match="recorded round"):
         Curve("Alpha", (1, 2), (0.1,), (0.5, 0.4))
+    with pytest.raises(ShapeError, match="numbers of bytes"):
+        Curve("Alpha", (1, 2), (0.1, 0.2), (0.5, 0.4), (8.0,))
     with pytest.raises(ShapeError, match="image_shape"):
         report(method("Alpha"), image_shape=(5, 5))
     with pytest.raises(ShapeError, match="one name per column"):

@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from partsong import recipes
 from partsong.align.assignment import Assignment, Identity, PartialAssignment
 from partsong.align.likeness import correlations, least_significant, squared_distances
 from partsong.align.nearest import Nearest, SoftMax
 from partsong.align.plan import ALONE, Blend, Matching, orthogonality_gap
-from partsong.align.transport import PartialSinkhorn, Sinkhorn
+from partsong.align.transport import PartialSinkhorn, Sinkhorn, entropic_plan
 from partsong.errors import ParameterError
 
 HARD = [Assignment(), Assignment(unit=True), PartialAssignment(), PartialAssignment(bonferroni=True)]
 SOFT = [Sinkhorn(), Sinkhorn(blur=0.005, iterations=2000), Sinkhorn(unit=True), PartialSinkhorn(), Nearest(), SoftMax()]
 ALIGNMENTS = [Identity(), *HARD, *SOFT, Nearest(3), SoftMax(0.5)]
-COMPLETE = [a for a in ALIGNMENTS if not isinstance(a, PartialAssignment | PartialSinkhorn)]
+COMPLETE = [a for a in ALIGNMENTS if not a.is_partial]
 
 
 def parts(k=6, m=40, seed=0):
@@ -108,6 +109,50 @@ def test_sinkhorn_without_blur_is_the_assignment():
     assert_allclose(sharp, Assignment().plan(X, Y).matrix, atol=0.02)
 
 
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-8])
+@pytest.mark.parametrize("blur", [0.5, 0.05, 0.01, 1e-4])
+def test_marginals_of_transport_are_right_to_the_tolerance(blur, tolerance):
+    cost = squared_distances(parts(), parts(seed=53))
+    rows, columns = np.array([1, 2, 3, 4, 5, 6]) / 21, np.full(6, 1 / 6)
+    T = entropic_plan(cost, rows, columns, blur * cost.mean(), 100_000, tolerance)
+    assert_allclose(T.sum(axis=0), columns, rtol=1e-9)
+    assert np.abs(T.sum(axis=1) - rows).sum() <= tolerance * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("k", "seed", "blur"), [(6, 1, 0.05), (6, 3, 0.01), (20, 1, 0.05), (20, 2, 0.05)])
+def test_leaps_save_two_thirds_of_slow_iterations(k, seed, blur):
+    """The plan of Sinkhorn's iteration as it is printed, in a third of its steps."""
+    cost = squared_distances(parts(k, seed=seed), parts(k, seed=seed + 50))
+    mass, kernel = np.full(k, 1 / k), np.exp(-cost / (blur * cost.mean()))
+    v, steps, error = np.ones(k), 0, np.inf
+    while error > 1e-8:
+        u = mass / (kernel @ v)
+        v = mass / (kernel.T @ u)
+        steps, error = steps + 1, np.abs(u * (kernel @ v) - mass).sum()
+    assert steps > 500
+    T = entropic_plan(cost, mass, mass, blur * cost.mean(), steps // 3, 1e-8)
+    assert np.abs(T.sum(axis=1) - mass).sum() <= 1e-8
+    assert_allclose(T, u[:, None] * kernel * v, atol=1e-7)
+
+
+@pytest.mark.parametrize("common", [0, 10, 1e4])
+def test_what_rows_have_in_common_costs_no_digits(common):
+    """Distances and assignments of float32 are those of the same numbers in float64."""
+    X = (common + parts()).astype(np.float32)
+    Y = (X[::-1] + 0.01 * parts(seed=3)).astype(np.float32)
+    exact = np.square(X[:, None].astype(np.float64) - Y).sum(axis=2)
+    assert_allclose(squared_distances(X, Y), exact, atol=1e-6 * exact.mean())
+    assert_allclose(Sinkhorn().plan(X, Y).matrix, Sinkhorn().plan(X.astype(float), Y.astype(float)).matrix, atol=1e-3)
+    assert_array_equal(Assignment().plan(X, Y).partners, np.arange(6)[::-1])
+
+
+@pytest.mark.parametrize("align", [*HARD, Nearest(), Sinkhorn(0.01)], ids=repr)
+@pytest.mark.parametrize("scale", [1e-36, 1e-25, 1e25, 1e35])
+def test_squares_beyond_float32_do_no_harm(align, scale):
+    X = (scale * parts()).astype(np.float32)
+    assert_array_equal(np.argmax(align.plan(X, X[::-1]).matrix, axis=1), np.arange(6)[::-1])
+
+
 def test_correlation_and_significance_equal_scipy():
     from scipy import stats
 
@@ -163,6 +208,44 @@ def test_strange_components_do_no_harm(align, strange):
         assert np.isfinite(plan.matrix).all()
         assert (plan.weights <= 1 + 1e-9).all()
         assert np.isfinite(plan.apply(source)).all()
+
+
+@st.composite
+def odd_parts(draw, k, m):
+    """Components among which there may be zeros, constant and equal ones, on scales far apart."""
+    H = parts(k, m, draw(st.integers(0, 1000)))
+    for row in range(k):
+        kind = draw(st.sampled_from(["plain", "zero", "constant", "scaled", "like another"]))
+        if kind == "zero":
+            H[row] = 0
+        elif kind == "constant":
+            H[row] = draw(st.sampled_from([1e-9, 1.0, 1e9]))
+        elif kind == "scaled":
+            H[row] *= 10.0 ** draw(st.integers(-60, 60))
+        elif kind == "like another":
+            H[row] = H[draw(st.integers(0, k - 1))]
+    return H
+
+
+TABLE = {**recipes.alignments(), **{repr(align): align for align in ALIGNMENTS}}
+
+
+@pytest.mark.parametrize("align", [a for a in TABLE.values() if not a.is_partial], ids=repr)
+@given(data=st.data())
+def test_alignments_that_are_not_partial_leave_no_row_without_a_partner(align, data):
+    k, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 12))
+    plan = align.plan(data.draw(odd_parts(k, m)), data.draw(odd_parts(k, m)))
+    assert_allclose(plan.weights, 1, rtol=1e-9)
+    assert_allclose(plan.matrix.sum(axis=1), 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("align", [a for a in TABLE.values() if a.is_partial], ids=repr)
+def test_alignments_that_are_partial_do_leave_rows_without_one(align):
+    """Else they could say so, and be used under masks."""
+    X, Y = parts(), parts(seed=1)
+    Y[2] = 0
+    assert align.plan(X, Y).weights.min() < 0.5
+    assert_array_equal(align.plan(0 * X, Y).weights, 0)
 
 
 @pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)

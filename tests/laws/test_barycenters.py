@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -14,10 +18,11 @@ from partsong.aggregate.barycenter import (
     Hierarchical,
     Streaming,
     average,
+    loss_of,
 )
 from partsong.aggregate.clustering import FuzzyCMeans, KMeans
 from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.nearest import Nearest
+from partsong.align.nearest import Nearest, SoftMax
 from partsong.align.plan import ALONE, Matching, orthogonality_gap
 from partsong.align.transport import PartialSinkhorn, Sinkhorn
 from partsong.core import Message, Reducible
@@ -75,6 +80,66 @@ def test_the_loss_of_assignments_never_rises(start, seed):
     losses = FixedPoint(start=start, tol=0, sweeps=15).solve(matrices, [1.0] * 12).losses
     assert 2 <= len(losses) <= 15
     assert (np.diff(losses) <= 1e-12).all()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """An alignment that keeps the plans it has made."""
+
+    inner: Any
+    made: list
+
+    def plan(self, target, source):
+        self.made.append(self.inner.plan(target, source))
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Nearest()], ids=repr)
+def test_plans_that_do_not_change_end_it_without_another_mean(align):
+    matrices = [np.random.default_rng(seed).gamma(0.5, size=(7, 30)) for seed in range(6)]
+    found = FixedPoint(align, FromMedoid(), tol=0).solve(matrices, [1.0] * 6)
+    counted = Counted(align, [])
+    again = FixedPoint(counted, FromPrevious(), tol=0).solve(matrices, [1.0] * 6, found.H)
+    assert_array_equal(again.H, found.H)
+    assert again.losses == found.losses[-1:]
+    assert len(counted.made) == 12, "once to find the plans and once to see that they stay"
+
+
+@pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Nearest()], ids=repr)
+def test_hard_plans_reach_their_fixed_point_whatever_the_tolerance(align):
+    matrices = [np.random.default_rng(seed).gamma(0.5, size=(7, 30)) for seed in range(12)]
+    exact, rough = (FixedPoint(align, FromMean(), tol=tol).solve(matrices, [1.0] * 12) for tol in (0, 1))
+    assert len(exact.losses) > 1
+    assert rough.losses == exact.losses
+
+
+@pytest.mark.parametrize("align", [Sinkhorn(), PartialSinkhorn(), SoftMax(0.5)], ids=repr)
+@pytest.mark.parametrize("noise", [0.01, 0.3])
+def test_soft_plans_end_with_the_first_sweep_that_moves_little_of_the_way(align, noise):
+    matrices, _ = copies(12, noise)
+    start, tol = parts() + 0.1 * parts(seed=4), 0.1
+    reached = [start]
+    for sweeps in range(1, 31):
+        reached.append(FixedPoint(align, tol=0, sweeps=sweeps).solve(matrices, [1.0] * 12, start).H)
+    moves = [np.linalg.norm(b - a) for a, b in itertools.pairwise(reached)]
+    ways = [max(np.linalg.norm(H - start), 0.01 * np.linalg.norm(start)) for H in reached[1:]]
+    first = next(i for i in range(30) if moves[i] <= tol * ways[i])
+    found = FixedPoint(align, tol=tol).solve(matrices, [1.0] * 12, start)
+    assert len(found.losses) == first + 1
+    assert_array_equal(found.H, reached[first + 1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_losses_are_those_of_the_definition(dtype):
+    matrices = [H.astype(dtype) for H in copies(4, 0.2)[0]]
+    for align in (Assignment(), PartialAssignment(level=1e-9), Sinkhorn()):
+        found = FixedPoint(align, FromMedoid(), weighted=True).solve(matrices, [1.0, 2.0, 3.0, 4.0])
+        shares, expected = np.array([0.1, 0.2, 0.3, 0.4]), 0.0
+        for share, plan, H in zip(shares, found.plans, matrices, strict=True):
+            gap = found.H.astype(np.float64) - plan.matrix @ H
+            expected += 0.5 * share * np.square(gap[plan.weights > 0]).sum()
+        assert found.losses[-1] == pytest.approx(expected, rel=1e-5 if dtype == np.float32 else 1e-12)
+        assert loss_of(found.H, matrices, found.plans, shares) == pytest.approx(found.losses[-1], rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ALL, ids=repr)

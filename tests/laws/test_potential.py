@@ -15,8 +15,9 @@ from partsong.align.transport import Sinkhorn
 from partsong.core import Outcome, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
-from partsong.errors import CompositionError
+from partsong.errors import CompositionError, DataError
 from partsong.local.coupling import AlignedPull
+from partsong.programs.consensus import Consensus
 from partsong.running import Stop
 from partsong.simulation import party_components, potential_in_simulation, simulate
 from partsong.streams import key
@@ -47,6 +48,22 @@ def test_it_is_the_sum_of_what_each_party_minimises(align):
         total += 0.5 * 0.5 * np.square(mine[kept] - (plan.matrix @ H)[kept]).sum()
     energy = sum(np.square(shard.matrix.X).sum() for shard in shards)
     assert_allclose(potential_in_simulation(program, shards)(done, 0.0), 2 * total / energy, rtol=1e-9)
+
+
+def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
+    shards, program, plain = shards_of(), fnmf(), Consensus.start_party
+
+    def start_party(self, shard, layout):
+        if shard.name == "p1":
+            raise DataError("The disk of p1 is gone.")
+        return plain(self, shard, layout)
+
+    absent, _ = simulate(
+        program, shards, Schedule(3, 1, absent={i: frozenset({"p1"}) for i in range(3)}), follows_potential=True
+    )
+    monkeypatch.setattr(Consensus, "start_party", start_party)
+    unwell, _ = simulate(program, shards, Schedule(3, 1, faulty="leave out"), follows_potential=True)
+    assert [row.objective for row in unwell.history] == [row.objective for row in absent.history]
 
 
 def test_it_settles_and_a_run_stops_on_it():

@@ -15,7 +15,7 @@ from pairwise_masks import PairwiseMasks
 from partsong import recipes
 from partsong.aggregate.linear import AlignedMean, add
 from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import PartialAssignment
+from partsong.align.assignment import Assignment, PartialAssignment
 from partsong.align.transport import PartialSinkhorn
 from partsong.core import Layout, Message, Reducible, Schedule, Shard
 from partsong.data.matrix import as_matrix
@@ -30,7 +30,8 @@ from partsong.errors import (
     PartyError,
     UploadError,
 )
-from partsong.programs.uploading import WHOLE, AlignedUpload
+from partsong.programs.uploading import AlignedUpload
+from partsong.running import Course, Follower, Stop
 from partsong.streams import key
 
 PROGRAMS = {
@@ -218,6 +219,75 @@ def test_a_run_that_stops_has_lost_nothing(name, fault):
     assert_array_equal(mended[-1].model["H"], run(program, shards, 4)[-1].model["H"])
 
 
+@dataclass(frozen=True)
+class Unstartable:
+    """A program that some parties cannot start; each attempt is noted."""
+
+    inner: Any
+    fault: BaseException = DataError("The disk of p01 is gone.")
+    at: frozenset[str] = frozenset({"p01"})
+    attempts: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def start_party(self, shard, layout):
+        if shard.name in self.at:
+            self.attempts.append(shard.name)
+            raise self.fault
+        return self.inner.start_party(shard, layout)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(("name", "reduction"), pairs(*PROGRAMS))
+def test_a_party_that_cannot_start_is_absent_until_it_can(name, reduction, engine):
+    """The same bytes for everybody else, asked once a round, and a newcomer when it is well."""
+    shards, program = shards_of(data()), PROGRAMS[name]
+    unwell = Unstartable(program)
+    rounds = run(unwell, shards, 3, engine, reduction, faulty="leave out")
+    never = {index: frozenset({"p01"}) for index in range(3)}
+    absent = run(program, shards, 4, engine, reduction, absent=never)
+    for done, other in zip(rounds, absent, strict=False):
+        assert_array_equal(done.model["H"], other.model["H"])
+        assert done.participants == other.participants == ("p00", "p02", "p03")
+        assert done.refused == {"p01": "The disk of p01 is gone."}
+        assert "p01" not in done.checkpoint.parties
+        assert done.bytes_up["p01"] == 0
+    assert unwell.attempts == ["p01"] * 3
+    (joined,) = run(program, shards, 4, engine, reduction, rounds[-1].checkpoint, faulty="leave out")
+    assert_array_equal(joined.model["H"], absent[-1].model["H"])
+    assert joined.participants == ("p00", "p01", "p02", "p03")
+    assert not joined.refused
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+def test_what_keeps_a_party_from_starting_stops_a_run_unless_it_is_left_out(engine):
+    shards, everyone = shards_of(data()), frozenset({"p00", "p01", "p02", "p03"})
+    with pytest.raises(DataError, match="disk of p01") as caught:
+        run(Unstartable(PROGRAMS["fedavg"]), shards, engine=engine)
+    assert any("'p01'" in note and "start" in note for note in caught.value.__notes__)
+    assert any('faulty="leave out"' in note and "--faulty leave-out" in note for note in caught.value.__notes__)
+    with pytest.raises(TypeError, match="a mistake"):
+        run(Unstartable(PROGRAMS["fedavg"], TypeError("a mistake")), shards, engine=engine, faulty="leave out")
+    nobody = Unstartable(PROGRAMS["fedavg"], at=everyone)
+    with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties are faulty\. The first, 'p00'"):
+        run(nobody, shards, engine=engine, faulty="leave out")
+    rest = Faulty(Unstartable(PROGRAMS["fedavg"]), FAULTS["one NaN"][0], everyone - {"p01"})
+    with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties"):
+        run(rest, shards, engine=engine, faulty="leave out")
+
+
+def test_rows_are_other_rows_while_a_party_cannot_start():
+    """What the objective is over changes when it joins: the rounds before and after are not compared."""
+    shards, program = shards_of(data()), PROGRAMS["exact"]
+    before = run(Unstartable(program), shards, 2, faulty="leave out")
+    after = run(program, shards, 4, resume=before[-1].checkpoint)
+    rows = list(Follower(Stop(0)).attend(iter(before + after), Course.after()))
+    assert [row.parties for row in rows] == [3, 3, 4, 4]
+    assert rows[0].company == rows[1].company != 0
+    assert rows[2].company == rows[3].company == 0
+
+
 @pytest.mark.parametrize("faulty", ["stop", "leave out"])
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 def test_programming_errors_stop_every_run(engine, faulty):
@@ -302,14 +372,37 @@ def test_tensors_are_looked_at_as_arrays_are():
                 run(Faulty(PROGRAMS[name], spoil), shards)
 
 
-@pytest.mark.parametrize("name", recipes.alignments())
-def test_whole_alignments_give_every_row_a_partner(name):
-    """Also to rows of zeros, constant and duplicate ones; and only those that do so are called whole."""
-    align, rng = recipes.alignments()[name], np.random.default_rng(0)
-    one, other = rng.gamma(0.3, size=(6, 40)), rng.gamma(0.3, size=(6, 40))
-    one[1], other[2], one[3], one[4] = 0, 0, 1, other[5]
-    weights = np.concatenate([align.plan(a, b).weights for a, b in ((one, other), (other, one), (one * 0, other))])
-    assert isinstance(align, WHOLE) == bool(np.allclose(weights, 1, rtol=1e-12))
+@dataclass(frozen=True)
+class Own:
+    """An alignment of a user's own, which says nothing of its plans."""
+
+    inner: Any = Assignment()
+
+    def plan(self, target, source):
+        return self.inner.plan(target, source)
+
+
+@dataclass(frozen=True)
+class OwnPartial(Own):
+    is_partial: bool = True
+
+
+@dataclass(frozen=True)
+class OwnWhole(Own):
+    is_partial: bool = False
+
+
+@pytest.mark.parametrize("align", [Own(), OwnPartial(), OwnWhole()], ids=lambda a: type(a).__name__)
+def test_an_alignment_of_ones_own_runs_under_masks_if_it_says_that_every_row_has_a_partner(align):
+    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, align=align, steps=3)
+    ours = run(recipes.fnmf_by_sums(4, steps=3), shards)[-1].model["H"]
+    assert_array_equal(run(program, shards)[-1].model["H"], ours)
+    if isinstance(align, OwnWhole):
+        masked = run(program, shards, reduction=PairwiseMasks())[-1].model["H"]
+        assert_allclose(masked, ours, rtol=1e-6, atol=1e-8)
+    else:
+        with pytest.raises(CompositionError, match=rf"{type(align).__name__} may find .* is_partial = False"):
+            run(program, shards, reduction=PairwiseMasks())
 
 
 @pytest.mark.parametrize("align", [PartialAssignment(), PartialSinkhorn()], ids=lambda a: type(a).__name__)

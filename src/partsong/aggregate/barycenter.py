@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from partsong import kernels
 from partsong.align.assignment import Assignment
-from partsong.align.plan import Matching
+from partsong.align.plan import Matching, are_same, is_soft
 from partsong.core import Alignment, Array, Message, Plan
 from partsong.errors import ParameterError
 from partsong.streams import stream
+
+NEAR = 0.01
+"""A barycenter that has come less far than this, of its own size, is as good as where it started."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +70,15 @@ class FixedPoint:
     """P_j ← align(H̄, H_j), H̄ ← mean_j P_j H_j, by turns (Dalleiger & Gionis, 2025, Alg. 1).
 
     For assignments each half-step is exact, so that the loss never rises. Rows without partners in any matrix keep
-    their values; partners are counted row by row. Ends once H̄ changes by less than `tol` of itself.
+    their values; partners are counted row by row. Ends once no plan changes, which needs no further mean. Soft plans
+    always change a little: with those it ends once a sweep moves H̄ by less than `tol` of how far it has come from its
+    start, or of a hundredth of itself if that is more.
     """
 
     align: Alignment = Assignment()
     start: FromMean | FromMedoid | FromPrevious = FromPrevious()
     sweeps: int = 30
-    tol: float = 1e-6
+    tol: float = 0.1
     weighted: bool = False
 
     def __post_init__(self) -> None:
@@ -83,15 +88,21 @@ class FixedPoint:
     def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
         """The barycenter of matrices (each k × m)."""
         shares = _shares(weights, self.weighted)
-        H = self.start.choose(matrices, shares, previous, self.align)
+        H = start = self.start.choose(matrices, shares, previous, self.align)
+        plans: tuple[Plan, ...] = ()
         losses: list[float] = []
         for _ in range(self.sweeps):
-            plans = [self.align.plan(H, one) for one in matrices]
-            before, H = H, average(matrices, plans, shares, H)
-            losses.append(loss_of(H, matrices, plans, shares))
-            if _distance(H, before) <= self.tol * _size(before):
+            target = kernels.of(H).rows_of(H).T  # in the memory order of uploads, which products like best
+            known, plans = plans, tuple(self.align.plan(target, one) for one in matrices)
+            if known and all(map(are_same, known, plans)):
                 break
-        return Barycenter(H, tuple(plans), tuple(losses))
+            moved = [plan.apply(one) for one, plan in zip(matrices, plans, strict=True)]
+            before, H = H, _mean(moved, plans, shares, H)
+            losses.append(_loss(H, moved, plans, shares))
+            way = max(_distance(H, start), NEAR * _size(start))
+            if any(map(is_soft, plans)) and _distance(H, before) <= self.tol * way:
+                break
+        return Barycenter(H, plans, tuple(losses))
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m) in name order."""
@@ -182,27 +193,35 @@ class Hierarchical:
 
 def average(matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
     """Row l: Σ_j w_j (P_j H_j)_l / Σ_j w_j (P_j 1)_l, or the fallback's where nobody has such a row."""
-    total, counts = None, np.zeros(len(fallback))
-    for H, plan, weight in zip(matrices, plans, weights, strict=True):
-        moved = plan.apply(H) * float(weight)
-        total = moved if total is None else total + moved
-        counts += float(weight) * plan.weights
-    on = kernels.of(fallback)
-    divisor = on.like(np.where(counts > 0, counts, 1.0)[:, None], fallback)
-    mean = total / divisor
-    empty = np.flatnonzero(counts <= 0)
-    for row in empty.tolist():
-        mean[row] = fallback[row]
-    return mean
+    return _mean((plan.apply(H) for H, plan in zip(matrices, plans, strict=True)), plans, weights, fallback)
 
 
 def loss_of(H: Array, matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray) -> float:
     """Σ_j w_j ½‖H − P_j H_j‖² over the rows that have a partner."""
-    on = kernels.of(H)
-    target, total = np.asarray(on.to_numpy(H), np.float64), 0.0
-    for one, plan, weight in zip(matrices, plans, weights, strict=True):
-        moved = np.asarray(on.to_numpy(plan.apply(one)), np.float64)
-        total += 0.5 * float(weight) * float(np.square((target - moved)[plan.weights > 0]).sum())
+    return _loss(H, (plan.apply(one) for one, plan in zip(matrices, plans, strict=True)), plans, weights)
+
+
+def _mean(moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
+    total, counts = None, np.zeros(len(fallback))
+    for one, plan, weight in zip(moved, plans, weights, strict=True):
+        share = one * float(weight)
+        if total is None:
+            total = share
+        else:
+            total += share
+        counts += float(weight) * plan.weights
+    mean = total / kernels.of(fallback).like(np.where(counts > 0, counts, 1.0)[:, None], fallback)
+    for row in np.flatnonzero(counts <= 0).tolist():
+        mean[row] = fallback[row]
+    return mean
+
+
+def _loss(H: Array, moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray) -> float:
+    on, total = kernels.of(H), 0.0
+    for one, plan, weight in zip(moved, plans, weights, strict=True):
+        gaps = on.to_numpy(H - one)
+        by_row = np.einsum("ij,ij->i", gaps, gaps)
+        total += 0.5 * float(weight) * float(by_row[plan.weights > 0].sum(dtype=np.float64))
     return total
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from partsong.align.likeness import correlations, inner_products, least_significant
+from partsong.align.likeness import correlations, gains, least_significant
 from partsong.align.plan import ALONE, Matching
 from partsong.core import Array
 
@@ -14,6 +15,8 @@ from partsong.core import Array
 @dataclass(frozen=True, slots=True)
 class Identity:
     """By position: row a belongs to row a."""
+
+    is_partial: ClassVar[bool] = False
 
     def plan(self, target: Array, source: Array) -> Matching:
         """I."""
@@ -28,15 +31,15 @@ class Assignment:
     O(k²m + k³), by scipy.optimize.linear_sum_assignment.
     """
 
+    is_partial: ClassVar[bool] = False
     unit: bool = False
 
     def plan(self, target: Array, source: Array) -> Matching:
         """P of zeros and ones with one of them in every row and column."""
         from scipy.optimize import linear_sum_assignment
 
-        gain = inner_products(target, source, unit=self.unit)
-        rows, partners = linear_sum_assignment(gain, maximize=True)
-        return Matching(partners[np.argsort(rows)])
+        gain = gains(target, source, unit=self.unit)
+        return Matching(linear_sum_assignment(gain, maximize=True)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class PartialAssignment:
     row may instead take a place of its own at the largest finite cost. `bonferroni` divides the level by k².
     """
 
+    is_partial: ClassVar[bool] = True
     level: float = 0.05
     bonferroni: bool = False
 

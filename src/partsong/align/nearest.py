@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from partsong.errors import ParameterError
 class Nearest:
     """Every row is the mean of its `neighbours` nearest rows of the source; several rows may choose the same."""
 
+    is_partial: ClassVar[bool] = False
     neighbours: int = 1
     unit: bool = False
 
@@ -37,6 +39,7 @@ class Nearest:
 class SoftMax:
     """P_ab ∝ exp(−‖x_a − y_b‖²/ε), ε = blur · mean distance: what Sinkhorn is with the row constraint alone."""
 
+    is_partial: ClassVar[bool] = False
     blur: float = 0.05
     unit: bool = False
 

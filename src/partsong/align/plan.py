@@ -95,6 +95,18 @@ class Blend:
         return Blend(self.matrix @ first.matrix)
 
 
+def are_same(one: Plan, other: Plan) -> bool:
+    """Whether two plans are equal, entry by entry."""
+    if isinstance(one, Matching) and isinstance(other, Matching):
+        return np.array_equal(one.partners, other.partners)
+    return np.array_equal(one.matrix, other.matrix)
+
+
+def is_soft(plan: Plan) -> bool:
+    """Whether some row is a mixture."""
+    return not isinstance(plan, Matching) and bool(((plan.matrix > 0) & (plan.matrix < 1)).any())
+
+
 def orthogonality_gap(plan: Plan) -> float:
     """‖PᵀP − I‖: zero for permutations alone."""
     P = plan.matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,12 +20,13 @@ class Sinkhorn:
 
     P = k·T with rows brought to sum 1. (D₃ as printed is a quadratic program that projects every row on the hull of
     the others; Sinkhorn solves this linear one, as the paper does.) `iterations` end earlier once the marginals are
-    right to `tolerance`.
+    right to `tolerance` of all mass; at 10⁻³ the P·H of uploads (50 × 784) is right to less than 10⁻³.
     """
 
+    is_partial: ClassVar[bool] = False
     blur: float = 0.05
     iterations: int = 200
-    tolerance: float = 1e-6
+    tolerance: float = 1e-3
     unit: bool = False
 
     def __post_init__(self) -> None:
@@ -47,6 +49,7 @@ class PartialSinkhorn:
     share of their mass that did.
     """
 
+    is_partial: ClassVar[bool] = True
     level: float = 0.05
     bonferroni: bool = False
     blur: float = 0.05
@@ -78,31 +81,34 @@ def entropic_plan(
 ) -> np.ndarray:
     """T = exp((f_a + g_b − C_ab)/ε) with the marginals given; column sums are exact, row sums to `tolerance`.
 
-    A step in the log domain, which cannot overflow, makes the kernel that cheap steps then scale; where their factors
-    become extreme, they are absorbed and the next step is in the log domain again.
+    Steps scale a kernel by factors, which is cheap. Where these become extreme, they are absorbed, and a step in the
+    log domain, which cannot overflow, makes the next kernel.
     """
     from partsong.kernels.compiled_transport import NOTHING, scale
 
-    scores = -cost / blur
-    log_rows, log_columns = np.log(rows), np.log(columns)
-    g, left = np.zeros(len(columns)), iterations
+    scores = np.asarray(cost, np.float64) / -blur
+    f, g, left = -_top(scores, 1)[:, 0], np.zeros(len(columns)), iterations
     while True:
-        f = log_rows - _log_sum(scores + g, 1)
-        g = log_columns - _log_sum(scores + f[:, None], 0)
         kernel = np.exp(scores + f[:, None] + g)
         kernel[kernel < NOTHING] = 0.0
         u, v = np.ones(len(rows)), np.ones(len(columns))
-        done, is_right = scale(kernel, rows, columns, u, v, left - 1, tolerance)
-        f, g, left = f + np.log(u), g + np.log(v), left - 1 - done
+        done, is_right = scale(kernel, np.ascontiguousarray(kernel.T), rows, columns, u, v, left, tolerance)
+        left -= done
         if is_right or left <= 0:
-            return np.exp(scores + f[:, None] + g)
+            return np.asarray(u[:, None] * kernel * v)
+        f = np.log(rows) - _log_sum(scores + g + np.log(v), 1)
+        g, left = np.log(columns) - _log_sum(scores + f[:, None], 0), left - 1
 
 
 def _log_sum(values: np.ndarray, axis: int) -> np.ndarray:
-    top = values.max(axis=axis, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0.0)
+    top = _top(values, axis)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.exp(values - top).sum(axis=axis)) + np.squeeze(top, axis))
+
+
+def _top(values: np.ndarray, axis: int) -> np.ndarray:
+    top = values.max(axis=axis, keepdims=True)
+    return np.where(np.isfinite(top), top, 0.0)
 
 
 def _typical(cost: np.ndarray) -> float:

@@ -32,11 +32,19 @@ EPILOG = examples(
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
 )
 
+STOP, LEAVE_OUT = "stop", "leave-out"
+
 MODEL, STOPPING, PARTIES, COMPUTING, KEEPING = "Model", "Stopping", "Federation (DATA is a folder of parts)", "Computing", "Keeping"  # noqa: E501  # fmt: skip
 
 
 def _option(*names: str, panel: str, help: str, **more: object) -> object:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)  # type: ignore[arg-type]
+
+
+def faulty_named(value: str) -> str:
+    """What the library calls it."""
+    one_of((STOP, LEAVE_OUT))(value)
+    return value.replace("-", " ")
 
 
 @guarded
@@ -175,6 +183,16 @@ def fit(
             show_default="3 (exact, fedavg) to 1000",
         ),
     ] = None,
+    faulty: Annotated[
+        str,
+        _option(
+            "--faulty",
+            panel=PARTIES,
+            help="stop: a party with bad data, or whose work or upload fails, ends the fit; leave-out: the fit goes on "
+            "without it, and says so.",
+            callback=faulty_named,
+        ),
+    ] = STOP,
     engine: Annotated[
         str,
         _option(

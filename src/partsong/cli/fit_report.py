@@ -10,13 +10,16 @@ from typing import Any
 
 import typer
 
+from partsong.cli.fit_parties import by_party
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.holdings import Holdings
-from partsong.cli.outputs import put_json, warn
+from partsong.cli.outputs import put_json, visible, warn
 from partsong.cli.run_folder import MODEL
+from partsong.cli.wording import as_options
 from partsong.core import Outcome
 from partsong.finished import Finished
 from partsong.fitting import Task, warn_of_nothing
+from partsong.leaving_out import LeftOut
 from partsong.methods import ONE_ROUND
 from partsong.running import HistoryRow, Run
 
@@ -41,6 +44,7 @@ class Result:
     done: Finished
     all_sent: Sequence[tuple[int, str, int, int]]
     seconds: float
+    left_out: Sequence[LeftOut] = ()
 
     @property
     def history(self) -> tuple[HistoryRow, ...]:
@@ -68,7 +72,8 @@ class Result:
         return self.options.output or (None if folder is None else folder / MODEL)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON contract; `bytes_…_per_party` are means over parties of all rounds together.
+        """The JSON contract; `bytes_…_per_party` are means over parties of all rounds together. `left_out` tells of
+        each party that was: how many rounds, the first of them, and why.
 
         A method of one round ends with the outcome max-rounds: it has no way to converge.
         """
@@ -88,6 +93,7 @@ class Result:
             "explained_variance": 1.0 - self.done.relative_error**2,
             "bytes_up_per_party": round(sum(row.bytes_up for row in self.history) / parties),
             "bytes_down_per_party": sum(row.bytes_down for row in self.history),
+            "left_out": by_party(self.left_out),
             "weights": self.options.weights,
             "run_folder": self.options.run_folder,
             "checkpoint": self.options.checkpoint,
@@ -98,7 +104,8 @@ class Result:
 def report(result: Result) -> None:
     """One JSON object, or a few lines, or nothing."""
     if result.run.outcome is Outcome.DIVERGED:
-        typer.echo("The fit diverged: check the data and the penalties, or take another solver.", err=True)
+        told = "The fit diverged: check the data and the penalties, or take another solver."
+        typer.echo(visible(f"{told} {as_options(result.run.trouble)}".rstrip()), err=True)
     if result.options.as_json:
         put_json(result.as_dict())
     elif not result.options.quiet:
@@ -129,5 +136,8 @@ def _lines(result: Result) -> list[tuple[str, str]]:
         lines.append(
             ("sent per party", f"{said['bytes_up_per_party']:,} bytes up, {said['bytes_down_per_party']:,} down")
         )
+    for party, told in said["left_out"].items():
+        rounds = f"{told['rounds']} of {said['iterations']} rounds, first {told['first']}"
+        lines.append(("left out", f"{visible(party)}: {rounds}"))
     outputs = {"model": said["model"], "weights": said["weights"], "run folder": said["run_folder"]}
     return lines + [(name, str(path)) for name, path in outputs.items() if path is not None]

@@ -14,6 +14,7 @@ import typer
 from partsong.cli import run_folder, traffic
 from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
 from partsong.cli.fit_outputs import require_companions, require_outputs
+from partsong.cli.fit_parties import faulty_of, left_out_before, read_sound_parties
 from partsong.cli.fit_report import Result, report, warn_of_empty_model
 from partsong.cli.fit_settings import (
     FitOptions,
@@ -38,6 +39,7 @@ from partsong.io import provenance
 from partsong.io.model_file import save_model
 from partsong.io.opening import Wanted, place_of
 from partsong.io.weights import write_weights
+from partsong.leaving_out import LEAVE_OUT, Attendance
 from partsong.progress import Watch, progress
 from partsong.running import HistoryRow, Run
 
@@ -52,6 +54,7 @@ class Session:
     settings: Settings
     holdings: Holdings
     data: Mapping[str, Any]
+    attendance: Attendance
     earlier: Earlier | None = None
     sent: list[Sent] = field(default_factory=list)
     started: str = field(default_factory=provenance.now)
@@ -76,7 +79,7 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     if not is_federation:
         require_meaningful(options.data, _wanted(options))
     require_outputs(options)
-    session = _prepare(options, given)
+    session = _prepare(options, given, is_federation)
     with using_threads(session.settings.threads):
         is_interrupted = _fit(session)
     if is_interrupted:
@@ -87,16 +90,24 @@ def _wanted(options: FitOptions) -> Wanted:
     return Wanted(options.label, options.transpose, options.key, options.header)
 
 
-def _prepare(options: FitOptions, given: Collection[str]) -> Session:
+def _prepare(options: FitOptions, given: Collection[str], is_federation: bool) -> Session:
     earlier, sent, context = open_checkpoint(options.resume) if options.resume is not None else (None, [], None)
-    holdings = read_holdings(options.data, _wanted(options), options.dtype)
+    before, known, missing = [], {}, dict[str, str]()
+    if options.resume is not None and context is not None and earlier is not None:
+        before, known = left_out_before(options.resume, context, earlier.checkpoint.index), context["data"]
+    if is_federation and faulty_of(options, given, context) == LEAVE_OUT:
+        late = {entry.party for entry in before if entry.party not in known}
+        holdings, missing = read_sound_parties(options.data, options.dtype, late)
+    else:
+        holdings = read_holdings(options.data, _wanted(options), options.dtype)
     settings = settle(options, given, holdings, None if context is None else context["settings"])
     data = {}
     if options.checkpoint is not None or options.resume is not None or options.record:
         data = {name: fingerprint(table) for name, table in holdings.tables.items()}
     if options.resume is not None and context is not None:
+        data |= {name: print_of for name, print_of in known.items() if name in missing}
         require_same_run(options.resume, context, settings, data)
-    return Session(options, settings, holdings, data, earlier, sent)
+    return Session(options, settings, holdings, data, Attendance(missing, warn, before), earlier, sent)
 
 
 def _fit(session: Session) -> bool:
@@ -117,7 +128,8 @@ def _fit(session: Session) -> bool:
         warn_of_empty_model(task, done)
         earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
         seconds = earlier_seconds + time.perf_counter() - began
-        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds)
+        left_out = session.attendance.left_out
+        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds, left_out)
         _save(session, done, result)
         report(result)
     return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
@@ -152,7 +164,7 @@ def _checkpoint_file(session: Session, journal: Journal) -> CheckpointFile | Non
     options = session.options
     if options.checkpoint is None:
         return None
-    context = {"settings": asdict(session.settings), "data": session.data}
+    context = {"settings": asdict(session.settings), "data": session.data, "left_out": session.attendance.left_out}
     return CheckpointFile(options.checkpoint, options.checkpoint_every, journal, context)
 
 
@@ -169,6 +181,7 @@ def _rounds(
 
     def watcher(bar: Watch) -> Watch:
         def watch(done: Round, row: HistoryRow) -> None:
+            session.attendance.note(done, row)
             journal.note(done, row)
             if recorder is not None:
                 recorder.note(done)

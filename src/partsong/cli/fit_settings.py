@@ -38,6 +38,7 @@ class FitOptions:
     start: str | None
     rounds: int
     local_steps: int | None
+    faulty: str
     engine: str
     seed: int | None
     dtype: str | None
@@ -90,6 +91,7 @@ class FederationSettings:
     align: str
     start: str
     local_steps: int
+    faulty: str
     seed: int
     dtype: str
     tol: float
@@ -109,9 +111,9 @@ Settings = RowSettings | FederationSettings
 FOR_FILES = {
     "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "header", "weights",
 }  # fmt: skip
-FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "engine", "record"}
-MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine"}
-"""What a run that goes on may do otherwise: when to stop, and who computes."""
+FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "faulty", "engine", "record"}
+MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine", "faulty"}
+"""What a run that goes on may do otherwise: when to stop, what a fault leads to, and who computes."""
 
 
 def require_fitting_options(given: Collection[str], is_federation: bool) -> None:

@@ -58,7 +58,7 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
     return Task(
         program,
         shards,
-        Schedule(settings.rounds, settings.seed),
+        Schedule(settings.rounds, settings.seed, faulty=settings.faulty),
         Stop(settings.tol, settings.time_budget),
         engine_named(settings.engine, settings.threads, record),
         threads=settings.threads,

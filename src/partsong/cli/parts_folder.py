@@ -62,22 +62,30 @@ def write_parts(folder: Path, table: Table, rows: Mapping[str, np.ndarray], abou
 
 def read_parts(folder: Path) -> dict[str, Table]:
     """The tables of all parties by name, with the columns of all in the order of the first."""
+    return in_one_order({part.name: read_part(folder, part) for part in listed(folder)})
+
+
+def read_part(folder: Path, part: Part) -> Table:
+    """The table of one party, if it is the one that was listed."""
     from partsong.io.read import read
 
-    tables: dict[str, Table] = {}
-    for part in listed(folder):
-        _require_unchanged(folder / part.file, part)
-        table = read(folder / part.file)
-        if table.X.shape[0] != part.rows:
-            raise FormatError(
-                f"{folder / part.file}: holds {table.X.shape[0]} rows, but {LISTING} says {part.rows} for party "
-                f"{part.name!r}. Put the right file back, or split the data again."
-            )
-        first = next(iter(tables.values()), None)
-        if first is not None and first.feature_names is not None and table.feature_names is not None:
-            table = table.aligned_to(first.feature_names)
-        tables[part.name] = table
-    return tables
+    _require_unchanged(folder / part.file, part)
+    table = read(folder / part.file)
+    if table.X.shape[0] != part.rows:
+        raise FormatError(
+            f"{folder / part.file}: holds {table.X.shape[0]} rows, but {LISTING} says {part.rows} for party "
+            f"{part.name!r}. Put the right file back, or split the data again."
+        )
+    return table
+
+
+def in_one_order(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """The same tables with their columns, where these have names, in the order of the first that names them."""
+    names = next((table.feature_names for table in tables.values() if table.feature_names is not None), None)
+    return {
+        party: table if names is None or table.feature_names is None else table.aligned_to(names)
+        for party, table in tables.items()
+    }
 
 
 def _require_unchanged(path: Path, part: Part) -> None:

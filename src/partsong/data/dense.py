@@ -10,8 +10,9 @@ import numpy as np
 
 from partsong import kernels, threads
 from partsong.data.mapped import mapping
-from partsong.data.tiles import BLOCK_HEIGHT, MOST_SUMMED, Tiles, even_ranges
+from partsong.data.tiles import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges
 from partsong.kernels import compiled_sweeps, on_numpy
+from partsong.kernels.turns import Turns
 from partsong.once import once
 
 FEWEST_SUMMED = 64
@@ -20,6 +21,9 @@ MANY_SUMS = 1 << 15
 """So many entries of XᵀW that rounding averages out over them; fewer are summed in float64, and over fewer rows."""
 FEW_COMPONENTS = 16
 """So few that products of WᵀW in float64 are cheap, and that rounding in its entries would not average out."""
+LONG_CALL = 5e9
+"""Floating-point operations that one call may take before Ctrl-C is looked at."""
+TURN_TILE_BYTES = 1 << 20
 SUMS_BYTES = 32 << 20
 """The most that all threads together may hold in sums of their own."""
 
@@ -151,6 +155,22 @@ class DenseMatrix:
             for _, _, c, d, block in self._tiles.blocks((a, b), (0, self.shape[1])):
                 product += block @ B[c:d]
             yield a, b, product.astype(self.dtype, copy=False)
+
+    def most_turns(self, rank: int) -> int:
+        """So many that a call takes a fraction of a second; none for rows that are wide, mapped, converted, shared."""
+        is_ready = self.X.flags.c_contiguous and self.X.dtype == self.dtype and mapping(self.X) is None
+        if not is_ready or len(self._pieces(rank)) > 1 or self._sums_are_large(rank):
+            return 0
+        return max(1, int(LONG_CALL / max(1.0, 4.0 * rank * self.stored)))
+
+    def take_turns(
+        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
+    ) -> None:
+        """Over tiles of rows; see local.turns."""
+        from partsong.kernels import compiled_turns
+
+        height = max(LOW, TURN_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
+        compiled_turns.on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
         """Some of the rows, in memory; `indices` ascend."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from partsong import kernels, threads
-from partsong.data.dense import FEW_COMPONENTS
+from partsong.data.dense import FEW_COMPONENTS, LONG_CALL
 from partsong.kernels import compiled_sparse, compiled_transposed, on_numpy
+from partsong.kernels.turns import Turns
 from partsong.once import once
 
 TILE_ROWS = 4096
@@ -107,6 +108,22 @@ class SparseMatrix:
         total = np.empty(out.shape, np.float64 if out.size <= EXACT_SUMS else self.dtype)
         threads.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
+
+    def most_turns(self, rank: int) -> int:
+        """So many that a call takes a fraction of a second; none without a copy by column, or where threads share."""
+        if self.by_column is None or len(self._pieces(self.by_row, rank, 2 * rank)) > 1:
+            return 0
+        dense = 2.0 * rank * sum(self.shape)
+        return max(1, int(LONG_CALL / max(1.0, 2.0 * rank * (2 * GATHER_COST * self.stored + dense))))
+
+    def take_turns(
+        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
+    ) -> None:
+        """By rows, then by columns; see local.turns."""
+        from partsong.kernels import compiled_turns
+
+        by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
+        compiled_turns.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
 
     def rows(self, indices: np.ndarray) -> SparseMatrix:
         """Some of the rows."""

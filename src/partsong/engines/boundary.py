@@ -49,8 +49,7 @@ def check_upload(party: str, upload: Message, expected: Expected) -> None:
         error = UploadError if misfits else DivergenceError
         raise error(
             f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
-            'a sum. Check its data and settings, or go on without it: with Schedule(…, faulty="leave out"), or from '
-            "the last checkpoint with the other shards."
+            "a sum. Check its data and settings."
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from partsong import threads
 from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
@@ -14,6 +14,13 @@ from partsong.errors import DivergenceError, PartsongError, PartyError
 
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
 Traffic = list[tuple[str, int, Message]]
+Faults = Mapping[str, PartsongError]
+Result = TypeVar("Result")
+
+WAYS_ON = (
+    'To go on without this party: faulty="leave out" (on the command line: --faulty leave-out), or the last checkpoint '
+    "with the other shards."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +78,23 @@ def run_rounds(
     schedule.check(layout.parties)
     by_name = {shard.name: shard for shard in shards}
     setting = Setting(program, by_name, schedule, layout, reduction, expected, visit, record)
-    point = _start(setting) if resume is None else _joined(setting, resume)
+    point = resume if resume is not None else Checkpoint(0, {}, *program.start_server(layout))
     del resume  # as large as the parties' states, and soon behind us
     desk = Desk({name: reduction.enrol(name, shard.secret, layout) for name, shard in by_name.items()})
     while point.index < schedule.rounds:
-        done = _one_round(setting, desk, point)
+        point, missing = _joined(setting, point)
+        done = _one_round(setting, desk, point, missing)
         point = done.checkpoint
         yield done
         del done
 
 
-def _one_round(setting: Setting, desk: Desk, point: Checkpoint) -> Round:
+def _one_round(setting: Setting, desk: Desk, point: Checkpoint, missing: Faults) -> Round:
     began, program = time.perf_counter(), setting.program
     names = setting.schedule.participants(setting.layout.parties, point.index)
     with threads.kernels_on(setting.schedule.kernel_threads):
-        worked = _work(setting, point, names)
-        states, refused = worked.states, {name: str(error) for name, error in worked.faults.items()}
+        worked = _work(setting, point, names, missing)
+        states, refused = worked.states, {name: str(error) for name, error in {**missing, **worked.faults}.items()}
         summed, traffic, answers = _reduce(setting, desk, worked.uploads, point)
         check_sum(summed.aggregate, summed.names, point.index)
         sent = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
@@ -107,51 +115,66 @@ def _one_round(setting: Setting, desk: Desk, point: Checkpoint) -> Round:
     )
 
 
-def _start(setting: Setting) -> Checkpoint:
-    """Every state before the first round."""
-    server, model = setting.program.start_server(setting.layout)
-    return _joined(setting, Checkpoint(0, {}, server, model))
+def _joined(setting: Setting, point: Checkpoint) -> tuple[Checkpoint, Faults]:
+    """The same point with a state for every party that has none yet; states of those who have left are kept.
 
-
-def _joined(setting: Setting, point: Checkpoint) -> Checkpoint:
-    """The same point with a state for every party that has none yet; states of those who have left are kept."""
+    A party that cannot start and is left out has none; it is asked again before the next round.
+    """
 
     def begin(name: str) -> State:
         with threads.kernels_on(setting.schedule.kernel_threads), named(name, "start", point.index):
             return setting.program.start_party(setting.shards[name], setting.layout)
 
     new = tuple(name for name in setting.layout.parties if name not in point.parties)
-    return replace(point, parties={**point.parties, **setting.visit(begin, new)}) if new else point
+    if not new:
+        return point, {}
+    begun, faults = _visited(setting, begin, new)
+    return replace(point, parties={**point.parties, **begun}), faults
 
 
-def _work(setting: Setting, point: Checkpoint, names: Sequence[str]) -> Worked:
+def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Faults) -> Worked:
     """`local` at every party, and a look at its upload where it leaves the party: the last place where that can be.
 
     (An engine with a network looks again where uploads arrive, unless the reduction hides them.)
     """
     program, schedule = setting.program, setting.schedule
 
-    def work(name: str) -> tuple[State, Message] | PartsongError:
+    def work(name: str) -> tuple[State, Message]:
+        with threads.kernels_on(schedule.kernel_threads), named(name, "local", point.index):
+            state, upload = program.local(setting.shards[name], point.parties[name], point.model)
+        with named(name, "upload", point.index):
+            check_upload(name, upload, setting.expected)
+        return state, upload
+
+    done, faults = _visited(setting, work, [name for name in names if name not in missing])
+    if not done:
+        everyone = {name: faults.get(name) or missing[name] for name in names}
+        raise _nobody_left(everyone, point.index) from everyone[names[0]]
+    states, uploads = ({name: pair[i] for name, pair in done.items()} for i in range(2))
+    return Worked(states, uploads, faults)
+
+
+def _visited(
+    setting: Setting, work: Callable[[str], Result], names: Sequence[str]
+) -> tuple[dict[str, Result], dict[str, PartsongError]]:
+    """What came of it at each party, in the order of the names, and the errors of those who are left out."""
+
+    def attempt(name: str) -> Result | PartsongError:
         try:
-            with threads.kernels_on(schedule.kernel_threads), named(name, "local", point.index):
-                state, upload = program.local(setting.shards[name], point.parties[name], point.model)
-            with named(name, "upload", point.index):
-                check_upload(name, upload, setting.expected)
-            return state, upload
+            return work(name)
         except PartsongError as error:
-            if schedule.faulty == "stop":
+            if setting.schedule.faulty == "stop":
+                if len(setting.shards) > 1:
+                    error.add_note(WAYS_ON)
                 raise
             return error.with_traceback(None)  # which holds the party's arrays
 
-    done = setting.visit(work, names)
+    done = setting.visit(attempt, names)
     faults = {name: done[name] for name in names if isinstance(done[name], PartsongError)}
-    heard = [name for name in names if name not in faults]
-    if not heard:
-        raise _nobody_left(faults, point.index) from faults[names[0]]
-    return Worked({name: done[name][0] for name in heard}, {name: done[name][1] for name in heard}, faults)
+    return {name: done[name] for name in names if name not in faults}, faults
 
 
-def _nobody_left(faults: Mapping[str, PartsongError], index: int) -> PartyError:
+def _nobody_left(faults: Faults, index: int) -> PartyError:
     kind = DivergenceError if all(isinstance(error, DivergenceError) for error in faults.values()) else PartyError
     name, first = next(iter(faults.items()))
     return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")

@@ -15,14 +15,23 @@ from partsong.evaluate.at_party import AtParty, OwnParts
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Relative error along a run: one entry per recorded round, `seconds` since the start."""
+    """Relative error along a run: one entry per recorded round, `seconds` and `bytes_up` since the start.
+
+    Bytes are those that a party sent, as a mean over parties; none where nothing is sent.
+    """
 
     label: str
     rounds: tuple[int, ...]
     seconds: tuple[float, ...]
     errors: tuple[float, ...]
+    bytes_up: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.bytes_up and len(self.bytes_up) != len(self.rounds):
+            raise ShapeError(
+                f"Curve {self.label!r} has {len(self.rounds)} rounds and {len(self.bytes_up)} numbers of bytes. Give "
+                "one per recorded round, or none where nothing is sent."
+            )
         if not len(self.rounds) == len(self.seconds) == len(self.errors):
             raise ShapeError(
                 f"Curve {self.label!r} has {len(self.rounds)} rounds, {len(self.seconds)} seconds and "

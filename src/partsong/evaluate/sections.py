@@ -100,8 +100,7 @@ def convergence(report: Report) -> list[Markup]:
     charts += [line_chart(SECONDS, ERROR, over_seconds)]
     legend = [element("li", key(line.style), line.label) for line in over_rounds]
     note = "Lower and further left is better. Point at a curve to read its values."
-    note += " Bytes are spread evenly over the rounds." if over_bytes else ""
-    if over_bytes and any(method.is_oracle or not method.bytes_up_per_party for method in report.methods):
+    if over_bytes and not all(map(_sends, report.methods)):
         note += " There, the pooled oracle and methods that send nothing are level lines at their final error."
     caption = element("figcaption", note, class_="note")
     drawn = element("div", *charts, class_="charts")
@@ -110,16 +109,19 @@ def convergence(report: Report) -> list[Markup]:
 
 def _over_bytes(methods: Sequence[MethodFindings], over_rounds: Sequence[Line]) -> list[Line]:
     """The curves over bytes sent, or none where nothing was sent."""
-    costs = [0.0 if m.is_oracle else m.bytes_up_per_party / max(m.rounds, 1) for m in methods]
-    most = max((cost * at for cost, line in zip(costs, over_rounds, strict=True) for at in line.x), default=0.0)
+    most = max((method.curve.bytes_up[-1] for method in methods if _sends(method)), default=0.0)
     if most == 0:
         return []
     return [
-        replace(line, x=tuple(cost * at for at in line.x))
-        if cost
+        replace(line, x=method.curve.bytes_up)
+        if _sends(method)
         else replace(line, x=(0.0, most), y=(method.relative_error, method.relative_error))
-        for method, cost, line in zip(methods, costs, over_rounds, strict=True)
+        for method, line in zip(methods, over_rounds, strict=True)
     ]
+
+
+def _sends(method: MethodFindings) -> bool:
+    return not method.is_oracle and any(method.curve.bytes_up)
 
 
 def holdings(report: Report) -> list[Markup]:

@@ -14,6 +14,8 @@ from partsong.kernels.compiling import compiled
 FAST = {"contract", "reassoc", "nsz", "arcp"}
 LANES = 128
 SQUARE = 16
+VANISHING = 2.0**24
+"""Numbers below this many times the smallest normal one become zero: processors take long over those that are not."""
 
 
 @compiled(fastmath=FAST, inline="always")
@@ -100,20 +102,22 @@ def sweep_rows(F, gram, inverse, cross, out, sweeps):  # type: ignore[no-untyped
 
 @compiled(fastmath=FAST)
 def multiply_rows(F, product, cross, floor, out):  # type: ignore[no-untyped-def]
-    """out = F ∘ max(cross, 0) / max(product, floor)."""
-    zero = F.dtype.type(0)
+    """out = F ∘ max(cross, 0) / max(product, floor), and zero where that vanishes."""
+    zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
-            out[i, j] = F[i, j] * max(cross[i, j], zero) / max(product[i, j], floor)
+            moved = F[i, j] * max(cross[i, j], zero) / max(product[i, j], floor)
+            out[i, j] = moved if moved >= least else zero
 
 
 @compiled(fastmath=FAST)
 def descend_rows(F, product, cross, step, out):  # type: ignore[no-untyped-def]
-    """out = max(0, F − step (product − cross))."""
-    zero = F.dtype.type(0)
+    """out = max(0, F − step (product − cross)), and zero where that vanishes."""
+    zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
-            out[i, j] = max(zero, F[i, j] - step * (product[i, j] - cross[i, j]))
+            moved = F[i, j] - step * (product[i, j] - cross[i, j])
+            out[i, j] = moved if moved >= least else zero
 
 
 @compiled(fastmath=FAST)

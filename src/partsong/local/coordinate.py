@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from partsong import kernels
 from partsong.core import Array, Claim
 from partsong.errors import ParameterError
+from partsong.kernels.turns import Move
 from partsong.local.equations import NormalEquations
 from partsong.local.rules import RuleState
 
@@ -35,6 +36,11 @@ class CoordinateDescent:
         """An absolute weight μ fixes a scale, so only plain HALS is equivariant."""
         plain = {Claim.SCALE_EQUIVARIANT} if self.alpha == self.beta == 0 else set()
         return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, *plain})
+
+    @property
+    def move(self) -> Move | None:
+        """Sweeps, where nothing holds them back."""
+        return Move("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
 
     def init(self, factor: Array) -> RuleState:
         """Only steps are counted, for μ_t."""

@@ -11,6 +11,7 @@ from partsong import kernels
 from partsong.align.assignment import Assignment
 from partsong.core import Alignment, Array, Plan, UpdateRule
 from partsong.errors import CompositionError, ParameterError
+from partsong.kernels.turns import Towards
 from partsong.local.equations import NormalEquations
 from partsong.local.rules import RuleState
 
@@ -50,6 +51,14 @@ class Coupling(Protocol):
         """The next Hᵀ, the rule's memory, and the tether with the plan in use."""
 
 
+@runtime_checkable
+class SteadyPull(Protocol):
+    """A coupling whose pull compiled code knows."""
+
+    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """The pull from here on, for how many turns it holds (at most `most`), and the tether after these."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoPull:
     """The rule alone."""
@@ -63,6 +72,10 @@ class NoPull:
         """One step of the rule."""
         after, memory = rule.step(Ht, equations, state)
         return after, memory, tether
+
+    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """Nothing, for good."""
+        return Towards(), tether, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,10 @@ class Pull:
         weight = self.strength * (1.0 if self.absolute else equations.curvature())
         after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
         return after, memory, tether
+
+    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """The model by position, for good."""
+        return Towards("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +159,15 @@ class AlignedPull:
             other, _ = rule.pulled_step(Ht, equations, state, float(weight), centre)
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
         return pulled, memory, tether
+
+    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """The aligned model, until components are looked for again."""
+        tether = self._aligned(Ht, tether)
+        assert tether.plan is not None
+        turns = min(most, self.every - tether.served + 1)
+        weights = kernels.of(Ht).like(tether.plan.weights, Ht)
+        towards = Towards("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
+        return towards, replace(tether, served=tether.served + turns - 1), turns
 
     def _aligned(self, Ht: Array, tether: Tether) -> Tether:
         if tether.plan is not None and tether.served < self.every:

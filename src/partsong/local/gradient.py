@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from partsong import kernels
 from partsong.core import Array, Claim
 from partsong.errors import ParameterError
+from partsong.kernels.turns import Move
 from partsong.local.equations import NormalEquations
 from partsong.local.rules import RuleState
 
@@ -73,6 +74,11 @@ class InertialPalm:
         """With inertia a single step may go up."""
         calm = {Claim.MONOTONE} if self.inertia == 0 else set()
         return frozenset({Claim.SCALE_EQUIVARIANT, Claim.ROW_SEPARABLE, *calm})
+
+    @property
+    def move(self) -> Move:
+        """A gradient step."""
+        return Move("descend", inertia=self.inertia)
 
     def init(self, factor: Array) -> RuleState:
         """At rest: the previous factor is the factor."""

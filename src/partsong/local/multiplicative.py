@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from partsong import kernels
 from partsong.core import Array, Claim
+from partsong.kernels.turns import Move
 from partsong.local.equations import NormalEquations
 from partsong.local.rules import RuleState
 
@@ -23,6 +24,11 @@ class Multiplicative:
     def claims(self) -> frozenset[Claim]:
         """Everything."""
         return frozenset(Claim)
+
+    @property
+    def move(self) -> Move | None:
+        """A single multiplication."""
+        return Move("multiply") if self.steps == 1 else None
 
     def init(self, factor: Array) -> RuleState:
         """Nothing is remembered."""

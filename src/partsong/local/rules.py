@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from partsong.core import Array
+from partsong.kernels.turns import Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +23,12 @@ class RuleState:
     def advanced(self, previous: Array | None = None) -> RuleState:
         """One step later."""
         return RuleState(self.count + 1, previous)
+
+
+@runtime_checkable
+class PlainRule(Protocol):
+    """A rule whose step compiled code knows."""
+
+    @property
+    def move(self) -> Move | None:
+        """The step, or None where a setting of the rule is not among what compiled code knows."""

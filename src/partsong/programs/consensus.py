@@ -12,11 +12,11 @@ from partsong.aggregate.linear import WeightedMean
 from partsong.aggregate.server import Replace
 from partsong.core import Aggregation, Array, Form, Layout, Message, ServerUpdate, Shard, State
 from partsong.errors import CompositionError, ParameterError
-from partsong.local.alternate import Alternate, Columns, Rows
+from partsong.local.alternate import Alternate, Rows
 from partsong.local.coupling import Coupling, NoPull, Tether
 from partsong.local.momentum import NoExtrapolation
-from partsong.local.rules import RuleState
 from partsong.local.start import random_columns
+from partsong.local.turns import take_turns
 from partsong.programs.joining import CommonStart, IndependentStart, Overwrite, Personal
 from partsong.programs.uploading import AlignedUpload, WholeUpload
 from partsong.streams import stream
@@ -104,7 +104,7 @@ class Consensus:
         return party, self.upload.message(shard, party.Ht, Ht, is_late, self.rank)
 
     def _iterate(self, shard: Shard, party: ConsensusParty, model_Ht: Array | None, number: int) -> ConsensusParty:
-        matrix, rule = shard.matrix, self.solver.rule
+        rule = self.solver.rule
         if party.W is None:
             Ht = self.start.columns(shard, model_Ht, self.rank)
             W = self.start.weights(shard, Ht, self.solver)
@@ -116,14 +116,7 @@ class Consensus:
         is_free = model_Ht is None or number < self.free_rounds
         pulls: Coupling = NoPull() if is_free else self.coupling
         tether = Tether(Ht if model_Ht is None else model_Ht)
-        for _ in range(self.steps):
-            rows, totals = self.solver.row_step(matrix, rows, columns)
-            if not isinstance(self.solver.momentum, NoExtrapolation):
-                columns = self.solver.column_step(columns, totals)
-                continue
-            equations = totals.equations().penalised(self.solver.penalty_H, totals.rows)
-            moved, memory, tether = pulls.step(rule, columns.Ht, equations, columns.memory, tether)
-            columns = _moved(columns, moved, memory)
+        rows, columns = take_turns(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
         return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number)
 
     def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
@@ -159,7 +152,3 @@ def _model_columns(shard: Shard, model: Message) -> Array | None:
         return None
     H = shard.matrix.native(model["H"])
     return kernels.of(H).rows_of(H)
-
-
-def _moved(columns: Columns, Ht: Array, memory: RuleState) -> Columns:
-    return replace(columns, Ht=Ht, point=Ht, memory=memory)

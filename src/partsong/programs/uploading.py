@@ -9,18 +9,13 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregate.linear import AlignedMean
-from partsong.align.assignment import Assignment, Identity
-from partsong.align.nearest import Nearest, SoftMax
-from partsong.align.transport import Sinkhorn
+from partsong.align.assignment import Assignment
 from partsong.core import Aggregation, Alignment, Array, Form, Layout, Message, Shard
 from partsong.errors import CompositionError, PartyError
 
-WHOLE = (Assignment, Identity, Nearest, Sinkhorn, SoftMax)
-"""Alignments whose plans give every row a partner: P 1 = 1. Others may leave a row to a single party."""
-
 LONE = (
-    "Take an alignment in which every row has a partner (Assignment, Sinkhorn), or accept that such a row is seen: "
-    "AlignedUpload(…, shows_lone_rows=True)."
+    "Take an alignment in which every row has a partner, P 1 = 1, and which says so by is_partial = False (Assignment, "
+    "Sinkhorn), or accept that such a row is seen: AlignedUpload(…, shows_lone_rows=True)."
 )
 
 
@@ -58,7 +53,8 @@ class AlignedUpload:
     from the same start, sweep by sweep. Where there is no model yet the first sum is by position.
 
     Where the count of a row is 1, its sum is one party's row as it is. Plans without partners for every row can lead to
-    that, so masked reductions refuse them unless `shows_lone_rows` says that it is known and accepted.
+    that, so masked reductions refuse an alignment that is partial, or does not say that it is not (`is_partial`),
+    unless `shows_lone_rows` says that it is known and accepted.
     """
 
     align: Alignment = Assignment()
@@ -85,7 +81,7 @@ class AlignedUpload:
     def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
         """P_p H_p ≥ 0 and P_p 1 ≥ 0."""
         H, counts = Form((rank, layout.n_features), non_negative=True), Form((rank,), non_negative=True)
-        if self.shows_lone_rows or isinstance(self.align, WHOLE):
+        if self.shows_lone_rows or not getattr(self.align, "is_partial", True):
             return {"H": H, "counts": counts}
         lone = f"{type(self.align).__name__} may find a partner for a row at one party only. {LONE}"
         return {"H": replace(H, lone=lone), "counts": counts}

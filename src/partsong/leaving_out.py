@@ -1,0 +1,115 @@
+"""Parties that are left out: of which round, why, and who is told of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from partsong.core import Round
+from partsong.errors import FeatureError, PartyError, first_few
+from partsong.running import HistoryRow
+
+STOP, LEAVE_OUT = FAULTY = ("stop", "leave out")
+"""What a party leads to whose data cannot be used, whose work ends in an error of ours, or whose upload is refused."""
+
+
+class LeftOutWarning(UserWarning):
+    """A fit goes on without a party: in a round, or in all of them."""
+
+
+class LeftOut(NamedTuple):
+    """A round that a party was left out of, and the reason."""
+
+    iteration: int
+    party: str
+    reason: str
+
+
+def warn_in_python(message: str) -> None:
+    """For callers in Python; a command line has words of its own."""
+    warnings.warn(message, LeftOutWarning, stacklevel=2)
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Who is left out of which round; `missing` are those left out of all of them, by name, with the reason.
+
+    `tell` hears of each party once: before the rounds, or after the first that has gone on without it.
+    """
+
+    missing: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] = warn_in_python
+    left_out: list[LeftOut] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for name, reason in self.missing.items():
+            self.tell(f"Party {name!r} is left out of this run. {reason}")
+
+    def note(self, done: Round, row: HistoryRow) -> None:
+        """One more round."""
+        reasons = {**self.missing, **done.refused}
+        self.left_out += [LeftOut(row.iteration, name, reason) for name, reason in reasons.items()]
+        for name in done.refused.keys() - self.told:
+            self.told.add(name)
+            self.tell(
+                f"Party {name!r} is left out of round {row.iteration}, and asked again in the next. {reasons[name]}"
+            )
+
+
+class Columns(NamedTuple):
+    """The columns of a party: how many they are, and their names where they have some."""
+
+    width: int
+    names: Sequence[Any] | None
+
+
+def of_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]:
+    """Who does not hold the columns that most parties hold, and how they differ; the order of columns is no matter.
+
+    Refused where no columns are those of the most: nobody can tell then who is to be left out.
+    """
+    odd = _minority({name: held.width for name, held in parties.items()})
+    rest = {name: held for name, held in parties.items() if name not in odd}
+    named = {name: frozenset(held.names) for name, held in rest.items() if held.names is not None}
+    odd += _minority(named)
+    usual = next((name for name in named if name not in odd), next(iter(rest), ""))
+    return {name: difference(name, parties[name], usual, parties[usual]) for name in odd}
+
+
+def _minority(held: Mapping[str, Hashable]) -> list[str]:
+    votes = Counter(held.values()).most_common(2)
+    if len(votes) == 2 and votes[0][1] == votes[1][1]:
+        sides = [next(name for name, value in held.items() if value == vote) for vote, _ in votes]
+        raise FeatureError(
+            f"Parties do not hold the same columns, and there are as many like {sides[0]!r} as like {sides[1]!r}: it "
+            "cannot be told whom to leave out. Agree on one list of columns, or give the data of one side only."
+        )
+    return [name for name, value in held.items() if value != votes[0][0]] if votes else []
+
+
+def difference(name: str, held: Columns, usual: str, expected: Columns) -> str:
+    """How the columns of a party differ from those of another; empty where they are the same, in whatever order."""
+    if held.names is None or expected.names is None:
+        said = [f"has {held.width} columns, not {expected.width}"] if held.width != expected.width else []
+    else:
+        here, there = set(held.names), set(expected.names)
+        missing = [str(column) for column in expected.names if column not in here]
+        extra = [str(column) for column in held.names if column not in there]
+        said = [f"lacks {first_few(missing[:5], len(missing), 'column')}"] if missing else []
+        said += [f"has {first_few(extra[:5], len(extra), 'other column')}"] if extra else []
+    return (
+        f"Party {name!r} {' and '.join(said)}, compared with {usual!r}. Agree on one list of columns." if said else ""
+    )
+
+
+def require_somebody(kept: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
+    """Refuse a federation in which everybody is left out."""
+    if not kept:
+        name, reason = next(iter(faults.items()))
+        raise PartyError(
+            f"Nobody is left: the data of all {len(faults)} parties are faulty. The first, {name!r}: {reason}"
+        )

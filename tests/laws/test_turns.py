@@ -1,0 +1,194 @@
+"""Many turns in one compiled call are the same turns, taken singly."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from partsong import recipes, threads
+from partsong.aggregate.reduction import InTheOpen
+from partsong.align.assignment import Assignment, PartialAssignment
+from partsong.align.transport import Sinkhorn
+from partsong.core import Schedule, Shard
+from partsong.data.dense import DenseMatrix
+from partsong.data.matrix import as_matrix
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.kernels import compiled_turns
+from partsong.local.alternate import Alternate, Rows
+from partsong.local.coordinate import CoordinateDescent
+from partsong.local.coupling import AlignedPull, NoPull, Pull, Tether
+from partsong.local.equations import Penalty
+from partsong.local.gradient import InertialPalm, ProjectedGradient
+from partsong.local.multiplicative import Multiplicative
+from partsong.local.turns import TurnsAtOnce, singly, take_turns
+
+RULES = {
+    "iPALM": InertialPalm(),
+    "iPALM with inertia": InertialPalm(0.3),
+    "HALS": CoordinateDescent(2),
+    "MU": Multiplicative(),
+}
+PULLS = {
+    "alone": NoPull(),
+    "by position": Pull(0.2),
+    "by position, absolute": Pull(3.0, absolute=True),
+    "assignment": AlignedPull(0.1, Assignment(), every=3),
+    "partial assignment": AlignedPull(0.1, PartialAssignment(), every=2),
+    "transport": AlignedPull(0.1, Sinkhorn(), every=4),
+    "exact": AlignedPull(2.0, PartialAssignment(), prox="exact", every=5),
+}
+TURNS = 13
+ROWS, COLUMNS, RANK = 90, 40, 6
+
+
+def data(is_sparse, dtype):
+    draw = np.random.default_rng(3)
+    X = (draw.random((ROWS, RANK)) @ draw.random((RANK, COLUMNS))) * (draw.random((ROWS, COLUMNS)) < 0.6)
+    X[7] = 0
+    X[:, 11] = 0
+    return as_matrix((sparse.csr_matrix(X) if is_sparse else X).astype(dtype))
+
+
+def begun(solver, dtype):
+    draw = np.random.default_rng(4)
+    W, Ht = (draw.random((size, RANK)).astype(dtype) for size in (ROWS, COLUMNS))
+    model = Ht[:, draw.permutation(RANK)] + dtype(0.05) * draw.random((COLUMNS, RANK)).astype(dtype)
+    return Rows(W, None, solver.rule.init(W)), solver.begin(Ht), Tether(model)
+
+
+def far(a, b):
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("rule", RULES)
+def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, monkeypatch):
+    if pull == "exact" and not rule.startswith("iPALM"):
+        pytest.skip("the exact pull is for gradient rules")
+    matrix, coupling = data(is_sparse, dtype), PULLS[pull]
+    monkeypatch.setattr(type(matrix), "most_turns", lambda self, rank: 4)
+    calls = []
+    taken = type(matrix).take_turns
+    monkeypatch.setattr(type(matrix), "take_turns", lambda *given: (calls.append(given[-1].count), taken(*given)))
+    near = 1e-8 if dtype is np.float64 else 3e-3
+    for penalty in (Penalty(), Penalty(1e-3, 1e-2)):
+        calls.clear()
+        solver = Alternate(RULES[rule], penalty, penalty)
+        rows, columns, tether = begun(solver, dtype)
+        kept = [F.copy() for F in (rows.W, columns.Ht, tether.Ht)]
+        with threads.kernels_on(1):
+            W, H = take_turns(solver, matrix, rows, columns, coupling, tether, TURNS)
+            assert sum(calls) == TURNS
+            assert max(calls) <= min(4, getattr(coupling, "every", 4))
+            W_singly, H_singly = singly(solver, matrix, rows, columns, coupling, tether, TURNS)
+        assert sum(calls) == TURNS
+        assert far(W.W, W_singly.W) < near
+        assert far(H.Ht, H_singly.Ht) < near
+        assert W.W.dtype == H.Ht.dtype == dtype
+        assert H.point is H.Ht
+        assert (W.memory.count, H.memory.count) == (TURNS, TURNS)
+        for state, other in ((W.memory, W_singly.memory), (H.memory, H_singly.memory)):
+            assert (state.previous is None) == (other.previous is None)
+            assert state.previous is None or far(state.previous, other.previous) < near
+        assert all((now == then).all() for now, then in zip((rows.W, columns.Ht, tether.Ht), kept, strict=True))
+
+
+@pytest.mark.parametrize("rule", [CoordinateDescent(1, alpha=0.5), Multiplicative(2), ProjectedGradient()])
+def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypatch):
+    monkeypatch.setattr(DenseMatrix, "take_turns", lambda *given: pytest.fail("not known to compiled code"))
+    solver = Alternate(rule)
+    rows, columns, tether = begun(solver, np.float64)
+    with threads.kernels_on(1):
+        _, H = take_turns(solver, data(False, np.float64), rows, columns, NoPull(), tether, 3)
+    assert H.memory.count == 3
+
+
+def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
+    X = np.random.default_rng(0).random((50, 20))
+    np.save(tmp_path / "x.npy", X)
+    mapped = DenseMatrix(np.load(tmp_path / "x.npy", mmap_mode="r"), np.dtype(np.float64))
+    by_column = DenseMatrix(np.asfortranarray(X), np.dtype(np.float64))
+    integers = DenseMatrix((X * 9).astype(np.int32), np.dtype(np.float64))
+    ready = DenseMatrix(X, np.dtype(np.float64))
+    for matrix, is_ready in ((mapped, False), (by_column, False), (integers, False), (ready, True)):
+        assert isinstance(matrix, TurnsAtOnce)
+        with threads.kernels_on(1):
+            assert (matrix.most_turns(5) > 0) is is_ready
+
+
+def test_a_call_ends_soon_enough_to_be_interrupted():
+    X = np.zeros((60000, 784), np.float32)
+    with threads.kernels_on(1):
+        assert DenseMatrix(X, X.dtype).most_turns(50) == 1
+        assert DenseMatrix(X[:1200], X.dtype).most_turns(20) < 100
+
+
+def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
+    draw = np.random.default_rng(1)
+    parts = draw.random((5, 30))
+    shards = [Shard(f"p{i}", as_matrix(draw.random((40 + i, 5)) @ parts), i) for i in range(4)]
+    program = recipes.fnmf(5, steps=12)
+
+    def model(engine):
+        *_, last = engine.run(program, shards, Schedule(3, 0), reduction=InTheOpen())
+        return program.components(last.checkpoint.server)
+
+    once = model(Sequential())
+    assert (model(Parallel(3)) == once).all()
+    monkeypatch.setattr(DenseMatrix, "most_turns", lambda self, rank: 0)
+    assert far(model(Sequential()), once) < 1e-8
+
+
+grams = st.builds(
+    lambda seed, rows, k, zeros, share: _factor(seed, rows, k, zeros, share),
+    st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 12), st.integers(0, 3), st.floats(0.05, 1),
+)  # fmt: skip
+
+
+def _factor(seed, rows, k, zeros, share):
+    draw = np.random.default_rng(seed)
+    F = draw.gamma(0.3, size=(rows, k)) * (draw.random((rows, k)) < share) * 10.0 ** draw.integers(-8, 8, k)
+    F[:, :zeros] = 0
+    return F.T @ F
+
+
+@settings(max_examples=300, deadline=None)
+@given(gram=grams, is_signed=st.booleans(), warm=st.booleans())
+def test_the_largest_eigenvalue_is_never_too_small(gram, is_signed, warm):
+    k = len(gram)
+    if is_signed:
+        signs = np.where(np.arange(k) % 2, -1.0, 1.0)
+        gram = signs[:, None] * gram * signs
+    v = np.ones(k)
+    expected = max(0.0, float(np.linalg.eigvalsh(gram)[-1]))
+    for _ in range(2 if warm else 1):
+        found = compiled_turns.largest_eigenvalue(gram, v)
+        assert found == pytest.approx(expected, rel=1e-10, abs=1e-300)
+        assert (v > 0).all() or expected == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gram_that_is_not_finite_has_an_infinite_eigenvalue(bad):
+    gram = np.eye(3)
+    gram[0, 1] = gram[1, 0] = bad
+    assert compiled_turns.largest_eigenvalue(gram, np.ones(3)) == np.inf
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rule", ["iPALM", "MU"])
+def test_what_vanishes_becomes_zero(rule, dtype):
+    """Columns that nobody has anything in decay by a factor a turn; numbers below the normal ones slow down all."""
+    X = np.zeros((30, 12), dtype)
+    X[:, :6] = np.random.default_rng(0).random((30, 6))
+    solver = Alternate(RULES[rule])
+    draw = np.random.default_rng(1)
+    rows = Rows(draw.random((30, 3)).astype(dtype), None, solver.rule.init(X))
+    Ht = draw.random((12, 3)).astype(dtype)
+    with threads.kernels_on(1):
+        _, H = take_turns(solver, as_matrix(X), rows, solver.begin(Ht), NoPull(), Tether(Ht), 3000)
+    assert not ((H.Ht > 0) & (H.Ht < np.finfo(dtype).tiny)).any()
+    assert (H.Ht[6:] == 0).any()

@@ -1,0 +1,204 @@
+"""FederatedNMF(faulty="leave out"): a fit without faulty parties is a fit of the others, and says whom it lacks."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_array_equal
+
+import partsong
+from partsong import recipes
+from partsong.core import Message
+from partsong.errors import DataError, FeatureError, PartsongError, PartyError, UploadError
+from partsong.leaving_out import Columns, LeftOutWarning, of_other_columns
+from partsong.methods import METHODS
+
+SETTINGS = {"rounds": 4, "tol": 0, "random_state": 0}
+
+
+def parts(seed=0, sizes=(30, 50, 20, 25)):
+    rng = np.random.default_rng(seed)
+    H = rng.gamma(0.5, size=(4, 15))
+    return [rng.gamma(0.5, size=(n, 4)) @ H + 0.05 * rng.random((n, 15)) for n in sizes]
+
+
+def with_nan(X):
+    X = X.copy()
+    X[3, 2] = np.nan
+    return X
+
+
+BAD = {
+    "NaN": (with_nan, "NaN in data"),
+    "negative": (lambda X: -X, "Negative values"),
+    "no rows": (lambda X: X[:0], r"0 sample\(s\)"),
+    "fewer columns": (lambda X: X[:, 1:], "has 14 columns, not 15, compared with 'a'"),
+    "text": (lambda X: "b.csv", "is text, not a matrix"),
+    "one-dimensional": (lambda X: X[0], "1"),
+    "too large": (lambda X: X * 1e150, "largest value"),
+}
+
+
+def left_out(model):
+    return [(entry.iteration, entry.party) for entry in model.left_out_]
+
+
+@pytest.mark.parametrize("fault", BAD)
+@pytest.mark.parametrize("method", ["exact", "fnmf"])
+def test_without_usable_data_a_party_is_not_there(method, fault):
+    X, (spoil, words) = dict(zip("abcd", parts(), strict=True)), BAD[fault]
+    bad = {**X, "b": spoil(X["b"])}
+    others = {name: X[name] for name in "acd"}
+    settings = {"method": method, **SETTINGS}
+    with pytest.raises(PartsongError, match=r"'b'|b: 14"):
+        partsong.FederatedNMF(3, **settings).fit(bad)
+    with pytest.warns(LeftOutWarning, match=f"Party 'b' is left out of this run.*({words})") as told:
+        model = partsong.FederatedNMF(3, faulty="leave out", **settings).fit(bad)
+    assert len(told) == 1
+    plain = partsong.FederatedNMF(3, **settings).fit(others)
+    assert_array_equal(model.components_, plain.components_)
+    assert model.relative_error_ == plain.relative_error_
+    assert (model.parties_, model.n_samples_) == (["a", "c", "d"], 75)
+    assert left_out(model) == [(i, "b") for i in (1, 2, 3, 4)]
+    assert [row.parties for row in model.history_] == [3] * 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_where_nobody_is_faulty_nothing_changes(method):
+    settings = {"method": method, **SETTINGS}
+    model = partsong.FederatedNMF(3, faulty="leave out", **settings).fit(parts())
+    assert_array_equal(model.components_, partsong.FederatedNMF(3, **settings).fit(parts()).components_)
+    assert model.left_out_ == []
+
+
+def test_whose_columns_are_odd_is_no_matter_of_order():
+    pd = pytest.importorskip("pandas")
+    names = [f"g{i}" for i in range(15)]
+    frames = {name: pd.DataFrame(X, columns=names) for name, X in zip("abcd", parts(), strict=True)}
+    frames["b"] = frames["b"].rename(columns={"g3": "other"})
+    frames["c"] = frames["c"][names[::-1]]
+    for order in list(permutations("abcd"))[::5]:
+        with pytest.warns(LeftOutWarning, match="'b' lacks column g3 and has other column other, compared with"):
+            model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit({name: frames[name] for name in order})
+        assert set(model.parties_) == set("acd")
+    two = {name: frames[name] for name in "ab"}
+    with pytest.raises(FeatureError, match=r"as many like 'a' as like 'b'.*cannot be told"):
+        partsong.FederatedNMF(3, faulty="leave out").fit(two)
+
+
+def test_most_decide_by_number_and_then_by_name():
+    plain, named, odd = Columns(3, None), Columns(3, ["u", "v", "w"]), Columns(3, ["u", "v", "x"])
+    assert of_other_columns({}) == {}
+    assert of_other_columns({"a": plain, "b": named}) == {}
+    assert set(of_other_columns({"a": Columns(2, None), "b": plain, "c": named})) == {"a"}
+    assert set(of_other_columns({"a": odd, "b": plain, "c": named, "d": named})) == {"a"}
+    assert of_other_columns({"a": named, "b": Columns(3, ["w", "u", "v"])}) == {}
+
+
+def test_somebody_has_to_be_left():
+    X = parts()
+    with pytest.raises(PartyError, match=r"Nobody is left: the data of all 2 parties are faulty.* 'party-01': NaN"):
+        partsong.FederatedNMF(3, faulty="leave out").fit([with_nan(X[0]), X[1][:0]])
+
+
+def test_the_precision_is_that_of_those_who_stay():
+    X = [part.astype(np.float32) for part in parts()]
+    X[1] = with_nan(X[1].astype(np.float64))
+    X[2] = X[2] * np.float32(1e18)  # too large for sums of squares in float32
+    with pytest.warns(LeftOutWarning) as told:
+        model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit(X)
+    assert sorted(str(warning.message)[:16] for warning in told) == ["Party 'party-02'", "Party 'party-03'"]
+    assert model.components_.dtype == np.float32
+
+
+def test_weights_are_those_of_who_is_there():
+    X = parts()
+    model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS)
+    bad = [X[0], with_nan(X[1]), X[2], X[3]]
+    with pytest.warns(LeftOutWarning):
+        listed = model.fit_transform(bad, names=iter("abcd"))
+    assert listed[1] is None
+    for i in (0, 2, 3):
+        assert_array_equal(listed[i], model.transform(X[i]))
+    with pytest.warns(LeftOutWarning):
+        mapped = model.fit_transform(dict(zip("abcd", bad, strict=True)))
+    assert [name for name, W in mapped.items() if W is None] == ["b"]
+    labels = np.repeat(list("abcd"), [len(part) for part in X])
+    order = np.random.default_rng(0).permutation(len(labels))
+    stacked = np.vstack(bad)[order]
+    for held in (stacked, sp.csr_array(np.nan_to_num(stacked, nan=-1.0))):
+        with pytest.warns(LeftOutWarning, match="'b'"):
+            W = model.fit_transform(held, parties=labels[order])
+        is_here = labels[order] != "b"
+        assert np.isnan(W[~is_here]).all()
+        assert_array_equal(W[is_here], model.transform(held[np.flatnonzero(is_here)]))
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A program whose uploads at party b are NaN in some rounds."""
+
+    inner: Any
+    bad: frozenset[int]
+    seen: list[int]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def local(self, shard, party, model):
+        party, message = self.inner.local(shard, party, model)
+        if shard.name != "b":
+            return party, message
+        self.seen.append(len(self.seen) + 1)
+        if self.seen[-1] not in self.bad:
+            return party, message
+        return party, Message({name: array * np.nan for name, array in message.arrays.items()}, message.weight)
+
+
+def test_a_refused_upload_is_told_once_and_listed_round_by_round():
+    X = dict(zip("abcd", parts(), strict=True))
+    program = Faulty(recipes.shared_statistics(3), frozenset({2, 4}), [])
+    with pytest.warns(LeftOutWarning, match=r"'b' is left out of round 2, and asked again in the next\. .*NaN") as told:
+        model = partsong.FederatedNMF(method=program, faulty="leave out", **SETTINGS).fit(X)
+    assert len(told) == 1
+    assert "faulty=" not in str(told[0].message), "there is nothing left to ask for"
+    assert left_out(model) == [(2, "b"), (4, "b")]
+    assert all("sent what cannot be used" in entry.reason for entry in model.left_out_)
+    assert [row.parties for row in model.history_] == [4, 3, 4, 3]
+    assert model.parties_ == list("abcd")
+    with pytest.raises(UploadError, match="Party 'b'") as caught:
+        partsong.FederatedNMF(method=Faulty(program.inner, frozenset({1}), []), **SETTINGS).fit(X)
+    assert any("--faulty leave-out" in note for note in caught.value.__notes__)
+
+
+def test_rounds_one_at_a_time_tell_the_same():
+    X = dict(zip("abcd", parts(), strict=True))
+    X["c"] = with_nan(X["c"])
+    model = partsong.FederatedNMF(
+        method=Faulty(recipes.shared_statistics(3), frozenset({2}), []), faulty="leave out", **SETTINGS
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for report in model.iterate(X):
+            assert {entry.iteration for entry in model.left_out_} == set(range(1, report.iteration + 1))
+    assert [str(warning.message)[:9] for warning in told] == ["Party 'c'", "Party 'b'"]
+    assert left_out(model) == [(1, "c"), (2, "c"), (2, "b"), (3, "c"), (4, "c")]
+
+
+def test_save_and_load_remember_it(tmp_path):
+    model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit(parts())
+    model.save(tmp_path / "m.safetensors")
+    assert partsong.FederatedNMF.load(tmp_path / "m.safetensors").faulty == "leave out"
+
+
+def test_a_mistake_of_the_caller_is_no_fault_of_a_party():
+    with pytest.raises(PartsongError, match="names were given"):
+        partsong.FederatedNMF(3, faulty="leave out").fit(parts(), names=["a"])
+    with pytest.raises(DataError, match="NaN"):
+        partsong.FederatedNMF(3, faulty="stop").fit([with_nan(parts()[0])])
