@@ -113,14 +113,14 @@ def fnmf(
     Parties run iPALM, pulled to the model in their own order; the server takes the barycenter of the H_p.
     "paper" is the algorithm as printed. "robust" changes three things: a party's W follows its components to their new
     order, nothing is pulled in the first round, and the barycenter starts from the previous model. A party looks anew
-    which component is which `every` steps (None: every step as printed, every tenth in the robust variant).
+    which component is which `every` steps (None: every step as printed, every 25 in the robust variant).
     Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
     """
     if variant not in ("paper", "robust"):
         raise ParameterError(f'The variants of fnmf are "paper" and "robust"; got {variant!r}.')
     is_paper = variant == "paper"
     pull = strength if strength is not None else (0.01 if is_paper else 0.1)
-    pause = every if every is not None else (1 if is_paper else 10)
+    pause = every if every is not None else (1 if is_paper else 25)
     return Consensus(
         rank,
         plain(InertialPalm()),
