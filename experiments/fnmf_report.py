@@ -19,6 +19,7 @@ import numpy as np
 
 from experiments.datasets import DATASETS
 from experiments.federation import EXACT, IN_ROUNDS, MIXTURES, ONCE
+from experiments.fnmf_relay import ROUNDS, SHOWN
 from experiments.fnmf_scaling import ABSENT, PARTIES, ROWS_EACH, ROWS_IN_ALL
 from experiments.fnmf_table import TUNING_SEED, best_strengths
 from experiments.measures import spread
@@ -94,16 +95,18 @@ def local_steps(found: Records, data: str = "mnist") -> str:
 
 
 def convergence(found: Records, data: str = "mnist") -> str:
-    """Σ RMSD after each round, first seed, as a picture."""
+    """Σ RMSD after each of ten rounds, first seed, as a picture; nothing where there are no such runs."""
     curves = [
         (play, record["curve"])
         for play, record in found.items()
-        if play.data == data and play.seed == 0 and record["curve"]
+        if play.data == data and play.seed == 0 and play.rounds == 10 and record["curve"]
     ]
     lines = [
         Line(f"{play.method}, {play.start}", style_of(i), tuple(float(r + 1) for r in range(len(curve))), tuple(curve))
         for i, (play, curve) in enumerate(curves)
     ]
+    if not lines:
+        return ""
     return picture(
         Quantity("round", lambda r: f"{r:.0f}", smallest_step=1.0), Quantity("Σ RMSD", lambda v: f"{v:.1f}"), lines
     )
@@ -120,6 +123,40 @@ def scaling(found: Records, cases: Sequence[tuple[str, str, int]], field: str) -
             cells.append(spread(per_party, 4 if field == "rmsd" else 1) if per_party else "–")
         if set(cells) != {"–"}:
             lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def relay_ratios(found: Records) -> dict[tuple[str, str, str], np.ndarray]:
+    """Data, method and start -> Σ RMSD over the pooled one of the same seed, seeds × exchanges."""
+    pooled = {(p.data, p.seed): r["rmsd_sum"] for p, r in found.items() if p.method == "pooled" and p.rounds == ROUNDS}
+    curves: dict[tuple[str, str, str], list[np.ndarray]] = {}
+    for play, record in found.items():
+        if play.rounds == ROUNDS and record["curve"] and (play.data, play.seed) in pooled:
+            ratios = np.array(record["curve"]) / pooled[play.data, play.seed]
+            curves.setdefault((play.data, play.method, play.start), []).append(ratios)
+    return {label: np.array(several) for label, several in curves.items()}
+
+
+def relays(found: Records) -> str:
+    """Data × methods after some numbers of exchanges."""
+    lines = ["| data | method, start | " + " | ".join(map(str, SHOWN)) + " |", "|---|---|" + "---|" * len(SHOWN)]
+    ratios = relay_ratios(found)
+    for name in DATASETS:
+        for (data, method, start), curves in ratios.items():
+            if data == name:
+                cells = " | ".join(spread(curves[:, after - 1].tolist()) for after in SHOWN)
+                lines.append(f"| {data} | {method}, {start} | {cells} |")
+    return "\n".join(lines)
+
+
+def worst_relays(found: Records) -> str:
+    """Methods after some numbers of exchanges: the largest mean ratio over all datasets, and which one has it."""
+    lines = ["| method, start | " + " | ".join(map(str, SHOWN)) + " |", "|---|" + "---|" * len(SHOWN)]
+    ratios = relay_ratios(found)
+    for method, start in dict.fromkeys((method, start) for _, method, start in ratios):
+        here = {data: curves.mean(0) for (data, m, s), curves in ratios.items() if (m, s) == (method, start)}
+        worst = [max((float(curve[after - 1]), data) for data, curve in here.items()) for after in SHOWN]
+        lines.append(f"| {method}, {start} | {' | '.join(f'{ratio:.3f} ({data})' for ratio, data in worst)} |")
     return "\n".join(lines)
 
 
@@ -149,6 +186,8 @@ def tables_of(found: Records) -> dict[str, str]:
         "table-1": table_one(found, lambda numbers, pooled: spread(numbers)),
         "ratios": table_one(found, ratio),
         "strengths": strengths(found),
+        "relay": relays(found),
+        "worst": worst_relays(found),
         "local-steps": local_steps(found),
         "shortage": scaling(found, shortage, "rmsd"),
         "surplus": scaling(found, surplus, "rmsd"),
@@ -190,8 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = chosen.document.read_text(encoding="utf-8")
     text = BLOCK.sub(lambda block: _renewed(block, tables.get(block["name"])), text)
     chosen.document.write_text(text, encoding="utf-8")
-    if any(record["curve"] for record in found.values()):
-        chosen.document.with_name("fnmf-convergence.svg").write_text(convergence(found), encoding="utf-8")
+    if drawn := convergence(found):
+        chosen.document.with_name("fnmf-convergence.svg").write_text(drawn, encoding="utf-8")
     for label, ratio in sorted(worst_ratios(found).items(), key=lambda pair: pair[1]):
         print(f"{ratio:.3f}  {label}")
 
