@@ -23,7 +23,7 @@ METHODS = (EXACT[0], *(name for name, (_, leg) in MIXTURES.items() if leg))
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and print ratios of Σ RMSD to the pooled one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default="tcga,hpa,cifar", help="names, separated by commas")
+    parser.add_argument("--datasets", default=",".join(DATASETS), help="names, separated by commas")
     parser.add_argument("--parties", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few rows, parties and steps")

@@ -22,6 +22,7 @@ from partsong.compare_result import IncompleteWarning
 from partsong.core import Outcome, Shard
 from partsong.data.matrix import as_matrix
 from partsong.errors import CompositionError, DataError, FeatureError, ParameterError, ShapeError
+from partsong.leaving_out import LeftOutWarning
 
 BRIEF = {"rounds": {"exact": 15, "fedavg": 8, "fnmf": 3}, "local_steps": {"fedavg": 3, "fnmf": 15}}
 
@@ -222,7 +223,7 @@ def test_bad_input_is_refused_by_name(federation, settings, error, words):
 
 @pytest.mark.parametrize("method", COMPARABLE)
 def test_every_method_copes_with_odd_parties(method):
-    odd = [np.zeros((3, 5)), np.ones((1, 5)), np.random.default_rng(0).random((2, 5))]
+    odd = [np.diag([0.0, 0.0, 1.0]) @ np.ones((3, 5)), np.ones((1, 5)), np.random.default_rng(0).random((2, 5))]
     line = partsong.compare(odd, 4, [method], rounds=2, local_steps=None, random_state=0).rows[0]
     assert 0 <= line.relative_error <= 1 + 1e-9
     assert all(math.isfinite(value) for value in line.party_errors.values())
@@ -397,3 +398,31 @@ def test_the_command_line_compares(parts, tmp_path):
     assert CliRunner().invoke(app, ["compare", "parts", "--method", "pooled", "--method", "pooled"]).exit_code == 2
     assert told["is_complete"]
     assert {line["outcome"] for line in told["methods"]} == {"max-rounds"}
+
+
+def test_parties_that_cannot_be_used_are_left_out_if_asked_for(federation):
+    bad = [*federation, np.full((4, federation[0].shape[1]), np.nan), np.zeros((4, federation[0].shape[1]))]
+    names = [f"p{i}" for i in range(len(bad))]
+    settings = {"methods": ["local", "exact", "pooled"], "rounds": 3, "random_state": 0}
+    with pytest.raises(DataError, match=r"In party .* NaN in data: .* of party"):
+        partsong.compare(bad, 3, names=names, **settings)
+    with pytest.warns(LeftOutWarning, match="left out of this run"):
+        found = partsong.compare(bad, 3, names=names, faulty="leave out", **settings)
+    assert list(found.left_out) == names[-2:]
+    assert f"Left out, as their data cannot be used: {', '.join(names[-2:])}." in found.caption
+    expected = partsong.compare(federation, 3, names=names[:-2], **settings)
+    assert [row.relative_error for row in found.rows] == [row.relative_error for row in expected.rows]
+    with pytest.raises(ParameterError, match="faulty"):
+        partsong.compare(federation, 3, faulty="ignore", **settings)
+
+
+def test_the_command_line_leaves_out_if_asked_for(parts, tmp_path):
+    (tmp_path / "parts/party-02.npz").write_bytes(b"nothing")
+    words = ["compare", parts, "-k", "3", "--rounds", "2", "--method", "exact", "--json"]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    done = CliRunner().invoke(app, [*words, "--faulty", "leave-out"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert list(told["left_out"]) == ["party-02"]
+    assert set(told["methods"][0]["parties"]) == {"party-01", "party-03"}
+    assert "Party 'party-02' is left out of this comparison." in done.stderr

@@ -168,7 +168,7 @@ def test_transform_knows_the_columns_of_the_fit():
 def test_gaps_are_told_by_party_and_column_name():
     frames = frames_of(parts())
     frames[1].iloc[4, 2] = np.nan
-    with pytest.raises(DataError, match=r"party-02.*NaN.*row 4; column 2 \('g2'\)"):
+    with pytest.raises(DataError, match=r"party-02.*NaN.*row 4 of party 'party-02'; column 2 \('g2'\)"):
         partsong.FederatedNMF(3).fit(frames)
     frames = frames_of(parts())
     frames[2]["g5"] = "x"

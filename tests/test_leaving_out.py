@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 import partsong
 from partsong import recipes
 from partsong.core import Message
-from partsong.errors import DataError, FeatureError, PartsongError, PartyError, UploadError
+from partsong.errors import CompositionError, DataError, FeatureError, PartsongError, PartyError, UploadError
 from partsong.leaving_out import Columns, LeftOutWarning, of_other_columns
 from partsong.methods import METHODS
 
@@ -37,6 +37,7 @@ def with_nan(X):
 BAD = {
     "NaN": (with_nan, "NaN in data"),
     "negative": (lambda X: -X, "Negative values"),
+    "zeros": (lambda X: 0 * X, "Every value is zero"),
     "no rows": (lambda X: X[:0], r"0 sample\(s\)"),
     "fewer columns": (lambda X: X[:, 1:], "has 14 columns, not 15, compared with 'a'"),
     "text": (lambda X: "b.csv", "is text, not a matrix"),
@@ -202,3 +203,29 @@ def test_a_mistake_of_the_caller_is_no_fault_of_a_party():
         partsong.FederatedNMF(3, faulty="leave out").fit(parts(), names=["a"])
     with pytest.raises(DataError, match="NaN"):
         partsong.FederatedNMF(3, faulty="stop").fit([with_nan(parts()[0])])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_party_of_zeros_has_nothing_to_say(method):
+    X = dict(zip("abcd", parts(), strict=True))
+    with pytest.raises(DataError, match=r"In party 'c': Every value is zero\. Nothing can be learned"):
+        partsong.FederatedNMF(3, method=method, **SETTINGS).fit({**X, "c": sp.csr_matrix(X["c"].shape)})
+    assert partsong.NMF(3).fit(0 * X["a"]).relative_error_ == 0
+
+
+def test_rows_are_told_to_be_those_of_the_party():
+    X, labels = np.vstack(parts()), np.repeat(list("abcd"), [30, 50, 20, 25])
+    X[31, 2] = np.nan
+    with pytest.raises(DataError, match="in row 1 of party 'b'; column 2"):
+        partsong.FederatedNMF(3, **SETTINGS).fit(X, parties=labels)
+
+
+def test_one_tensor_among_arrays_is_left_out_and_two_kinds_of_as_many_are_not_told_apart():
+    torch = pytest.importorskip("torch")
+    X = dict(zip("abcd", parts(), strict=True))
+    odd = {**X, "b": torch.from_numpy(X["b"])}
+    with pytest.warns(LeftOutWarning, match=r"'b' is left out .* torch on cpu, and most with NumPy"):
+        model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit(odd)
+    assert model.parties_ == ["a", "c", "d"]
+    with pytest.raises(CompositionError, match="compute in one place"):
+        partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit({**odd, "a": torch.from_numpy(X["a"])})

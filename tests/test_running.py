@@ -23,7 +23,7 @@ from partsong.interrupts import Interrupts, held
 from partsong.local.alternate import Alternate
 from partsong.local.gradient import ProjectedGradient
 from partsong.programs.consensus import Consensus
-from partsong.running import WINDOW, Course, Follower, HistoryRow, Progress, Run, Stop
+from partsong.running import WINDOW, Comparable, Course, Follower, HistoryRow, Progress, Run, Stop
 
 
 def rounds_of(objectives, participants=None, pause=0.0):
@@ -237,6 +237,51 @@ def test_ctrl_c_in_the_start_or_the_end_of_a_fit_loses_nothing(interrupts_work, 
     assert model.components_.shape == (3, 8)
     assert model.outcome_ is (Outcome.INTERRUPTED if moment == "beginning_of" else Outcome.MAX_ROUNDS)
     assert model.n_iter_ == (1 if moment == "beginning_of" else 9)
+
+
+FITS = {
+    "NMF": lambda X: partsong.NMF(3, random_state=0, tol=0, max_iter=5).fit(X),
+    "FederatedNMF": lambda X: partsong.FederatedNMF(3, random_state=0, tol=0, rounds=5, n_jobs=1).fit([X[:20], X[20:]]),
+}
+
+
+@pytest.mark.parametrize("which", FITS)
+@pytest.mark.parametrize("round_", [1, 3])
+def test_a_second_ctrl_c_before_any_round_is_done_returns_no_model(interrupts_work, monkeypatch, capsys, which, round_):
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    plain, seen = SharedStatistics.finish, []
+
+    def finish(self, server, aggregate):
+        seen.append(None)
+        if len(seen) == round_:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return plain(self, server, aggregate)
+
+    monkeypatch.setattr(SharedStatistics, "finish", finish)
+    X = np.random.default_rng(0).random((40, 8))
+    if round_ == 1:
+        with pytest.raises(KeyboardInterrupt):
+            FITS[which](X)
+    else:
+        model = FITS[which](X)
+        assert (model.n_iter_, model.outcome_) == (2, Outcome.INTERRUPTED)
+    assert capsys.readouterr().err.count("Press Ctrl-C again") == 1
+
+
+def row_of(iteration, objective, parties, company):
+    return HistoryRow(iteration, 0.0, objective, objective, 0, 0, parties=parties, company=company)
+
+
+def test_a_run_that_goes_on_with_fewer_parties_does_not_wait_for_the_others():
+    history = [row_of(1, 0.5, 5, 0), row_of(2, 0.4, 5, 0)]
+    without = [row_of(3, 0.6, 4, 7), row_of(4, 0.5, 4, 7), row_of(5, 0.55, 4, 7), row_of(6, 0.1, 3, 9)]
+    for present, best in ((5, [False] * 4), (4, [True, True, False, False]), (math.inf, [False] * 4)):
+        comparable = Comparable.of(history, present)
+        assert [comparable.add(row) for row in without] == best
+    resumed = Comparable.of([*history, *without[:3]], 4)
+    assert resumed.owner == 7, "the same when it is resumed once more"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -11,14 +11,16 @@ from partsong import recipes
 from partsong.compare_alone import contest_alone, pooled
 from partsong.compare_result import Comparison, IncompleteWarning
 from partsong.comparison import Contestant, contest, warm_up
-from partsong.core import Outcome, Shard
+from partsong.core import Outcome, Round, Shard
 from partsong.errors import ParameterError, ShapeError
 from partsong.evaluate.findings import MethodFindings
 from partsong.federated import FederatedNMF
 from partsong.interrupts import Interrupts, held
-from partsong.methods import ALIGNMENT, LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, start_of
-from partsong.parties import by_party, named_parties, shards_of
-from partsong.progress import progress
+from partsong.leaving_out import FAULTY, LEAVE_OUT, STOP, Attendance
+from partsong.methods import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, alignment_for, start_of
+from partsong.parties import by_party, named_parties, shards_of, sound_parties
+from partsong.progress import Watch, progress
+from partsong.running import HistoryRow
 from partsong.settings import alignment_of, one_of, precision_of, program_of, rank_of, require_verbosity, whole_number
 from partsong.validation import whole_seed
 
@@ -75,6 +77,7 @@ def compare(
     start: str | None = None,
     random_state: Any = None,
     dtype: Any = None,
+    faulty: str = STOP,
     verbose: int = 0,
 ) -> Comparison:
     """What parties would reach alone, together, and if they pooled their rows.
@@ -103,27 +106,34 @@ def compare(
         "exact" does.
     start : {"common", "independent"} or None
         For methods that average; None: as the method does.
-    random_state, dtype, verbose :
-        As in `FederatedNMF`.
+    random_state, dtype, verbose, faulty :
+        As in `FederatedNMF`; with faulty="leave out" a party whose data cannot be used takes part in no method, and
+        `left_out` says why.
     """
     _require_methods(methods)
     numbers = Numbers(_each("rounds", rounds, methods), _each("local_steps", local_steps, methods))
     if start is not None:
         one_of("start", start, STARTS)
     require_verbosity(verbose)
+    one_of("faulty", faulty, FAULTY)
     seed, precision = whole_seed(random_state), precision_of(dtype)
-    columns = FederatedNMF()
-    shards = shards_of(columns, *_parties(X, parties, names), seed, precision)
+    columns, missing = FederatedNMF(), dict[str, str]()
+    matrices, labels = _parties(X, parties, names)
+    if faulty == LEAVE_OUT:
+        matrices, labels, missing = sound_parties(matrices, labels, precision)
+    attendance = Attendance(missing)
+    shards = shards_of(columns, matrices, labels, seed, precision)
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
     entered = [_contestant(name, rank, numbers, start) for name in methods]
     warm_up((contestant.program for contestant in entered), shards)
     with held() as interrupts:
-        found = _contest_all(entered, shards, seed, verbose, interrupts)
+        found = _contest_all(entered, shards, seed, verbose, interrupts, attendance, faulty)
     named = getattr(columns, "feature_names_in_", None)
     feature_names = None if named is None else tuple(map(str, named))
     steps = {m.name: len(m.curve.rounds) if m.name == LOCAL else numbers.steps_of(m.name) for m in found}
     was_interrupted = interrupts.count > 0 or found[-1].outcome == Outcome.INTERRUPTED
-    result = Comparison(found, rank, seed, steps, feature_names, tuple(methods[len(found) :]), was_interrupted)
+    not_begun = tuple(methods[len(found) :])
+    result = Comparison(found, rank, seed, steps, feature_names, not_begun, was_interrupted, missing)
     if not result.is_complete:
         warnings.warn(result.notice, IncompleteWarning, stacklevel=2)
     return result
@@ -144,19 +154,30 @@ def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
 
 
 def _contest_all(
-    entered: Sequence[Contestant], shards: list[Shard], seed: int, verbose: int, interrupts: Interrupts
+    entered: Sequence[Contestant],
+    shards: list[Shard],
+    seed: int,
+    verbose: int,
+    interrupts: Interrupts,
+    attendance: Attendance,
+    faulty: str,
 ) -> tuple[MethodFindings, ...]:
     """Method by method; those after an interrupt are left out."""
     found: list[MethodFindings] = []
     for contestant in entered:
         if interrupts.count or (found and found[-1].outcome == Outcome.INTERRUPTED):
             break
-        with progress(verbose, contestant.rounds, None, contestant.name) as watch:
+        with progress(verbose, contestant.rounds, None, contestant.name) as bar:
+
+            def watch(done: Round, row: HistoryRow, bar: Watch = bar) -> None:
+                attendance.note(done, row)
+                bar(done, row)
+
             if contestant.name == LOCAL:
                 found.append(contest_alone(contestant, shards, seed, interrupts))
             else:
                 all_rows = pooled(shards) if contestant.is_oracle else None
-                found.append(contest(contestant, shards, seed, watch, all_rows, interrupts))
+                found.append(contest(contestant, shards, seed, watch, all_rows, interrupts, faulty))
     if not found:
         raise KeyboardInterrupt
     return tuple(found)
@@ -168,7 +189,7 @@ def _contestant(name: str, rank: int, numbers: Numbers, start: str | None) -> Co
         program: Any = recipes.shared_statistics(rank, sweeps=steps)
         return Contestant(name, DESCRIPTIONS[name], program, rounds, is_oracle=name == POOLED)
     begun = start_of(name, start)
-    align = alignment_of(ALIGNMENT)
+    align = alignment_of(alignment_for(name))
     program = program_of(name, rank, steps=steps, align=align, independent=begun == "independent")
     return Contestant(name, DESCRIPTIONS[name], program, rounds, begun)
 

@@ -6,7 +6,7 @@ import os
 import platform
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class ComparisonRow(NamedTuple):
 class Comparison:
     """The findings of every method, in the order asked for; print it, or show it in a notebook.
 
-    `missing` are the methods that Ctrl-C left no time for.
+    `missing` are the methods that Ctrl-C left no time for, `left_out` the parties whose data cannot be used, and why.
     """
 
     findings: tuple[MethodFindings, ...]
@@ -71,6 +71,7 @@ class Comparison:
     feature_names: tuple[str, ...] | None = None
     missing: tuple[str, ...] = ()
     was_interrupted: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
@@ -113,7 +114,9 @@ class Comparison:
     @property
     def caption(self) -> str:
         """What is missing, if anything, and how the methods were treated."""
-        return (f"{self.notice} " if self.notice else "") + (
+        absent = f"Left out, as their data cannot be used: {', '.join(self.left_out)}. " if self.left_out else ""
+        lacking = (f"{self.notice} " if self.notice else "") + absent
+        return lacking + (
             f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
             "are over all rows, with weights fitted to the model; “local” has a model of its own for every party. "
             "Start: one H common to all, the same for every method, or one of its own for each party. Steps: local "

@@ -95,6 +95,7 @@ def contest(
     watch: Watch = lambda done, row: None,
     pooled: Shard | None = None,
     interrupts: Interrupts | None = None,
+    faulty: str = "stop",
 ) -> MethodFindings:
     """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
 
@@ -108,7 +109,7 @@ def contest(
         witness.see(done, row)
         watch(done, row)
 
-    schedule, at = Schedule(contestant.rounds, seed), shards if pooled is None else [pooled]
+    schedule, at = Schedule(contestant.rounds, seed, faulty=faulty), shards if pooled is None else [pooled]
     began = time.perf_counter()
     task = simulation_of(contestant.program, at, schedule, stop=Stop(tol=0.0), engine=Parallel(record=True))
     run = pursue(task, began=began, watch=follow, interrupts=interrupts)

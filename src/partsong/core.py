@@ -65,13 +65,15 @@ class Form:
     """What one array of an upload has to look like; a program states it, and engines hold uploads to it.
 
     `kind` is a number type's name without its width. `lone` is empty where every entry of a sum has an
-    addend from each party; else it says why an entry may be one party's alone, and the way out.
+    addend from each party; else it says why an entry may be one party's alone, and the way out. A factor is multiplied
+    with itself later (norms, distances): its entries may be as large as their squares can be told, and no larger.
     """
 
     shape: tuple[int, ...]
     kind: str = "float"
     non_negative: bool = False
     lone: str = ""
+    is_factor: bool = False
 
 
 class Matrix(Protocol):
@@ -314,7 +316,8 @@ class Reduction(Protocol):
     phase's messages by name and broadcasts one reply; `total` closes, with the names that are in the sum. A party that
     falls silent is missing from the inbox of that phase and all later ones; the reduction goes on with the rest or says
     why it cannot. What lasts is not part of a checkpoint: a resumed run enrols anew. Programs do not know which
-    reduction is in use. `hides_uploads`: the server sees sums alone, so that only the party itself can check an upload.
+    reduction is in use. `hides_uploads`: the server sees sums alone, so that only the party itself can check an upload,
+    and engines keep to one set of parties in all exchanges of a round.
     """
 
     @property
@@ -346,7 +349,9 @@ class Program(Protocol):
     `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
     factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
     `expects` states the arrays of an upload by name, once for each kind of upload that it has; of a program without it,
-    engines ask for finite numbers only.
+    engines ask for finite numbers only. A program whose rounds take several exchanges, with no work between them, has
+    `exchange(model) -> (number, total)` as well: for which of them, from 0, a model is sent, and how many there are.
+    Under a reduction that hides uploads all exchanges of a round are over the same parties.
     """
 
     @property

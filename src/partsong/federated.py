@@ -22,7 +22,7 @@ from partsong.fitting import Pursuit, Task
 from partsong.given import given_weights
 from partsong.interrupts import held
 from partsong.leaving_out import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut
-from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, start_of
+from partsong.methods import ALIGNED, ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, alignment_for, start_of
 from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of, sound_parties
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
@@ -75,7 +75,8 @@ class FederatedNMF(
     method : {"exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
         How the parties work together.
     align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
-        "fnmf", "fnmf-alone": how components are matched (None: sinkhorn); an alignment of your own may be given, too.
+        "fnmf", "fnmf-alone": how components are matched; an alignment of your own may be given, too. None is
+        "assignment" for "fnmf" and "sinkhorn" for "fnmf-alone".
     rounds : int
         The most exchanges.
     local_steps : int or None
@@ -220,7 +221,7 @@ class FederatedNMF(
                 "method": self.method,
                 "local_steps": self._steps(self.method),
                 "start": start_of(self.method, self.start),
-                **({"align": str(self.align or ALIGNMENT)} if self.method in ALIGNED else {}),
+                **({"align": str(alignment_for(self.method, self.align))} if self.method in ALIGNED else {}),
             }
         told |= {
             "rounds": self._rounds(),
@@ -279,7 +280,7 @@ class FederatedNMF(
             self.method,
             rank_of(self.n_components, shape),
             steps=self._steps(self.method),
-            align=alignment_of(ALIGNMENT if self.align is None else self.align),
+            align=alignment_of(alignment_for(self.method, self.align)),
             independent=start_of(self.method, self.start) == "independent",
         )
 

@@ -153,10 +153,13 @@ class Pursuit:
             reserve=ClosingTime(task).reserve,
             interrupts=interrupts if interrupts is not None else Interrupts(),
             last=task.schedule.rounds,
+            present=frozenset(shard.name for shard in task.shards),
         )
         if earlier is None:
             return Pursuit(task, follower, Course.after())
-        return Pursuit(task, follower, Course.after(earlier.history, earlier.best), earlier.checkpoint)
+        return Pursuit(
+            task, follower, Course.after(earlier.history, earlier.best, len(task.shards)), earlier.checkpoint
+        )
 
     def __iter__(self) -> Iterator[HistoryRow]:
         """Rounds until one of them is the last; none where the earlier part had come to its end."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+ENDING = "Interrupted: waiting for the iteration or the last solve that is running. Press Ctrl-C again to stop at once."
+
 
 @dataclass(slots=True)
 class Interrupts:
@@ -18,7 +20,7 @@ class Interrupts:
 
 
 @contextmanager
-def held(note: str = "") -> Iterator[Interrupts]:
+def held(note: str = ENDING) -> Iterator[Interrupts]:
     """Within this block the first Ctrl-C is only counted (and `note` is shown); every further one breaks off.
 
     Nothing is held where signals do not arrive (threads other than the main one), are ignored, or have a handler of
@@ -30,7 +32,7 @@ def held(note: str = "") -> Iterator[Interrupts]:
         pressed.count += 1
         if pressed.count > 1:
             raise KeyboardInterrupt
-        if note:
+        if note and sys.stderr is not None:
             sys.stderr.write(f"{note}\n")
 
     is_ours_to_take = threading.current_thread() is threading.main_thread() and (

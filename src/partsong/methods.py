@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 METHODS = ("exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once")
 ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
 STARTS = ("common", "independent")
@@ -9,8 +11,8 @@ STARTS = ("common", "independent")
 ALIGNED = ("fnmf", "fnmf-alone")
 """Methods that find out which component is which."""
 
-ALIGNMENT = "sinkhorn"
-"""How they do so unless told otherwise."""
+ALIGNMENT = {"fnmf": "assignment", "fnmf-alone": "sinkhorn"}
+"""How they do so unless told otherwise: nearest to pooling on the worst of eight sets (docs/results/fnmf.md)."""
 
 LONG_ROUNDS = 1
 """Rounds with which "fnmf" begins; all others are exact (docs/results/fnmf.md, decision 11)."""
@@ -35,6 +37,11 @@ LOCAL_STEPS = {
     LOCAL_ONLY: 100,
 }
 """What a party does between two exchanges unless told otherwise."""
+
+
+def alignment_for(method: str, wanted: Any = None) -> Any:
+    """The alignment asked for, or the method's own; a name for any method, since not all of them align."""
+    return wanted if wanted is not None else ALIGNMENT.get(method, "assignment")
 
 
 def start_of(method: str, wanted: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
@@ -39,7 +40,7 @@ def shards_of(estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dt
     shards = []
     for label, X in parties.items():
         with _at(label):
-            require_factorizable(rows[label], column_names(X), chosen)
+            require_factorizable(rows[label], column_names(X), chosen, party=label)
             held = X if is_tensor(X) else rows[label]
             shards.append(Shard(label, as_matrix(held, chosen), key(seed, "secret", label)))
     Layout.of(shards, seed)
@@ -52,7 +53,7 @@ def sound_parties(
 ) -> tuple[list[Any], list[str], dict[str, str]]:
     """Matrices and names of the parties that `shards_of` would not refuse, and of the others why it would.
 
-    Columns are those that most parties hold, whether or not their values can be used.
+    Columns are those that most parties hold, whether or not their values can be used, and so is where they compute.
     """
     labels = _labels(matrices, names)
     parties, rows, faults = dict(zip(labels, matrices, strict=True)), {}, {}
@@ -61,21 +62,22 @@ def sound_parties(
             rows[label] = numbers_of(X)
         except PartsongError as error:
             faults[label] = str(error)
+    faults |= _in_other_places({label: parties[label] for label in rows})
     faults |= of_other_columns({label: Columns(X.shape[1], column_labels(parties[label])) for label, X in rows.items()})
     while True:
         kept, faults = [n for n in labels if n not in faults], {n: faults[n] for n in labels if n in faults}
         require_somebody(kept, faults)
         chosen = dtype if dtype is not None else common_type([rows[label] for label in kept])
-        found = {label: _fault(rows[label], column_names(parties[label]), chosen) for label in kept}
+        found = {label: _fault(label, rows[label], column_names(parties[label]), chosen) for label in kept}
         if not any(found.values()):
             return [parties[label] for label in kept], kept, faults
         faults |= {label: fault for label, fault in found.items() if fault}
 
 
-def _fault(rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any]) -> str:
+def _fault(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any]) -> str:
     """What keeps a party's values from being factorized, if anything does."""
     try:
-        require_factorizable(rows, names, dtype)
+        require_factorizable(rows, names, dtype, party=label)
     except PartsongError as error:
         return str(error)
     return ""
@@ -241,9 +243,27 @@ def _told(X: Any) -> str:
     return type(X).__name__ if shape is None else f"{type(X).__name__} of shape {tuple(shape)}"
 
 
+def _place(X: Any) -> str:
+    return f"torch on {X.device}" if is_tensor(X) else "NumPy"
+
+
+def _in_other_places(parties: Mapping[str, Any]) -> dict[str, str]:
+    """Who would not compute where most do; nobody, where there is no such place."""
+    places = {label: _place(X) for label, X in parties.items()}
+    votes = Counter(places.values()).most_common(2)
+    if len(votes) < 2 or votes[0][1] == votes[1][1]:
+        return {}
+    usual = votes[0][0]
+    return {
+        label: f"Party {label!r} would compute with {place}, and most with {usual}. Bring all data to one kind."
+        for label, place in places.items()
+        if place != usual
+    }
+
+
 def _require_one_kind(labels: Sequence[str], matrices: Sequence[Any]) -> None:
     """All parties compute with torch on one device, or none does."""
-    places = [f"torch on {X.device}" if is_tensor(X) else "NumPy" for X in matrices]
+    places = [_place(X) for X in matrices]
     if len(set(places)) > 1:
         other = next(i for i, place in enumerate(places) if place != places[0])
         raise CompositionError(

@@ -148,9 +148,9 @@ class Course:
     trouble: str = ""
 
     @staticmethod
-    def after(history: Sequence[HistoryRow] = (), best: State = None) -> Course:
-        """The course of a run whose earlier part had this history and this best state."""
-        return Course(list(history), Comparable.of(history), best)
+    def after(history: Sequence[HistoryRow] = (), best: State = None, present: float = math.inf) -> Course:
+        """The course of a run whose earlier part had this history and this best state; `present` parties go on."""
+        return Course(list(history), Comparable.of(history, present), best)
 
     def note(self, done: Round, row: HistoryRow) -> None:
         """One more round."""
@@ -166,12 +166,13 @@ class Course:
 
 @dataclass(slots=True)
 class Follower:
-    """Collects rounds until they end, a stop applies, or Ctrl-C; the model so far is kept in every case.
+    """Collects rounds until they end, a stop applies, or Ctrl-C; the model so far is kept, if there is one.
 
     `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
     each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
     `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
-    (by default what the server knows, or else the square of the error); `last` is the number of rounds.
+    (by default what the server knows, or else the square of the error); `last` is the number of rounds; `present` are
+    the parties over whose rows a simulation computes the error (by default all that the run has ever known).
     What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history. A
     time budget is about all of it but `away`, the seconds that a caller of ours has kept for itself between rounds.
     """
@@ -185,6 +186,7 @@ class Follower:
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
     interrupts: Interrupts = field(default_factory=Interrupts)
     last: float = math.inf
+    present: frozenset[str] | None = None
     away: float = 0.0
 
     def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
@@ -205,7 +207,7 @@ class Follower:
                 objective = self.objective_of(done, error)
                 apart += time.perf_counter() - paused
                 seconds = earlier + time.perf_counter() - self.began - apart
-                row = _row(done, seconds, error, objective, drift)
+                row = _row(done, seconds, error, objective, drift, self.present)
                 course.note(done, row)
                 self.watch(done, row)
                 paused = time.perf_counter()
@@ -218,6 +220,8 @@ class Follower:
                     return
             course.outcome = Outcome.MAX_ROUNDS
         except KeyboardInterrupt:
+            if course.best is None:
+                raise  # there is no model to keep
             course.outcome = Outcome.INTERRUPTED
         except DivergenceError as error:
             if course.best is None:
@@ -241,7 +245,8 @@ class Comparable:
 
     A round counts for the best model unless one with more parties was seen within the last few; where those parties
     have not met for as long, the next round that counts takes their place, however good it is. All of it follows from
-    the history, so that a run which goes on later chooses the same rounds.
+    the history, so that a run which goes on later chooses the same rounds. A run that goes on with fewer parties,
+    `present` of them, does not wait for more than there are.
     """
 
     current: Progress = field(default_factory=Progress)
@@ -250,11 +255,12 @@ class Comparable:
     seen: dict[int, int] = field(default_factory=dict)
     owner: int | None = None
     count: int = 0
+    present: float = math.inf
 
     @staticmethod
-    def of(history: Iterable[HistoryRow]) -> Comparable:
-        """The state after these rounds."""
-        comparable = Comparable()
+    def of(history: Iterable[HistoryRow], present: float = math.inf) -> Comparable:
+        """The state after these rounds, for a run that goes on with so many parties."""
+        comparable = Comparable(present=present)
         for row in history:
             comparable.add(row)
         return comparable
@@ -267,7 +273,7 @@ class Comparable:
         is_least = self.current.add(row.objective)
         self.seen[company], self.sizes[company] = self.count, row.parties
         others = (size for other, size in self.sizes.items() if other != company and self._is_recent(other))
-        if any(size > row.parties for size in others):
+        if any(row.parties < size <= self.present for size in others):
             return False
         is_best = is_least or self.owner is None or (self.owner != company and not self._is_recent(self.owner))
         self.owner = company if is_best else self.owner
@@ -277,17 +283,24 @@ class Comparable:
         return self.count - self.seen.get(company, 0) < WINDOW
 
 
-def _company(done: Round) -> int:
+def _company(done: Round, present: frozenset[str] | None) -> int:
     """A number for whose rows the objective of a round is over.
 
-    Zero stands for all rows: everybody took part, or a simulation computes the error over all.
+    Zero stands for all rows: everybody took part, or a simulation computes the error over all. Those who have left
+    are no longer in its error.
     """
     everyone = done.checkpoint.parties.keys() | done.refused.keys()
-    if "relative_error" not in done.metrics or set(done.participants) == everyone:
-        return 0
-    return 1 + key(0, *sorted(done.participants)) % 2**48  # exact as a float
+    over = frozenset(done.participants) if "relative_error" in done.metrics else (present or everyone)
+    return 0 if over >= everyone else 1 + key(0, *sorted(over)) % 2**48  # exact as a float
 
 
-def _row(done: Round, seconds: float, error: float, objective: float, drift: tuple[float, float]) -> HistoryRow:
-    sent = sum(done.bytes_up.values()), done.bytes_down
-    return HistoryRow(done.index + 1, seconds, error, objective, *sent, *drift, len(done.participants), _company(done))
+def _row(
+    done: Round,
+    seconds: float,
+    error: float,
+    objective: float,
+    drift: tuple[float, float],
+    present: frozenset[str] | None,
+) -> HistoryRow:
+    sent, company = (sum(done.bytes_up.values()), done.bytes_down), _company(done, present)
+    return HistoryRow(done.index + 1, seconds, error, objective, *sent, *drift, len(done.participants), company)

@@ -126,14 +126,20 @@ def drift_in_simulation(program: Any) -> Callable[[Round], tuple[float, float]]:
         if not own:
             return math.nan, math.nan
         H = program.components(done.checkpoint.server)
-        size = kernels.of(H).inner(H, H) or 1.0
+        size = _energy(H) or 1.0
         with threads.kernels_on(threads.available()):
-            if not math.isfinite(sum(kernels.of(one).inner(one, one) for one in own.values())):
+            if not math.isfinite(sum(map(_energy, own.values()))):
                 return math.inf, math.inf
             found = drift_of(list(own.values()), H)
         return found.regular / size, found.aligned / size
 
     return drift
+
+
+def _energy(H: Array) -> float:
+    """‖H‖², by columns: most H are transposed views of these."""
+    columns = kernels.of(H).rows_of(H)
+    return float(kernels.of(H).inner(columns, columns))
 
 
 def potential_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round, float], float]:

@@ -47,6 +47,7 @@ FAULTS = {
         lambda t: {"X": t.X[:, 1:], "feature_names": np.array(t.feature_names[1:])},
         "lacks column gene 0, compared with",
     ),
+    "zeros": (lambda t: {"X": 0 * t.X}, "Every value is zero. Nothing can be learned from such a party"),
     "no rows": (lambda t: {"X": t.X[:0], "sample_names": np.array([], dtype=str)}, "holds 0 rows, but parts.json says"),
 }
 
@@ -152,6 +153,24 @@ def test_a_run_goes_on_without_a_party_that_is_ill_and_with_it_when_it_is_well(t
     assert (back["parties"], back["left_out"]) == (5, ill["left_out"])
     replace_part("party-02", X=2 * well)
     assert "party-02: other values" in told(*again, "--rounds", 9, code=1)["error"]
+
+
+@pytest.mark.parametrize("method", ["exact", "fedavg", "fnmf"])
+def test_a_run_that_goes_on_without_a_party_keeps_what_it_learns_then(told, parts, spoil, method):
+    """From its first round on: nobody waits for a party that is gone."""
+    first = told("fit", parts, *FIT, "--method", method, "--rounds", 3, "-o", "a.safetensors", "--checkpoint", "c.ckpt")
+    spoil("party-02", "NaN")
+    again = ["fit", parts, "--resume", "c.ckpt", *LEAVE, "--run-folder", "run", "--checkpoint", "d.ckpt"]
+    for rounds in (4, 6):
+        said = told(*again, "--rounds", rounds, "-o", f"b{rounds}.safetensors", "--overwrite")
+        last = (parts.parent / "run/history.csv").read_text().splitlines()[-1].split(",")
+        assert said["iterations"] == rounds == int(last[0])
+        assert not np.array_equal(components("a"), components(f"b{rounds}"))
+        if method == "exact":
+            assert said["relative_error"] <= float(last[2]), "the last round is the best, and the last solve is exact"
+    assert said["bytes_up_per_party"] < 2 * first["bytes_up_per_party"], "of five who sent, not of four who are left"
+    told("fit", parts, "--resume", "d.ckpt", "--rounds", 6, "-o", "c6.safetensors")
+    np.testing.assert_array_equal(components("b6"), components("c6"))
 
 
 def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts, monkeypatch, tmp_path):

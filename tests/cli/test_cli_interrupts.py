@@ -51,14 +51,26 @@ def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
     assert partsong.load_model("m.safetensors").components.shape == (3, 12)
 
 
-def test_before_the_first_iteration_is_done(told, data_npy, monkeypatch):
+def test_before_the_first_iteration_is_done_there_is_nothing_to_save(told, data_npy, monkeypatch, tmp_path):
     from partsong.programs.shared_statistics import SharedStatistics
 
     monkeypatch.setattr(SharedStatistics, "local", lambda *given: (press(), press()))
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt", code=130)
-    assert said["iterations"] == 0
-    assert said["outcome"] == "interrupted"
-    assert partsong.load_model("m.safetensors").components.shape == (3, 12)
+    assert said == {"error": "Interrupted; no result was saved.", "type": "KeyboardInterrupt", "exit_code": 130}
+    assert not (tmp_path / "m.safetensors").exists()
+    assert not (tmp_path / "c.ckpt").exists()
+
+
+def test_a_resumed_run_has_a_model_before_its_first_iteration(told, data_npy, monkeypatch):
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    begin = ["fit", data_npy, "-k", 3, "--tol", 0]
+    told(*begin, "--max-iter", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
+    monkeypatch.setattr(SharedStatistics, "local", lambda *given: (press(), press()))
+    said = told("fit", data_npy, "--resume", "c.ckpt", "--max-iter", 5, "-o", "again.safetensors", code=130)
+    assert (said["iterations"], said["outcome"]) == (3, "interrupted")
+    first, again = (partsong.load_model(f"{name}.safetensors").components for name in ("m", "again"))
+    assert (first == again).all()
 
 
 def test_the_first_lets_the_iteration_finish(told, data_npy, monkeypatch):

@@ -153,6 +153,68 @@ def test_squares_beyond_float32_do_no_harm(align, scale):
     assert_array_equal(np.argmax(align.plan(X, X[::-1]).matrix, axis=1), np.arange(6)[::-1])
 
 
+def near_twins():
+    """Rows that differ in their fourth digit, and two of another kind."""
+    rng = np.random.default_rng(0)
+    return np.vstack([rng.random(784) + 1e-4 * rng.random((18, 784)), np.eye(2, 784)])
+
+
+def high_with_a_dead_one():
+    """Rows around 1000, and a component that is not in use."""
+    return np.vstack([1000 + np.random.default_rng(0).random((19, 784)), np.zeros((1, 784))])
+
+
+@pytest.mark.parametrize("align", [Assignment(), Assignment(unit=True), Nearest(), Nearest(unit=True)], ids=repr)
+@pytest.mark.parametrize("make", [near_twins, high_with_a_dead_one])
+def test_float32_tells_apart_what_its_digits_do(align, make):
+    """The sums that decide have more digits than the numbers that they are sums of."""
+    H = make().astype(np.float32)
+    assert_array_equal(align.plan(H, H).matrix, np.eye(20))
+    order = np.random.default_rng(1).permutation(20)
+    assert_array_equal(align.plan(H, H[order]).apply(H[order]), H)
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+@pytest.mark.parametrize(
+    ("dtype", "power"), [(np.float64, 500), (np.float64, -500), (np.float32, 60), (np.float32, -60)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_plans_do_not_depend_on_the_unit_of_measurement(align, dtype, power, seed):
+    X, Y = parts(seed=seed).astype(dtype), parts(seed=seed + 20).astype(dtype)
+    Y[2] = 0
+    X[3] *= 1e-3
+    plan, other = align.plan(X, Y), align.plan(np.ldexp(X, power), np.ldexp(Y, power))
+    assert_array_equal(other.matrix, plan.matrix)
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+@given(data=st.data())
+def test_plans_of_finite_numbers_are_finite(align, data):
+    k, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
+    size = st.sampled_from([0.0, 5e-324, 1e-310, 1e-200, 1e-160, 1e-9, 1.0, 3.0, 1e9, 1e154, 1e160, 1e200, 1e300])
+    factor = st.lists(st.lists(size, min_size=m, max_size=m), min_size=k, max_size=k).map(np.array)
+    source = data.draw(factor)
+    plan = align.plan(data.draw(factor), source)
+    assert np.isfinite(plan.matrix).all()
+    assert (plan.weights <= 1 + 1e-9).all()
+    assert np.isfinite(plan.apply(source)).all()
+    if align in COMPLETE:
+        assert_allclose(plan.weights, 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("align", [*HARD, Nearest()], ids=repr)
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e160, 1e300])
+def test_permutations_are_undone_at_any_scale(align, scale):
+    X = scale * parts()
+    assert_array_equal(align.plan(X, X[::-1]).apply(X[::-1]), X)
+
+
+def test_distances_are_infinite_only_where_their_number_is():
+    X = np.array([[1e200, 0.0], [1e100, 0.0]])
+    assert_array_equal(squared_distances(X, X), [[0, np.inf], [np.inf, 0]])
+    assert squared_distances(1e-160 * np.eye(1), np.zeros((1, 1)))[0, 0] == pytest.approx(1e-320, rel=1e-3)
+
+
 def test_correlation_and_significance_equal_scipy():
     from scipy import stats
 

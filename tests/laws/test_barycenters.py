@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +87,7 @@ class Counted:
 
     inner: Any
     made: list
+    is_partial = False
 
     def plan(self, target, source):
         self.made.append(self.inner.plan(target, source))
@@ -115,18 +115,104 @@ def test_hard_plans_reach_their_fixed_point_whatever_the_tolerance(align):
 
 @pytest.mark.parametrize("align", [Sinkhorn(), PartialSinkhorn(), SoftMax(0.5)], ids=repr)
 @pytest.mark.parametrize("noise", [0.01, 0.3])
-def test_soft_plans_end_with_the_first_sweep_that_moves_little_of_the_way(align, noise):
+def test_soft_plans_end_with_the_first_sweep_that_moves_little_of_the_way_and_less_than_the_spread(align, noise):
     matrices, _ = copies(12, noise)
     start, tol = parts() + 0.1 * parts(seed=4), 0.1
     reached = [start]
     for sweeps in range(1, 31):
-        reached.append(FixedPoint(align, tol=0, sweeps=sweeps).solve(matrices, [1.0] * 12, start).H)
-    moves = [np.linalg.norm(b - a) for a, b in itertools.pairwise(reached)]
-    ways = [max(np.linalg.norm(H - start), 0.01 * np.linalg.norm(start)) for H in reached[1:]]
-    first = next(i for i in range(30) if moves[i] <= tol * ways[i])
+        found = FixedPoint(align, tol=0, sweeps=sweeps).solve(matrices, [1.0] * 12, start)
+        reached.append(found.H)
+        move, way = np.linalg.norm(found.H - reached[-2]), np.linalg.norm(found.H - start)
+        if move <= tol * way and move <= np.sqrt(2 * found.losses[-1]):
+            break
+    assert 1 < sweeps < 30
     found = FixedPoint(align, tol=tol).solve(matrices, [1.0] * 12, start)
-    assert len(found.losses) == first + 1
-    assert_array_equal(found.H, reached[first + 1])
+    assert len(found.losses) == sweeps
+    assert_array_equal(found.H, reached[-1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("c", [2, 5, 12])
+@pytest.mark.parametrize("seed", range(6))
+def test_soft_plans_leave_the_mean_of_copies_in_other_orders(c, seed, dtype):
+    """A saddle, where the first moves are small and grow: no worse than where thirty sweeps lead."""
+    H = np.random.default_rng(seed).random((10, 200))
+    matrices = [one.astype(dtype) for one in copies(c, seed=seed, H=H)[0]]
+    usual, long = (FixedPoint(Sinkhorn(), FromMean(), tol=tol).solve(matrices, [1.0] * c) for tol in (0.1, 0))
+    size = np.linalg.norm(H)
+    assert distance_up_to_order(usual.H, H) <= 1.03 * distance_up_to_order(long.H, H) + 1e-4 * size
+    assert len(usual.losses) > 2
+    exact = FixedPoint(Sinkhorn(), FromMedoid()).solve(matrices, [1.0] * c)
+    assert distance_up_to_order(exact.H, H) < 1e-5 * size
+    assert len(exact.losses) <= 3
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_soft_plans_of_unlike_uploads_end_before_all_components_are_the_same(seed):
+    def variety(H):
+        return np.linalg.norm(H - H.mean(axis=0))
+
+    rng = np.random.default_rng(seed)
+    matrices = [rng.gamma(0.4, size=(30, 600)) for _ in range(20)]
+    usual, long = (FixedPoint(Sinkhorn(), FromMedoid(), tol=tol).solve(matrices, [1.0] * 20) for tol in (0.1, 0))
+    assert len(usual.losses) <= 3
+    assert variety(usual.H) > 100 * variety(long.H)
+
+
+@dataclass(frozen=True)
+class Restless:
+    """The best assignment, with the first two rows exchanged at every other sweep over `count` matrices."""
+
+    count: int
+    made: list
+    is_partial = False
+
+    def plan(self, target, source):
+        partners = Assignment().plan(target, source).partners.copy()
+        if len(self.made) // self.count % 2:
+            partners[[0, 1]] = partners[[1, 0]]
+        self.made.append(partners)
+        return Matching(partners)
+
+
+def test_plans_that_change_without_being_better_end_it():
+    """Of two components that are equal, either may be either."""
+    twins = np.vstack([parts(1), parts(1), parts(3, seed=2)])
+    matrices, _ = copies(4, H=twins)
+    found = FixedPoint(Restless(4, [])).solve(matrices, [1.0] * 4, twins)
+    assert len(found.losses) == 1
+    assert_allclose(found.H, twins, rtol=1e-12)
+    assert found.losses[-1] == loss_of(found.H, matrices, found.plans, np.full(4, 0.25))
+
+
+@pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Nearest(), Sinkhorn()], ids=repr)
+@pytest.mark.parametrize(("dtype", "power"), [("f8", 480), ("f8", -480), ("f4", 60), ("f4", -60), ("f4", 90)])
+def test_barycenters_do_not_depend_on_the_unit_of_measurement(align, dtype, power):
+    matrices = [np.random.default_rng(seed).gamma(0.5, size=(7, 30)).astype(dtype) for seed in range(6)]
+    found = FixedPoint(align, FromMedoid()).solve(matrices, [1.0] * 6)
+    other = FixedPoint(align, FromMedoid()).solve([np.ldexp(H, power) for H in matrices], [1.0] * 6)
+    assert len(other.losses) == len(found.losses)
+    assert_array_equal(other.H, np.ldexp(found.H, power))
+
+
+@pytest.mark.parametrize("method", ALIGNED, ids=repr)
+@pytest.mark.parametrize("scale", [1e-200, 1e160, 1e300])
+def test_permuted_copies_of_any_size_are_found_again(method, scale):
+    matrices, _ = copies(4, H=scale * parts())
+    found = method.solve(matrices, [1.0] * 4)
+    assert np.isfinite(found.H).all()
+    if not (isinstance(method, FixedPoint) and method.start == FromMean()):
+        assert_allclose(Assignment().plan(matrices[0], found.H).apply(found.H), matrices[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("common", "own"), [(0, 1e-4), (1000, 1)])
+def test_copies_whose_components_are_nearly_equal_take_no_longer_in_float32(common, own):
+    rng = np.random.default_rng(0)
+    H = np.vstack([common + rng.random(784) + own * rng.random((18, 784)), np.eye(2, 784)])
+    matrices = [one.astype(np.float32) for one in copies(5, H=H)[0]]
+    found = FixedPoint().solve(matrices, [1.0] * 5)
+    assert len(found.losses) == 1
+    assert distance_up_to_order(found.H.astype(float), H) < 1e-6 * np.linalg.norm(H)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

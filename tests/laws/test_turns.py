@@ -16,6 +16,7 @@ from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
 from partsong.kernels import compiled_turns
+from partsong.kernels.turns import Move
 from partsong.local.alternate import Alternate, Rows
 from partsong.local.coordinate import CoordinateDescent
 from partsong.local.coupling import AlignedPull, NoPull, Pull, Tether
@@ -58,6 +59,9 @@ def begun(solver, dtype):
     return Rows(W, None, solver.rule.init(W)), solver.begin(Ht), Tether(model)
 
 
+HT = np.random.default_rng(5).random((COLUMNS, RANK))
+
+
 def far(a, b):
     return float(np.abs(a - b).max() / np.abs(b).max())
 
@@ -70,7 +74,7 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
     if pull == "exact" and not rule.startswith("iPALM"):
         pytest.skip("the exact pull is for gradient rules")
     matrix, coupling = data(is_sparse, dtype), PULLS[pull]
-    monkeypatch.setattr(type(matrix), "most_turns", lambda self, rank: 4)
+    monkeypatch.setattr(type(matrix), "most_turns", lambda self, rank, move: 4)
     calls = []
     taken = type(matrix).take_turns
     monkeypatch.setattr(type(matrix), "take_turns", lambda *given: (calls.append(given[-1].count), taken(*given)))
@@ -107,6 +111,41 @@ def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypat
     assert H.memory.count == 3
 
 
+class Thresholded(CoordinateDescent):
+    """A rule of one's own that changes what it inherits."""
+
+    def step(self, factor, equations, state):
+        moved, state = super().step(factor, equations, state)
+        return np.where(moved > 0.5 * moved.max(), moved, 0), state
+
+
+class Halfway(AlignedPull):
+    """A coupling of one's own that changes what it inherits."""
+
+    def step(self, rule, Ht, equations, state, tether):
+        moved, state, tether = super().step(rule, Ht, equations, state, tether)
+        return (moved + Ht) / 2, state, tether
+
+
+class Named(InertialPalm):
+    """A rule with words of its own."""
+
+    def move(self):
+        return "somewhere"
+
+
+@pytest.mark.parametrize(
+    ("rule", "coupling"), [(Thresholded(), NoPull()), (InertialPalm(), Halfway()), (Named(), NoPull())]
+)
+def test_what_a_subclass_inherits_does_not_speak_for_its_steps(rule, coupling):
+    solver = Alternate(rule)
+    with threads.kernels_on(1):
+        found = take_turns(solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, Tether(HT), 5)
+        expected = singly(solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, Tether(HT), 5)
+    assert (found[1].Ht == expected[1].Ht).all()
+    assert (found[0].W == expected[0].W).all()
+
+
 def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
     X = np.random.default_rng(0).random((50, 20))
     np.save(tmp_path / "x.npy", X)
@@ -117,14 +156,39 @@ def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
     for matrix, is_ready in ((mapped, False), (by_column, False), (integers, False), (ready, True)):
         assert isinstance(matrix, TurnsAtOnce)
         with threads.kernels_on(1):
-            assert (matrix.most_turns(5) > 0) is is_ready
+            assert (matrix.most_turns(5, Move("descend")) > 0) is is_ready
 
 
-def test_a_call_ends_soon_enough_to_be_interrupted():
-    X = np.zeros((60000, 784), np.float32)
+@pytest.mark.parametrize("move", [Move("descend"), Move("sweep", 20)], ids=["step", "sweeps"])
+@pytest.mark.parametrize("shape", [(60000, 784, 50), (1200, 784, 20), (30, 10, 3), (100, 50, 50), (50, 30, 60)])
+def test_a_call_ends_soon_enough_to_be_interrupted(shape, move):
+    """Operations of one call, products and steps and what every turn has, are bounded: about a tenth of a second."""
+    n, m, k = shape
+    X = np.zeros((n, m), np.float32)
     with threads.kernels_on(1):
-        assert DenseMatrix(X, X.dtype).most_turns(50) == 1
-        assert DenseMatrix(X[:1200], X.dtype).most_turns(20) < 100
+        turns = DenseMatrix(X, X.dtype).most_turns(k, move)
+        by_rows = as_matrix(sparse.csr_matrix(X)).most_turns(k, move)
+    one = 4 * n * m * k + 2 * (n + m) * k**2 * move.sweeps
+    assert turns >= 1
+    assert turns == 1 or turns * one < 2.5e9
+    assert turns < 5000
+    assert by_rows < 5000
+
+
+@pytest.mark.parametrize(("rows", "columns", "rank", "offset"), [(100_000, 8, 4, 100), (60_000, 5, 3, 0)])
+def test_sums_over_many_rows_keep_their_digits(rows, columns, rank, offset):
+    """Turns in float32 stay as near to float64 as single ones do."""
+    draw = np.random.default_rng(0)
+    X = draw.random((rows, rank)) @ draw.random((rank, columns)) + offset
+    W, Ht = draw.random((rows, rank)) + offset, draw.random((columns, rank))
+    solver, found = Alternate(CoordinateDescent()), {}
+    with threads.kernels_on(1):
+        for dtype, way in ((np.float64, take_turns), (np.float32, take_turns), (np.float32, singly)):
+            start = Rows(W.astype(dtype), None, solver.rule.init(W)), solver.begin(Ht.astype(dtype))
+            _, columns_ = way(solver, as_matrix(X.astype(dtype)), *start, NoPull(), Tether(Ht), 20)
+            found[dtype, way] = columns_.Ht
+    exact = found[np.float64, take_turns]
+    assert far(found[np.float32, take_turns], exact) < 10 * far(found[np.float32, singly], exact) + 1e-6
 
 
 def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
@@ -139,7 +203,7 @@ def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
 
     once = model(Sequential())
     assert (model(Parallel(3)) == once).all()
-    monkeypatch.setattr(DenseMatrix, "most_turns", lambda self, rank: 0)
+    monkeypatch.setattr(DenseMatrix, "most_turns", lambda self, rank, move: 0)
     assert far(model(Sequential()), once) < 1e-8
 
 

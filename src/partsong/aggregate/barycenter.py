@@ -10,12 +10,12 @@ import numpy as np
 from partsong import kernels
 from partsong.align.assignment import Assignment
 from partsong.align.plan import Matching, are_same, is_soft
-from partsong.core import Alignment, Array, Message, Plan
+from partsong.core import Alignment, Array, Message, Plan, type_name
 from partsong.errors import ParameterError
 from partsong.streams import stream
 
-NEAR = 0.01
-"""A barycenter that has come less far than this, of its own size, is as good as where it started."""
+ROUNDING = 8.0
+"""A sweep that moves H̄ by less than this many units in the last place of its size has moved nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class FromMedoid:
         chosen = [matrices[i * len(matrices) // count] for i in range(count)]
         if count == 1:
             return chosen[0]
-        return min(chosen, key=lambda one: loss_of(one, matrices, [align.plan(one, H) for H in matrices], weights))
+        return min(chosen, key=lambda one: loss_of(one, matrices, _plans(align, one, matrices), weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,12 @@ class FixedPoint:
     """P_j ← align(H̄, H_j), H̄ ← mean_j P_j H_j, by turns (Dalleiger & Gionis, 2025, Alg. 1).
 
     For assignments each half-step is exact, so that the loss never rises. Rows without partners in any matrix keep
-    their values; partners are counted row by row. Ends once no plan changes, which needs no further mean. Soft plans
-    always change a little: with those it ends once a sweep moves H̄ by less than `tol` of how far it has come from its
-    start, or of a hundredth of itself if that is more.
+    their values; partners are counted row by row. Ends once no plan changes, which needs no further mean, or once new
+    ones are no better: equal components may be told apart by rounding. Soft plans always change a little: with those it
+    ends once a sweep moves H̄ by less than `tol` of how far it has come from its start, and by less than the spread
+    √(2·loss) of what it is the mean of. Without the latter, copies in two orders would stay at their mean: a saddle,
+    which is left in small moves that grow. With a bound much below it, H̄ of unlike uploads goes on until its rows are
+    all the same.
     """
 
     align: Alignment = Assignment()
@@ -92,17 +95,23 @@ class FixedPoint:
         plans: tuple[Plan, ...] = ()
         losses: list[float] = []
         for _ in range(self.sweeps):
-            target = kernels.of(H).rows_of(H).T  # in the memory order of uploads, which products like best
-            known, plans = plans, tuple(self.align.plan(target, one) for one in matrices)
-            if known and all(map(are_same, known, plans)):
+            new = _plans(self.align, H, matrices)
+            if plans and all(map(are_same, plans, new)):
                 break
-            moved = [plan.apply(one) for one, plan in zip(matrices, plans, strict=True)]
-            before, H = H, _mean(moved, plans, shares, H)
-            losses.append(_loss(H, moved, plans, shares))
-            way = max(_distance(H, start), NEAR * _size(start))
-            if any(map(is_soft, plans)) and _distance(H, before) <= self.tol * way:
+            moved = [plan.apply(one) for one, plan in zip(matrices, new, strict=True)]
+            mean = _mean(moved, new, shares, H)
+            loss = _loss(mean, moved, new, shares)
+            if plans and not (self.align.is_partial or loss < losses[-1] or any(map(is_soft, (*plans, *new)))):
+                break
+            before, H, plans = H, mean, new
+            losses.append(loss)
+            if any(map(is_soft, plans)) and self._has_arrived(_distance(H, before), _distance(H, start), loss, H):
                 break
         return Barycenter(H, plans, tuple(losses))
+
+    def _has_arrived(self, move: float, way: float, loss: float, H: Array) -> bool:
+        nothing = ROUNDING * float(np.finfo(type_name(H.dtype)).eps) * _size(H)
+        return move <= max(nothing, min(self.tol * way, float(np.sqrt(2 * loss))))
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m) in name order."""
@@ -201,6 +210,13 @@ def loss_of(H: Array, matrices: Sequence[Array], plans: Sequence[Plan], weights:
     return _loss(H, (plan.apply(one) for one, plan in zip(matrices, plans, strict=True)), plans, weights)
 
 
+def _plans(align: Alignment, H: Array, matrices: Sequence[Array]) -> tuple[Plan, ...]:
+    """A plan from each matrix to H, which is brought to the numbers and the memory order of products once for all."""
+    on = kernels.of(H)
+    target = np.asarray(on.to_numpy(on.rows_of(H)), np.float64).T
+    return tuple(align.plan(target, one) for one in matrices)
+
+
 def _mean(moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
     total, counts = None, np.zeros(len(fallback))
     for one, plan, weight in zip(moved, plans, weights, strict=True):
@@ -220,8 +236,8 @@ def _loss(H: Array, moved: Iterable[Array], plans: Sequence[Plan], weights: np.n
     on, total = kernels.of(H), 0.0
     for one, plan, weight in zip(moved, plans, weights, strict=True):
         gaps = on.to_numpy(H - one)
-        by_row = np.einsum("ij,ij->i", gaps, gaps)
-        total += 0.5 * float(weight) * float(by_row[plan.weights > 0].sum(dtype=np.float64))
+        by_row = np.einsum("ij,ij->i", gaps, gaps, dtype=np.float64)
+        total += 0.5 * float(weight) * float(by_row[plan.weights > 0].sum())
     return total
 
 
@@ -244,8 +260,8 @@ def _shares(weights: Sequence[float], weighted: bool) -> np.ndarray:
 
 
 def _distance(A: Array, B: Array) -> float:
-    return float(np.sqrt(kernels.of(A).inner(A - B, A - B)))
+    return _size(A - B)
 
 
 def _size(A: Array) -> float:
-    return float(np.sqrt(kernels.of(A).inner(A, A)))
+    return float(np.linalg.norm(kernels.of(A).to_numpy(A).astype(np.float64, copy=False)))

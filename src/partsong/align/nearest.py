@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from partsong.align.likeness import squared_distances
+from partsong.align.likeness import costs
 from partsong.align.plan import Blend
 from partsong.core import Array
 from partsong.errors import ParameterError
@@ -27,7 +27,7 @@ class Nearest:
 
     def plan(self, target: Array, source: Array) -> Blend:
         """P with rows that sum to 1; of equal distances the first row is taken."""
-        cost = squared_distances(target, source, unit=self.unit)
+        cost = costs(target, source, unit=self.unit)
         count = min(self.neighbours, len(cost))
         chosen = np.argsort(cost, axis=1, kind="stable")[:, :count]
         P = np.zeros_like(cost)
@@ -49,7 +49,7 @@ class SoftMax:
 
     def plan(self, target: Array, source: Array) -> Blend:
         """P with rows that sum to 1."""
-        cost = squared_distances(target, source, unit=self.unit)
+        cost = costs(target, source, unit=self.unit)
         scores = -cost / (self.blur * (float(cost.mean()) or 1.0))
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         return Blend(weights / weights.sum(axis=1, keepdims=True))

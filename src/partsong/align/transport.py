@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from partsong.align.assignment import significant
-from partsong.align.likeness import correlations, squared_distances
+from partsong.align.likeness import correlations, costs
 from partsong.align.plan import Blend
 from partsong.core import Array
 from partsong.errors import ParameterError
@@ -34,7 +34,7 @@ class Sinkhorn:
 
     def plan(self, target: Array, source: Array) -> Blend:
         """P with rows that sum to 1."""
-        cost = squared_distances(target, source, unit=self.unit)
+        cost = costs(target, source, unit=self.unit)
         k = len(cost)
         mass = np.full(k, 1.0 / k)
         T = entropic_plan(cost, mass, mass, self.blur * _typical(cost), self.iterations, self.tolerance)

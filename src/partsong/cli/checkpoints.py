@@ -41,9 +41,9 @@ class Journal:
     sent: list[Sent] = field(default_factory=list)
 
     @staticmethod
-    def after(earlier: Earlier, sent: list[Sent]) -> Journal:
-        """The journal of a run that goes on."""
-        comparable = Comparable.of(earlier.history)
+    def after(earlier: Earlier, sent: list[Sent], present: int) -> Journal:
+        """The journal of a run that goes on, with so many parties."""
+        comparable = Comparable.of(earlier.history, present)
         return Journal(earlier.checkpoint, list(earlier.history), earlier.best, comparable, sent)
 
     def note(self, done: Round, row: HistoryRow) -> None:

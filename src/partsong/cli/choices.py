@@ -19,6 +19,7 @@ SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp")
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 DTYPES = ("float32", "float64")
 ENGINES = ("sequential", "parallel")
+FAULTY = ("stop", "leave-out")
 CENTRALISED = "centralised"
 
 METHODS = (*FEDERATED, LOCAL_ONLY)
@@ -45,6 +46,12 @@ def unknown(value: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
     guess = f" Did you mean {near[0]!r}?" if near else ""
     return f"{value!r} is not one of {', '.join(names)}.{guess}"
+
+
+def faulty_named(value: str) -> str:
+    """What the library calls it."""
+    one_of(FAULTY)(value)
+    return value.replace("-", " ")
 
 
 def finite(value: float | None) -> float | None:

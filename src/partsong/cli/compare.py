@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import unknown
+from partsong.cli.choices import FAULTY, faulty_named, unknown
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalInt, OptionalPath, examples
 from partsong.cli.outputs import put_json, require_writable, visible, warn
@@ -56,6 +56,14 @@ def compare(
         OptionalInt,
         typer.Option(min=1, help="Iterations between exchanges, of methods that average.", show_default="the method's"),
     ] = None,
+    faulty: Annotated[
+        str,
+        typer.Option(
+            help="stop: a party with bad data, or whose work or upload fails, ends the comparison; leave-out: it goes "
+            "on without that party, and says so.",
+            callback=faulty_named,
+        ),
+    ] = FAULTY[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     report: Annotated[
         OptionalPath, typer.Option(help="Also write a page with curves and parts (.html).", show_default=False)
@@ -70,14 +78,26 @@ def compare(
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
-    tables = read_parts(place)
+    from partsong.leaving_out import LEAVE_OUT, LeftOutWarning
+
+    missing: dict[str, str] = {}
+    if faulty == LEAVE_OUT:
+        from partsong.cli.fit_parties import read_sound_parties
+
+        holdings, missing = read_sound_parties(place, None, ())
+        tables = dict(holdings.tables)
+    else:
+        tables = read_parts(place)
+    for name, reason in missing.items():
+        warn(f"Party {name!r} is left out of this comparison. {reason}")
     import warnings
     from dataclasses import replace
 
     from partsong.compare_methods import compare as compare_parties
     from partsong.compare_result import IncompleteWarning
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LeftOutWarning)
         warnings.simplefilter("ignore", IncompleteWarning)  # told below, in one line
         found = compare_parties(
             [table.X for table in tables.values()],
@@ -87,10 +107,13 @@ def compare(
             rounds=rounds,
             local_steps=local_steps,
             random_state=seed,
+            faulty=faulty,
             verbose=0 if as_json else 1,
         )
+    for warning in told:
+        warn(str(warning.message))
     feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)
-    found = replace(found, feature_names=feature_names)
+    found = replace(found, feature_names=feature_names, left_out={**missing, **found.left_out})
     if report is not None:
         found.save_report(report)
     if as_json:
@@ -126,5 +149,6 @@ def description(found: Comparison) -> dict[str, Any]:
         "seed": found.seed,
         "is_complete": found.is_complete,
         "missing": found.missing,
+        "left_out": found.left_out,
         "methods": rows,
     }

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from partsong.cli.choices import DTYPES, ENGINES, INITS, METHODS, SOLVERS, finite, one_of, positive
+from partsong.cli.choices import (
+    DTYPES,
+    ENGINES,
+    FAULTY,
+    INITS,
+    METHODS,
+    SOLVERS,
+    faulty_named,
+    finite,
+    one_of,
+    positive,
+)
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.guard import guarded
 from partsong.cli.options import (
@@ -32,19 +43,12 @@ EPILOG = examples(
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
 )
 
-STOP, LEAVE_OUT = "stop", "leave-out"
 
 MODEL, STOPPING, PARTIES, COMPUTING, KEEPING = "Model", "Stopping", "Federation (DATA is a folder of parts)", "Computing", "Keeping"  # noqa: E501  # fmt: skip
 
 
 def _option(*names: str, panel: str, help: str, **more: object) -> object:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)  # type: ignore[arg-type]
-
-
-def faulty_named(value: str) -> str:
-    """What the library calls it."""
-    one_of((STOP, LEAVE_OUT))(value)
-    return value.replace("-", " ")
 
 
 @guarded
@@ -155,14 +159,15 @@ def fit(
         ),
     ] = "exact",
     align: Annotated[
-        str,
+        OptionalText,
         _option(
             "--align",
             panel=PARTIES,
-            help=f"How {' and '.join(ALIGNED)} match components: {', '.join(ALIGNMENTS)}.",
+            help=f"How {' and '.join(ALIGNED)} match components: {', '.join(ALIGNMENTS)}. By default "
+            f"{', '.join(f'{align} for {method}' for method, align in ALIGNMENT.items())}.",
             callback=one_of(ALIGNMENTS),
         ),
-    ] = ALIGNMENT,
+    ] = None,
     start: Annotated[
         OptionalText,
         _option(
@@ -192,7 +197,7 @@ def fit(
             "without it, and says so.",
             callback=faulty_named,
         ),
-    ] = STOP,
+    ] = FAULTY[0],
     engine: Annotated[
         str,
         _option(

@@ -42,7 +42,7 @@ def read_sound_parties(path: Path, dtype: str | None, late: Collection[str]) -> 
     faults |= of_other_columns({name: Columns(t.X.shape[1], t.feature_names) for name, t in tables.items()})
     for name in tables.keys() - faults.keys():
         try:
-            require_usable(tables[name], dtype)
+            require_usable(tables[name], dtype, party=name)
         except PartsongError as error:
             faults[name] = str(error)
     faults |= {name: LATE for name in tables if name in late and name not in faults}

@@ -72,12 +72,13 @@ class Result:
         return self.options.output or (None if folder is None else folder / MODEL)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON contract; `bytes_…_per_party` are means over parties of all rounds together. `left_out` tells of
-        each party that was: how many rounds, the first of them, and why.
+        """The JSON contract; bytes are those of all rounds together: up, the mean over the parties that have ever sent
+        anything; down, what a party that missed none was sent. `left_out` tells of each party that was: of how many
+        rounds, the first of them, and why.
 
         A method of one round ends with the outcome max-rounds: it has no way to converge.
         """
-        parties = len(self.holdings.tables)
+        parties, senders = len(self.holdings.tables), {party for _, party, up, _ in self.sent if up}
         return {
             "model": self.model,
             "method": self.settings.method,
@@ -91,7 +92,7 @@ class Result:
             "seconds": round(self.seconds, 6),
             "relative_error": self.done.relative_error,
             "explained_variance": 1.0 - self.done.relative_error**2,
-            "bytes_up_per_party": round(sum(row.bytes_up for row in self.history) / parties),
+            "bytes_up_per_party": round(sum(row.bytes_up for row in self.history) / max(1, len(senders))),
             "bytes_down_per_party": sum(row.bytes_down for row in self.history),
             "left_out": by_party(self.left_out),
             "weights": self.options.weights,

@@ -43,7 +43,10 @@ from partsong.leaving_out import LEAVE_OUT, Attendance
 from partsong.progress import Watch, progress
 from partsong.running import HistoryRow, Run
 
-FINISHING = "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save it now, then to give up."
+FINISHING = (
+    "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save that of the iterations before, "
+    "if there were any, and once more to give up."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ def _fit(session: Session) -> bool:
     task = task_of(settings, session.holdings, record=options.record)
     if session.folder is not None:
         _begin(session, session.folder)
-    journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent)
+    journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent, len(task.shards))
     file = _checkpoint_file(session, journal)
     recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
     with held(FINISHING) as pressed:

@@ -15,7 +15,7 @@ from partsong.cli.choices import CENTRALISED
 from partsong.cli.holdings import ALONE, Holdings
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
-from partsong.methods import ALIGNED, LOCAL_STEPS, ONE_ROUND, start_of
+from partsong.methods import ALIGNED, LOCAL_STEPS, ONE_ROUND, alignment_for, start_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class FitOptions:
     max_iter: int
     time_budget: float | None
     method: str
-    align: str
+    align: str | None
     start: str | None
     rounds: int
     local_steps: int | None
@@ -169,6 +169,7 @@ def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
     if known["start"] == "independent" and method == "exact":
         raise typer.BadParameter("exact has one start for all parties.", param_hint="--start")
     known["start"] = start_of(method, known["start"])
+    known["align"] = alignment_for(method, known["align"])
     if "align" in given and method not in ALIGNED:
         only = " and ".join(ALIGNED)
         raise typer.BadParameter(f"only {only} match components; the method is {method}.", param_hint="--align")

@@ -71,7 +71,8 @@ def guarded(command: Command) -> Command:
 
 def failure(error: BaseException, code: int) -> dict[str, Any]:
     """What --json says of a command that failed: the message, the class of the error, the exit code."""
-    message = " ".join((plain(error), *getattr(error, "__notes__", ())))
+    notes = () if isinstance(error, KeyboardInterrupt) else getattr(error, "__notes__", ())
+    message = " ".join((plain(error), *notes))
     return {"error": message, "type": type(error).__name__, "exit_code": code}
 
 

@@ -67,8 +67,8 @@ def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None) -> Holdi
     else:
         tables = {ALONE: read_table(path, wanted)}
         warn_of(tables[ALONE], header_notes(tables[ALONE], wanted))
-    for table in tables.values():
-        require_usable(table, dtype)
+    for name, table in tables.items():
+        require_usable(table, dtype, party=name if is_federation else "")
     warn_of_identifiers(tables.values())
     return Holdings(tables, is_federation)
 
@@ -96,12 +96,12 @@ def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label"
         raise typer.BadParameter(f"{path}: {as_options(f'{setting}= {why}')}", param_hint=hint)
 
 
-def require_usable(table: Table, dtype: str | None = None) -> None:
-    """Refuse what cannot be factorized, naming the file, and its rows and columns."""
+def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:
+    """Refuse what cannot be factorized (of a party also zeros alone), naming the file, and its rows and columns."""
     from partsong.data.check import require_factorizable
 
     with named_source(table):
-        require_factorizable(table.X, table.feature_names, dtype)
+        require_factorizable(table.X, table.feature_names, dtype, party=party)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ PHRASES = {
     ", or None": "",
     "The l1 penalty ": "The L1 part of --alpha-w and --alpha-h (see --l1-ratio) ",
     "The l2 penalty ": "The L2 part of --alpha-w and --alpha-h (see --l1-ratio) ",
+    'faulty="leave out"': "--faulty leave-out",
     "Unknown init ": "Unknown --init ",
     "Unknown solver ": "Unknown --solver ",
     "Unknown method ": "Unknown --method ",

@@ -28,11 +28,18 @@ _ERRORS: dict[str, type[PartsongError]] = {
     "negative": DataError,
     "scale": DataError,
     "too-small": DataError,
+    "all-zero": DataError,
     "name-count": FeatureError,
     "duplicate-names": FeatureError,
     "missing-names": FeatureError,
     "name-type": FeatureError,
 }
+
+
+NOTHING_TO_LEARN = (
+    "Nothing can be learned from such a party, and the start that it draws would go into averages. Check its data, or "
+    'leave it out (faulty="leave out" does so by itself).'
+)
 
 
 def inspect(
@@ -49,12 +56,15 @@ def inspect(
     return errors + tuple(_notes(array_of(X), feature_names, sample_names))
 
 
-def require_factorizable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
+def require_factorizable(
+    X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None, *, party: str = ""
+) -> None:
     """Raise the typed error for the first thing that keeps X from being factorized; two reductions if all is well.
 
-    `dtype` is the precision that the fit will use where it is not that of X.
+    `dtype` is the precision that the fit will use where it is not that of X. Of a `party` zeros alone are
+    refused, and rows are told to be its own.
     """
-    for finding in _errors(X, feature_names, None, dtype):
+    for finding in _errors(X, feature_names, None, dtype, party):
         raise error_of(finding)
 
 
@@ -71,7 +81,11 @@ def error_of(finding: Finding) -> PartsongError:
 
 
 def _errors(
-    X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any = None
+    X: Any,
+    feature_names: Sequence[str] | None,
+    sample_names: Sequence[str] | None,
+    dtype: Any = None,
+    party: str = "",
 ) -> Iterator[Finding]:
     try:
         matrix = array_of(X)
@@ -82,22 +96,30 @@ def _errors(
     if form is not None:
         yield form
         return
-    yield from _value_errors(matrix, feature_names, sample_names, matrix.dtype if dtype is None else dtype)
+    precision = np.dtype(matrix.dtype if dtype is None else dtype)
+    yield from _value_errors(matrix, feature_names, sample_names, precision, party)
     if feature_names is not None:
         yield from name_errors(feature_names, matrix.shape[1])
 
 
 def _value_errors(
-    X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any
+    X: Any,
+    feature_names: Sequence[str] | None,
+    sample_names: Sequence[str] | None,
+    dtype: np.dtype[Any],
+    party: str,
 ) -> Iterator[Finding]:
     low, high = extremes(X)
+    if party and low == high == 0:
+        yield Finding("all-zero", "error", "Every value is zero.", NOTHING_TO_LEARN)
+        return
     if low >= 0 and high < np.inf:
-        yield from _scale_error(high, np.dtype(dtype))
+        yield from _scale_error(high, dtype)
         return
     for kind, what, remedy, is_marked in _FAULTS:
         found = places(X, is_marked)
         if found.count:
-            message = f"{what}: {found.count} cell(s), in {_where(found, feature_names, sample_names)}."
+            message = f"{what}: {found.count} cell(s), in {_where(found, feature_names, sample_names, party)}."
             yield Finding(kind, "error", message, remedy, few(found.rows), few(found.columns), found.count)
 
 
@@ -123,10 +145,10 @@ _FAULTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 )
 
 
-def _where(found: Places, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> str:
+def _where(found: Places, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, party: str) -> str:
     rows = first_few(labelled(found.rows, sample_names), found.rows.size, "row")
     columns = first_few(labelled(found.columns, feature_names), found.columns.size, "column")
-    return f"{rows}; {columns}; counted from 0"
+    return f"{rows}{f' of party {party!r}' if party else ''}; {columns}; counted from 0"
 
 
 def _notes(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:

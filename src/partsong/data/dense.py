@@ -12,7 +12,7 @@ from partsong import kernels, threads
 from partsong.data.mapped import mapping
 from partsong.data.tiles import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges
 from partsong.kernels import compiled_sweeps, on_numpy
-from partsong.kernels.turns import Turns
+from partsong.kernels.turns import Move, Turns, most_turns
 from partsong.once import once
 
 FEWEST_SUMMED = 64
@@ -21,8 +21,6 @@ MANY_SUMS = 1 << 15
 """So many entries of XᵀW that rounding averages out over them; fewer are summed in float64, and over fewer rows."""
 FEW_COMPONENTS = 16
 """So few that products of WᵀW in float64 are cheap, and that rounding in its entries would not average out."""
-LONG_CALL = 5e9
-"""Floating-point operations that one call may take before Ctrl-C is looked at."""
 TURN_TILE_BYTES = 1 << 20
 SUMS_BYTES = 32 << 20
 """The most that all threads together may hold in sums of their own."""
@@ -71,8 +69,7 @@ class DenseMatrix:
             self.walk(Ht, update)
             return on_numpy.gram(F), self.transposed_times(F)
 
-        height = min(max(FEWEST_SUMMED, k * self.shape[1] // 32), MOST_SUMMED)
-
+        height = self._summed_together(k)
         exactly = k < FEW_COMPONENTS or 32 * k < self.shape[1]
         kind = np.float64 if k * self.shape[1] < MANY_SUMS else self.dtype
 
@@ -156,12 +153,12 @@ class DenseMatrix:
                 product += block @ B[c:d]
             yield a, b, product.astype(self.dtype, copy=False)
 
-    def most_turns(self, rank: int) -> int:
+    def most_turns(self, rank: int, move: Move) -> int:
         """So many that a call takes a fraction of a second; none for rows that are wide, mapped, converted, shared."""
         is_ready = self.X.flags.c_contiguous and self.X.dtype == self.dtype and mapping(self.X) is None
         if not is_ready or len(self._pieces(rank)) > 1 or self._sums_are_large(rank):
             return 0
-        return max(1, int(LONG_CALL / max(1.0, 4.0 * rank * self.stored)))
+        return most_turns(4.0 * rank * self.stored, self.shape, rank, move)
 
     def take_turns(
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
@@ -169,7 +166,8 @@ class DenseMatrix:
         """Over tiles of rows; see local.turns."""
         from partsong.kernels import compiled_turns
 
-        height = max(LOW, TURN_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
+        in_cache = max(LOW, TURN_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
+        height = min(in_cache, self._summed_together(Ht.shape[1]))
         compiled_turns.on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
@@ -227,6 +225,10 @@ class DenseMatrix:
 
     def _pieces(self, columns: int) -> list[tuple[int, int]]:
         return threads.ranges(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))
+
+    def _summed_together(self, columns: int) -> int:
+        """Rows whose products are summed in the type of the data."""
+        return min(max(FEWEST_SUMMED, columns * self.shape[1] // 32), MOST_SUMMED)
 
     def _sums_are_large(self, columns: int) -> bool:
         """Whether XᵀA is better shared out by columns: a sum and a product for each thread would be too much."""

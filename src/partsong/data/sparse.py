@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from partsong import kernels, threads
-from partsong.data.dense import FEW_COMPONENTS, LONG_CALL
+from partsong.data.dense import FEW_COMPONENTS
 from partsong.kernels import compiled_sparse, compiled_transposed, on_numpy
-from partsong.kernels.turns import Turns
+from partsong.kernels.turns import Move, Turns, most_turns
 from partsong.once import once
 
 TILE_ROWS = 4096
@@ -109,12 +109,11 @@ class SparseMatrix:
         threads.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
 
-    def most_turns(self, rank: int) -> int:
+    def most_turns(self, rank: int, move: Move) -> int:
         """So many that a call takes a fraction of a second; none without a copy by column, or where threads share."""
         if self.by_column is None or len(self._pieces(self.by_row, rank, 2 * rank)) > 1:
             return 0
-        dense = 2.0 * rank * sum(self.shape)
-        return max(1, int(LONG_CALL / max(1.0, 2.0 * rank * (2 * GATHER_COST * self.stored + dense))))
+        return most_turns(4.0 * rank * GATHER_COST * self.stored, self.shape, rank, move)
 
     def take_turns(
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns

@@ -16,6 +16,12 @@ from partsong.errors import CompositionError, DivergenceError, UploadError, firs
 SHOWN = 3
 """Positions that an error spells out."""
 
+SPARE = 2**20
+"""So many numbers of the largest size that is let pass can be added up."""
+
+HEAVIEST = math.sqrt(np.finfo(np.float64).max)
+"""The largest weight that can be multiplied with a factor."""
+
 ANY = Form((), kind="")
 """Where nothing is stated: any numbers, if they are finite."""
 
@@ -41,11 +47,19 @@ def check_together(program: Program, reduction: Reduction, expected: Expected) -
 
 
 def check_upload(party: str, upload: Message, expected: Expected) -> None:
-    """Refuse an upload of another form, or with numbers that are not finite; no copy is made of one that passes."""
+    """Refuse an upload of another form, or with numbers that are not finite or so large that what is done with them is
+    not: beyond the root of the largest of their type in a factor, and 2⁻²⁰ of it elsewhere. No copy is made of one that
+    passes.
+    """
+    if not isinstance(upload, Message):
+        raise UploadError(
+            f"Party {party!r} sent what cannot be used: {type(upload).__name__}, not a Message. Nothing of it has "
+            "entered a sum. `local` returns a new state and a Message of named arrays."
+        )
     kinds = expected or (None,)
     kind = next((one for one in kinds if one is not None and one.keys() == upload.arrays.keys()), kinds[0])
     if not _is_as_stated(upload, kind):
-        misfits, runaways = list(_misfits(upload, kind)), list(_runaways(upload))
+        misfits, runaways = list(_misfits(upload, kind)), list(_runaways(upload, kind))
         error = UploadError if misfits else DivergenceError
         raise error(
             f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
@@ -70,33 +84,42 @@ def _is_as_stated(upload: Message, expected: Kind | None) -> bool:
     if expected is None:
         return all(_is_finite(array) for array in upload.arrays.values())
     return upload.arrays.keys() == expected.keys() and all(
-        _fits(array, expected[name]) and _is_finite(array, expected[name].non_negative)
-        for name, array in upload.arrays.items()
+        _fits(array, expected[name]) and _is_finite(array, expected[name]) for name, array in upload.arrays.items()
     )
 
 
 def _is_weight(weight: object) -> bool:
-    return isinstance(weight, Real) and 0 <= float(weight) < math.inf
+    return isinstance(weight, Real) and 0 <= float(weight) <= HEAVIEST
 
 
 def _fits(array: Array, form: Form) -> bool:
     return _kind(array) == form.kind and tuple(array.shape) == form.shape
 
 
-def _is_finite(array: Array, non_negative: bool = False) -> bool:
-    """Whether these are numbers, all finite and, if asked for, none below zero: from the least and the largest."""
+def _is_finite(array: Array, form: Form = ANY) -> bool:
+    """Whether these are numbers, none too large and, if asked for, none below zero: from the least and the largest."""
     kind = _kind(array)
     if not kind or 0 in array.shape:
         return bool(kind)
     sizes = abs(array) if kind == "complex" else array
-    least = float(sizes.min())
-    return (least >= 0 or not non_negative) and math.isfinite(least) and math.isfinite(float(sizes.max()))
+    least, reach = float(sizes.min()), _reach(array.dtype, form.is_factor)
+    return least >= (0 if form.non_negative else -reach) and float(sizes.max()) <= reach
+
+
+@cache
+def _reach(dtype: Any, is_factor: bool) -> float:
+    """The largest number that may be sent."""
+    if _family(dtype) not in ("float", "complex"):
+        return math.inf
+    name = type_name(dtype)
+    largest = float(np.finfo("float32" if name == "bfloat16" else name).max)
+    return math.sqrt(largest) if is_factor else largest / SPARE
 
 
 def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
     """All that is wrong with an upload, but for numbers that are not finite."""
     if not _is_weight(upload.weight):
-        yield f"its weight is {upload.weight!r}, not a finite number of zero or more"
+        yield f"its weight is {upload.weight!r}, not a number from zero to {HEAVIEST:.1g}"
     stated: Mapping[str, Form] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
     yield from (f"{name!r} is missing" for name in stated if name not in upload.arrays)
     for name, array in upload.arrays.items():
@@ -111,10 +134,15 @@ def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
             yield from _where(name, "is negative", (array < 0) & (array > -math.inf))
 
 
-def _runaways(upload: Message) -> Iterator[str]:
+def _runaways(upload: Message, expected: Kind | None) -> Iterator[str]:
     for name, array in upload.arrays.items():
         if _kind(array):
             yield from _where(name, "is NaN or infinite", ~(abs(array) < math.inf))
+            reach = _reach(array.dtype, (expected or {}).get(name, ANY).is_factor)
+            too_large = (
+                f"is larger than {reach:.1e}, of which {type_name(array.dtype)} cannot hold the squares or sums,"
+            )
+            yield from _where(name, too_large, (abs(array) > reach) & (abs(array) < math.inf))
 
 
 def _where(name: str, fault: str, is_so: Array) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from partsong import threads
 from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
 from partsong.engines.boundary import Expected, check_sum, check_together, check_upload, stated_by
+from partsong.engines.company import KEPT_OUT, WAYS_ON_WITH_ALL, Company, fixed_company, require_company
 from partsong.errors import DivergenceError, PartsongError, PartyError
 
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
@@ -39,10 +40,11 @@ class Setting:
 
 @dataclass(slots=True)
 class Desk:
-    """What the parties and the server of a reduction keep from one sum to the next."""
+    """What the parties and the server of a reduction keep from one sum to the next, and who was in the last one."""
 
     parties: dict[str, State]
     server: State = None
+    company: Company | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +84,28 @@ def run_rounds(
     del resume  # as large as the parties' states, and soon behind us
     desk = Desk({name: reduction.enrol(name, shard.secret, layout) for name, shard in by_name.items()})
     while point.index < schedule.rounds:
+        fixed = fixed_company(program, reduction, schedule, layout.parties, point, desk.company)
         point, missing = _joined(setting, point)
-        done = _one_round(setting, desk, point, missing)
+        done = _one_round(setting, desk, point, missing, fixed)
         point = done.checkpoint
         yield done
         del done
 
 
-def _one_round(setting: Setting, desk: Desk, point: Checkpoint, missing: Faults) -> Round:
+def _one_round(setting: Setting, desk: Desk, point: Checkpoint, missing: Faults, fixed: Company | None) -> Round:
     began, program = time.perf_counter(), setting.program
     names = setting.schedule.participants(setting.layout.parties, point.index)
+    asked = names if fixed is None else tuple(name for name in names if name in fixed)
     with threads.kernels_on(setting.schedule.kernel_threads):
-        worked = _work(setting, point, names, missing)
-        states, refused = worked.states, {name: str(error) for name, error in {**missing, **worked.faults}.items()}
+        worked = _work(setting, point, asked, missing, WAYS_ON if fixed is None else WAYS_ON_WITH_ALL)
+        require_company(fixed, worked.uploads, point.index, {**missing, **worked.faults})
+        refused = {name: KEPT_OUT for name in names if name not in asked}
+        refused |= {name: str(error) for name, error in {**missing, **worked.faults}.items()}
+        states = worked.states
         summed, traffic, answers = _reduce(setting, desk, worked.uploads, point)
+        require_company(fixed, summed.names, point.index)
         check_sum(summed.aggregate, summed.names, point.index)
+        desk.company = frozenset(summed.names)
         sent = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
         kept, included, handed_over = tuple(traffic) if setting.record else (), summed.names, [summed.aggregate]
         del worked, traffic, summed  # as large as the model; the program lets go of its copy when it can
@@ -132,7 +141,7 @@ def _joined(setting: Setting, point: Checkpoint) -> tuple[Checkpoint, Faults]:
     return replace(point, parties={**point.parties, **begun}), faults
 
 
-def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Faults) -> Worked:
+def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Faults, ways_on: str) -> Worked:
     """`local` at every party, and a look at its upload where it leaves the party: the last place where that can be.
 
     (An engine with a network looks again where uploads arrive, unless the reduction hides them.)
@@ -146,7 +155,7 @@ def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Fa
             check_upload(name, upload, setting.expected)
         return state, upload
 
-    done, faults = _visited(setting, work, [name for name in names if name not in missing])
+    done, faults = _visited(setting, work, [name for name in names if name not in missing], ways_on)
     if not done:
         everyone = {name: faults.get(name) or missing[name] for name in names}
         raise _nobody_left(everyone, point.index) from everyone[names[0]]
@@ -155,7 +164,7 @@ def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Fa
 
 
 def _visited(
-    setting: Setting, work: Callable[[str], Result], names: Sequence[str]
+    setting: Setting, work: Callable[[str], Result], names: Sequence[str], ways_on: str = WAYS_ON
 ) -> tuple[dict[str, Result], dict[str, PartsongError]]:
     """What came of it at each party, in the order of the names, and the errors of those who are left out."""
 
@@ -165,7 +174,7 @@ def _visited(
         except PartsongError as error:
             if setting.schedule.faulty == "stop":
                 if len(setting.shards) > 1:
-                    error.add_note(WAYS_ON)
+                    error.add_note(ways_on)
                 raise
             return error.with_traceback(None)  # which holds the party's arrays
 

@@ -1,4 +1,4 @@
-"""Numba kernels of alignment: what distances are made of, and the scaling iteration of entropic transport."""
+"""Numba kernels of alignment: the scaling iteration of entropic transport."""
 
 from __future__ import annotations
 
@@ -89,16 +89,3 @@ def leap(v, before, earlier):  # type: ignore[no-untyped-def]
         return
     for b in range(len(v)):
         v[b] *= (v[b] / before[b]) ** length
-
-
-@compiled()
-def without(origin, Xt):  # type: ignore[no-untyped-def]
-    """Xᵀ − o (m × k) in one pass with the squared norms of its k columns, these in float64."""
-    m, k = Xt.shape
-    moved, sizes = np.empty_like(Xt), np.zeros(k)
-    for i in range(m):
-        for a in range(k):
-            moved[i, a] = Xt[i, a] - origin[i]
-        for a in range(k):
-            sizes[a] += np.float64(moved[i, a]) * np.float64(moved[i, a])
-    return moved, sizes

@@ -23,6 +23,8 @@ ALONE, DAMPED, DAMPED_ABSOLUTELY, MIXED, PROXIMAL = range(5)
 CLOSE = 1e-11
 """How near bounds of an eigenvalue must come to each other, of its size."""
 MOST_PRODUCTS = 60
+SUMMED = 256
+"""Rows whose products are summed in the type of a factor."""
 
 
 @compiled()
@@ -177,6 +179,17 @@ def _turn_columns(Ht, before, gram, inverse, cross, product, v, method, pull, ce
 
 
 @compiled(fastmath=FAST)
+def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
+    """out ← FᵀF, with products of some rows in the type of F and sums of these in float64."""
+    sums[:] = 0.0
+    for a in range(0, F.shape[0], SUMMED):
+        rows = F[a : min(a + SUMMED, F.shape[0])]
+        np.dot(rows.T, rows, piece)
+        sums += piece
+    out[:] = sums
+
+
+@compiled(fastmath=FAST)
 def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
     """`turns` times: a step of W (n × k) from X Hᵀ, then one of Hᵀ (m × k) from XᵀW, in place.
 
@@ -187,15 +200,17 @@ def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, c
     kind = W.dtype.type
     longest = max(m, height)
     product, cross = np.empty((longest, k), W.dtype), np.empty((longest, k), W.dtype)
-    total, part = np.empty((k, m), W.dtype), np.empty((k, m), W.dtype)
+    total, part = np.empty((k, m)), np.empty((k, m), W.dtype)
     gram, piece, inverse = np.empty((k, k), W.dtype), np.empty((k, k), W.dtype), np.empty(k, W.dtype)
+    sums = np.empty((k, k))
     v_W, v_H = np.ones(k), np.ones(k)
     none = np.empty((0, 0), W.dtype)
     for _ in range(turns):
-        np.dot(Ht.T, Ht, gram)
+        _gram(Ht, gram, piece, sums)
         _shift(gram, none, penalties[1], 0.0)
         eta = kind(_prepare(gram, inverse, v_W, rule, inertia))
-        sums = np.zeros((k, k))
+        sums[:] = 0.0
+        total[:] = 0.0
         for a in range(0, n, height):
             b = min(a + height, n)
             tile, target, rows = X[a:b], cross[: b - a], W[a:b]
@@ -204,11 +219,8 @@ def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, c
             _move(rows, W_before[a:b], gram, inverse, target, product[: b - a], rule, kind(inertia), eta, sweeps)
             np.dot(rows.T, rows, piece)
             sums += piece
-            if a == 0:
-                np.dot(rows.T, tile, total)
-            else:
-                np.dot(rows.T, tile, part)
-                total += part
+            np.dot(rows.T, tile, part)
+            total += part
         gram[:] = sums
         _transpose(total, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
@@ -230,15 +242,16 @@ def sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, p
     (n, k), m = W.shape, Ht.shape[0]
     kind = W.dtype.type
     product, cross = np.empty((max(n, m), k), W.dtype), np.empty((max(n, m), k), W.dtype)
-    gram, inverse = np.empty((k, k), W.dtype), np.empty(k, W.dtype)
+    gram, piece, inverse = np.empty((k, k), W.dtype), np.empty((k, k), W.dtype), np.empty(k, W.dtype)
+    sums = np.empty((k, k))
     v_W, v_H = np.ones(k), np.ones(k)
     for _ in range(turns):
-        np.dot(Ht.T, Ht, gram)
+        _gram(Ht, gram, piece, sums)
         gather_rows(by_row[0], by_row[1], by_row[2], Ht, 0, cross[:n])
         _shift(gram, cross[:n], penalties[1], penalties[0])
         eta = kind(_prepare(gram, inverse, v_W, rule, inertia))
         _move(W, W_before, gram, inverse, cross[:n], product[:n], rule, kind(inertia), eta, sweeps)
-        np.dot(W.T, W, gram)
+        _gram(W, gram, piece, sums)
         gather_rows(by_column[0], by_column[1], by_column[2], W, 0, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
         _turn_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)

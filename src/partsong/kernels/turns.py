@@ -43,3 +43,15 @@ class Turns:
     l1_H: float
     l2_H: float
     towards: Towards
+
+
+LONG_CALL = 2e9
+"""Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""
+EVERY_TURN = 5e5
+"""What a turn takes however small it is, in operations."""
+
+
+def most_turns(products: float, shape: tuple[int, int], rank: int, move: Move) -> int:
+    """How many turns fit a call, if the two products of one take so many operations."""
+    steps = 2.0 * sum(shape) * rank**2 * move.sweeps + 250.0 * rank**2
+    return max(1, int(LONG_CALL / (products + steps + EVERY_TURN)))

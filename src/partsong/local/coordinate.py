@@ -38,7 +38,7 @@ class CoordinateDescent:
         return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, *plain})
 
     @property
-    def move(self) -> Move | None:
+    def compiled_move(self) -> Move | None:
         """Sweeps, where nothing holds them back."""
         return Move("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
 

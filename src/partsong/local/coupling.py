@@ -51,11 +51,10 @@ class Coupling(Protocol):
         """The next Hᵀ, the rule's memory, and the tether with the plan in use."""
 
 
-@runtime_checkable
 class SteadyPull(Protocol):
-    """A coupling whose pull compiled code knows."""
+    """A coupling whose pull compiled code knows; a subclass is such a coupling only if it says so itself."""
 
-    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
         """The pull from here on, for how many turns it holds (at most `most`), and the tether after these."""
 
 
@@ -73,7 +72,7 @@ class NoPull:
         after, memory = rule.step(Ht, equations, state)
         return after, memory, tether
 
-    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
         """Nothing, for good."""
         return Towards(), tether, most
 
@@ -103,7 +102,7 @@ class Pull:
         after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
         return after, memory, tether
 
-    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
         """The model by position, for good."""
         return Towards("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
 
@@ -128,8 +127,8 @@ class AlignedPull:
         _require_strength(self.strength)
         if self.prox not in ("paper", "exact"):
             raise ParameterError(f'prox must be "paper" or "exact"; got {self.prox!r}.')
-        if self.every < 1:
-            raise ParameterError(f"Alignments are found anew every 1, 2, … steps; got every={self.every}.")
+        if not isinstance(self.every, (int, np.integer)) or self.every < 1:
+            raise ParameterError(f"Alignments are found anew every 1, 2, … steps; got every={self.every!r}.")
 
     def check(self, rule: UpdateRule) -> None:
         """The exact form needs a rule that knows its step size."""
@@ -160,7 +159,7 @@ class AlignedPull:
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
         return pulled, memory, tether
 
-    def hold(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
         """The aligned model, until components are looked for again."""
         tether = self._aligned(Ht, tether)
         assert tether.plan is not None

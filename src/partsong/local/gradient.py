@@ -76,7 +76,7 @@ class InertialPalm:
         return frozenset({Claim.SCALE_EQUIVARIANT, Claim.ROW_SEPARABLE, *calm})
 
     @property
-    def move(self) -> Move:
+    def compiled_move(self) -> Move:
         """A gradient step."""
         return Move("descend", inertia=self.inertia)
 

@@ -26,7 +26,7 @@ class Multiplicative:
         return frozenset(Claim)
 
     @property
-    def move(self) -> Move | None:
+    def compiled_move(self) -> Move | None:
         """A single multiplication."""
         return Move("multiply") if self.steps == 1 else None
 

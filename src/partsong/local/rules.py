@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from partsong.core import Array
 from partsong.kernels.turns import Move
@@ -25,10 +25,9 @@ class RuleState:
         return RuleState(self.count + 1, previous)
 
 
-@runtime_checkable
 class PlainRule(Protocol):
-    """A rule whose step compiled code knows."""
+    """A rule whose step compiled code knows; a subclass is such a rule only if it says so itself."""
 
     @property
-    def move(self) -> Move | None:
+    def compiled_move(self) -> Move | None:
         """The step, or None where a setting of the rule is not among what compiled code knows."""

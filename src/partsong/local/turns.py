@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from partsong import kernels
 from partsong.core import Array, Matrix
-from partsong.kernels.turns import Turns
+from partsong.kernels.turns import Move, Turns
 from partsong.local.alternate import Alternate, Columns, Rows
 from partsong.local.coupling import Coupling, SteadyPull, Tether
 from partsong.local.momentum import NoExtrapolation
@@ -18,7 +18,7 @@ from partsong.local.rules import PlainRule, RuleState
 class TurnsAtOnce(Protocol):
     """A matrix that can do many turns in one compiled call."""
 
-    def most_turns(self, rank: int) -> int:
+    def most_turns(self, rank: int, move: Move) -> int:
         """How many turns one call should do at most, so that it can be interrupted after it; 0: do them singly."""
 
     def take_turns(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, turns: Turns) -> None:
@@ -30,29 +30,41 @@ def take_turns(
 ) -> tuple[Rows, Columns]:
     """`count` times: W ← rule(W; H), then H ← rule(H; WᵀW, WᵀX), pulled to the tether.
 
-    Plain rules on data in memory take many turns in one compiled call; all others, and all tensors, take them singly.
+    Rules and couplings that say so take many turns in one compiled call on data in memory; all others, and all tensors,
+    take them singly.
     Both are the same computation up to rounding.
     """
-    rule = solver.rule
-    move = rule.move if isinstance(rule, PlainRule) else None
-    is_simple = isinstance(solver.momentum, NoExtrapolation) and isinstance(coupling, SteadyPull)
-    most = matrix.most_turns(columns.Ht.shape[1]) if isinstance(matrix, TurnsAtOnce) else 0
-    if move is None or not is_simple or not most or rows.W is None:
+    move = _known(solver, coupling)
+    if move is None or rows.W is None or not isinstance(matrix, TurnsAtOnce):
         return singly(solver, matrix, rows, columns, coupling, tether, count)
-    assert isinstance(coupling, SteadyPull)
-    assert isinstance(matrix, TurnsAtOnce)
+    most = matrix.most_turns(columns.Ht.shape[1], move)
+    if not most:
+        return singly(solver, matrix, rows, columns, coupling, tether, count)
+    pull = cast(SteadyPull, coupling)
     n, m = matrix.shape
     W, Ht = rows.W + 0, columns.Ht + 0
     W_before, Ht_before = (_past(state, F) for state, F in ((rows.memory, W), (columns.memory, Ht)))
     on_W, on_H = solver.penalty_W, solver.penalty_H
     left = count
     while left > 0:
-        towards, tether, several = coupling.hold(Ht, tether, min(left, most))
+        towards, tether, several = pull.compiled_pull(Ht, tether, min(left, most))
         turns = Turns(several, move, on_W.l1 * m, on_W.l2 * m, on_H.l1 * n, on_H.l2 * n, towards)
         matrix.take_turns(W, W_before, Ht, Ht_before, turns)
         left -= several
     after = replace(columns, Ht=Ht, point=Ht, memory=_later(columns.memory, Ht_before, count))
-    return Rows(W, None, _later(rows.memory or rule.init(W), W_before, count)), after
+    return Rows(W, None, _later(rows.memory or solver.rule.init(W), W_before, count)), after
+
+
+def _known(solver: Alternate, coupling: Coupling) -> Move | None:
+    """The rule's step, where compiled code knows that step, that coupling, and of nothing else that happens.
+
+    What a subclass inherits says nothing of its own steps.
+    """
+    rule = solver.rule
+    says = "compiled_move" in vars(type(rule)) and "compiled_pull" in vars(type(coupling))
+    if not says or not isinstance(solver.momentum, NoExtrapolation):
+        return None
+    return cast(PlainRule, rule).compiled_move
 
 
 def singly(

@@ -70,11 +70,10 @@ class Consensus:
     sweeps: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rank", "steps", "sweeps"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"Consensus needs {name} ≥ 1; got {getattr(self, name)}.")
-        if self.free_rounds < 0:
-            raise ParameterError(f"free_rounds must be 0 or more; got {self.free_rounds}.")
+        for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < least:
+                raise ParameterError(f"Consensus needs a whole number {name} ≥ {least}; got {value!r}.")
         self.coupling.check(self.solver.rule)
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
@@ -140,6 +139,10 @@ class Consensus:
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """What the upload says of itself."""
         return (self.upload.expected(self.rank, layout),)
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """The sweep that a model is sent for, and how many a round has."""
+        return int(model["turn"][1]), self.sweeps
 
 
 def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:

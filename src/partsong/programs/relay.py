@@ -155,6 +155,11 @@ class Relay:
         """What either leg sends."""
         return (*self.first.expects(layout), *self.second.expects(layout))
 
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """As the first leg says of its own; the second has one exchange a round."""
+        tells: Any = getattr(self.first, "exchange", None)
+        return (0, 1) if _is_second(model) or tells is None else tells(_unmarked(model))
+
 
 def _marked(model: Message, leg: int) -> Message:
     return Message({**model.arrays, LEG: np.array([leg], np.int8)}, model.weight)

@@ -38,7 +38,7 @@ class WholeUpload:
 
     def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
         """H_p ≥ 0."""
-        return {"H": Form((rank, layout.n_features), non_negative=True)}
+        return {"H": Form((rank, layout.n_features), non_negative=True, is_factor=True)}
 
     def agreed(self, aggregate: Message, model: Message) -> Message:
         """The aggregate itself."""
@@ -76,11 +76,17 @@ class AlignedUpload:
         if model_Ht is None:
             return Message({"H": kernels.of(Ht).rows_of(Ht), "counts": np.ones(rank)}, rows)
         plan = self.align.plan(model_Ht.T, Ht.T)
+        if not hasattr(plan, "apply") or not hasattr(plan, "weights"):
+            raise CompositionError(
+                f"{type(self.align).__name__}.plan returned {type(plan).__name__}, which is no plan: it needs matrix "
+                "(k × k), weights = P 1 and apply (see core.Plan). Wrap a matrix P as align.plan.Blend(P)."
+            )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 
     def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
         """P_p H_p ≥ 0 and P_p 1 ≥ 0."""
-        H, counts = Form((rank, layout.n_features), non_negative=True), Form((rank,), non_negative=True)
+        H = Form((rank, layout.n_features), non_negative=True, is_factor=True)
+        counts = Form((rank,), non_negative=True)
         if self.shows_lone_rows or not getattr(self.align, "is_partial", True):
             return {"H": H, "counts": counts}
         lone = f"{type(self.align).__name__} may find a partner for a row at one party only. {LONE}"

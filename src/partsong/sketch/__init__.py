@@ -1,0 +1,1 @@
+"""Random S with E[S Sᵀ] = I that make a problem smaller, the same at every party from one integer."""

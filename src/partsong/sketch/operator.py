@@ -1,0 +1,155 @@
+"""What a sketch is, and a drawn one: S (size × dimension), known by its rows and by its products.
+
+S = Gaussian(64).draw(X.shape[1], seed, "W", 7)
+NormalEquations.of(S.sketch(X), S.sketch(H))        the W-step of round 7, with d = 64 columns instead of m
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral
+from operator import index
+from typing import Any, Protocol
+
+import numpy as np
+
+from partsong.core import Array, Matrix
+from partsong.data.matrix import as_matrix, float_type
+from partsong.data.sparse import SparseMatrix
+from partsong.errors import ParameterError, ShapeError
+from partsong.streams import Name, stream
+
+
+class Sketch(Protocol):
+    """A kind of sketch and its dimension d; drawn operators satisfy E[S Sᵀ] = I (size × size).
+
+    S depends on the size, the seed and the names, and on nothing else: parties that hold the same integer
+    have the same S, however many they are and whichever rows of it they need.
+    """
+
+    @property
+    def dimension(self) -> int:
+        """Columns of S."""
+
+    def draw(self, size: int, seed: int, *names: Name) -> Operator:
+        """S (size × dimension) from the stream of these names."""
+
+
+class Pattern(Protocol):
+    """How the entries of one kind of S come about, and how it is best multiplied."""
+
+    @property
+    def size(self) -> int:
+        """Rows of S."""
+
+    @property
+    def dimension(self) -> int:
+        """Columns of S."""
+
+    def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+        """S[indices, first:last], for ascending indices."""
+
+    def times(self, matrix: Matrix, start: int) -> Array:
+        """A S[start : start + c] for A (r × c)."""
+
+    def transposed_times(self, matrix: Matrix, start: int) -> Array:
+        """Aᵀ S[start : start + r] for A (r × c)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The stream that an S is drawn from: an integer for everybody, and what this S is for."""
+
+    seed: int
+    names: tuple[Name, ...]
+
+    @staticmethod
+    def of(seed: int, names: tuple[Name, ...]) -> Source:
+        """With NumPy's integers taken for what they are: a round of type int64 is no other round."""
+        return Source(index(seed), tuple(name if isinstance(name, str) else index(name) for name in names))
+
+    def stream(self, *parts: Name) -> np.random.Generator:
+        """The numbers of one part of S."""
+        return stream(self.seed, "sketch", *self.names, *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A drawn S (size × dimension) as a value: two of the same draw are equal, and no entry is held.
+
+    Products take NumPy arrays (C or F order, mapped), SciPy sparse matrices, torch tensors and `core.Matrix`. They
+    are dense, of the number type and in the place of A, and have `dimension` columns; sparse A is never made dense.
+    `start` is where the columns (rows, if transposed) of A begin among the rows of S: blocks add up to the whole.
+    """
+
+    pattern: Pattern
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ParameterError(f"A sketch needs something to sketch: its size must be at least 1; got {self.size}.")
+        if self.dimension > self.size:
+            raise ParameterError(
+                f"A sketch of {self.size} coordinates cannot have more dimensions than that; "
+                f"dimension={self.dimension}. Lower it (see dimension_for), or do without a sketch."
+            )
+
+    @property
+    def size(self) -> int:
+        """Rows of S: coordinates that are sketched."""
+        return self.pattern.size
+
+    @property
+    def dimension(self) -> int:
+        """Columns of S: numbers that are left of them."""
+        return self.pattern.dimension
+
+    def rows(self, start: int, stop: int, dtype: Any = np.float64) -> np.ndarray:
+        """S[start:stop], without the rest of S."""
+        self._require_rows(start, stop)
+        return self.pattern.entries(np.arange(start, stop), 0, self.dimension, np.dtype(dtype))
+
+    def sketch(self, A: Any, start: int = 0) -> Array:
+        """A S[start : start + c] for A (r × c), as r × d."""
+        matrix = _matrix_of(A)
+        self._require_rows(start, start + matrix.shape[1])
+        return self.pattern.times(matrix, start)
+
+    def sketch_transposed(self, A: Any, start: int = 0) -> Array:
+        """Aᵀ S[start : start + r] for A (r × c), as c × d."""
+        matrix = _matrix_of(A)
+        self._require_rows(start, start + matrix.shape[0])
+        return self.pattern.transposed_times(matrix, start)
+
+    def _require_rows(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.size:
+            raise ShapeError(
+                f"Coordinates {start} to {stop} are not among the {self.size} that this sketch was drawn for. "
+                "Draw it for all of them, and give the place of a block by `start`."
+            )
+
+
+def require_dimension(dimension: Any) -> None:
+    """Refuse what is no number of columns."""
+    if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
+        raise ParameterError(f"The dimension of a sketch must be a whole number of at least 1; got {dimension!r}.")
+
+
+def dimension_for(size: int, rank: int, ratio: float = 0.1) -> int:
+    """⌈ratio·size⌉, not below the rank (a problem of rank k needs k equations) and not above the size."""
+    if size < 1 or rank < 1:
+        raise ParameterError(f"size and rank must be at least 1; got size={size}, rank={rank}.")
+    if not 0 < ratio <= 1:
+        raise ParameterError(f"ratio must be above 0 and at most 1; got {ratio!r}.")
+    wanted = math.ceil(ratio * size * (1 - 1e-12))  # 0.1 · 30 is a little more than 3
+    return min(size, max(rank, wanted))
+
+
+def _matrix_of(A: Any) -> Matrix:
+    """As `as_matrix`, but without a second copy of sparse data, which is used only once here."""
+    if hasattr(A, "transposed_times"):
+        return A
+    if getattr(A, "format", "") == "csr" and A.ndim == 2:
+        by_row = A.astype(float_type(A.dtype), copy=False)
+        return SparseMatrix(by_row if by_row.has_sorted_indices else by_row.sorted_indices())
+    return as_matrix(A)
