@@ -223,7 +223,7 @@ class Checkpoint:
 class Round:
     """What one round did; `refused` says, by name, why a party was left out although it was there.
 
-    `checkpoint` holds private states and exists only where the engine is in-process.
+    `checkpoint` holds private states, of all parties where the engine is in-process and else of those that are here.
     """
 
     index: int

@@ -158,7 +158,7 @@ def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Fa
     done, faults = _visited(setting, work, [name for name in names if name not in missing], ways_on)
     if not done:
         everyone = {name: faults.get(name) or missing[name] for name in names}
-        raise _nobody_left(everyone, point.index) from everyone[names[0]]
+        raise nobody_left(everyone, point.index) from everyone[names[0]]
     states, uploads = ({name: pair[i] for name, pair in done.items()} for i in range(2))
     return Worked(states, uploads, faults)
 
@@ -183,7 +183,8 @@ def _visited(
     return {name: done[name] for name in names if name not in faults}, faults
 
 
-def _nobody_left(faults: Faults, index: int) -> PartyError:
+def nobody_left(faults: Faults, index: int) -> PartyError:
+    """The error of a round in which every party is faulty."""
     kind = DivergenceError if all(isinstance(error, DivergenceError) for error in faults.values()) else PartyError
     name, first = next(iter(faults.items()))
     return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")

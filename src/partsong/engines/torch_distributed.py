@@ -1,0 +1,160 @@
+"""Ranks over torch.distributed: gloo on processors, NCCL on GPUs; tensors stay tensors, where they are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+
+from partsong.core import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
+from partsong.engines.communicator import Buffer
+from partsong.engines.parcels import memory_order
+from partsong.engines.rank_round import IN_ORDER
+from partsong.engines.ranks import run_ranks
+from partsong.errors import CompositionError, MissingExtra, PartyError
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDistributed:
+    """One process per rank, as `torchrun` starts them; agrees with Sequential to the bit, or by all-reduce to rounding.
+
+    The process group is made before (`torch.distributed.init_process_group`); `group` is the default one if none is
+    given. `device` is where this rank computes: empty for the host under gloo, and the current GPU under NCCL. Every
+    rank calls `run` with the same program, schedule and reduction and with its own shards; `sums` and `record` are as
+    in `Mpi`. What is sent: see `engines.ranks`.
+    """
+
+    group: Any = None
+    device: str = ""
+    sums: str = IN_ORDER
+    record: bool = False
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Iterator[Round]:
+        """Rounds as they are done; checkpoints hold the states of this rank's own parties."""
+        return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
+
+    def communicator(self) -> TorchCommunicator:
+        """Also for work that comes before a run and may fail at one rank: see `engines.agreement.together`."""
+        try:
+            torch: Any = import_module("torch")
+        except ImportError as error:
+            raise MissingExtra('This engine needs PyTorch: pip install "partsong[torch]".') from error
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            raise CompositionError(
+                "There is no process group. Start the ranks with torchrun, and call "
+                "torch.distributed.init_process_group first."
+            )
+        is_nccl = torch.distributed.get_backend(self.group) == "nccl"
+        place = f"cuda:{torch.cuda.current_device()}" if is_nccl and not self.device else self.device
+        return TorchCommunicator(torch, self.group, place, place if is_nccl else "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCommunicator:
+    """Buffers as tensors of bytes; `carrier` is the device that the backend can send from."""
+
+    torch: Any
+    group: Any
+    device: str
+    carrier: str
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+        return int(self.torch.distributed.get_rank(self.group))
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return int(self.torch.distributed.get_world_size(self.group))
+
+    def all_gather(self, card: bytes, patience: float | None = None) -> list[bytes] | None:
+        """The cards of all ranks, or None if they are not there after `patience` seconds."""
+        if self.size == 1:
+            return [card]
+        own = self._tensor(card)
+        shown = [self.torch.empty_like(own) for _ in range(self.size)]
+        work = self._in_touch(lambda: self.torch.distributed.all_gather(shown, own, group=self.group, async_op=True))
+        until = time.monotonic() + (patience or 0)
+        while patience is not None and not work.is_completed():
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.002)
+        self._in_touch(work.wait)
+        return [one.cpu().numpy().tobytes() for one in shown]
+
+    def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
+        """At rank 0 the parcels of all ranks."""
+        distributed = self.torch.distributed
+        if self.rank > 0:
+            tensor = self._tensor(parcel)
+            self._in_touch(lambda: distributed.send(tensor, self._global(0), group=self.group))
+            return []
+        arrived = [self._empty(size) for size in sizes]
+        for source in range(1, self.size):
+            self._in_touch(partial(distributed.recv, arrived[source], self._global(source), group=self.group))
+        return [parcel, *(tensor.cpu().numpy() for tensor in arrived[1:])]
+
+    def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
+        """Rank 0's parcel at every rank."""
+        if self.size == 1:
+            return parcel
+        tensor = self._empty(size) if parcel is None else self._tensor(parcel)
+        self._in_touch(lambda: self.torch.distributed.broadcast(tensor, self._global(0), group=self.group))
+        return tensor.cpu().numpy() if parcel is None else parcel
+
+    def sum(self, array: Array) -> Array:
+        """Σ over the ranks by all_reduce, of a tensor where it is if the backend can, of an array on the carrier."""
+        is_turned = memory_order(array) == "F"
+        turned = array.T if is_turned else array
+        if isinstance(array, np.ndarray):
+            total = self._summed(self.torch.from_numpy(np.array(turned, order="C"))).numpy()
+        else:
+            total = self._summed(turned.detach().contiguous().clone())
+        return total.T if is_turned else total
+
+    def _summed(self, tensor: Any) -> Any:
+        """Into the tensor itself, if it is on the carrier."""
+        carried = tensor.to(self.carrier)
+        if self.size > 1:
+            self._in_touch(lambda: self.torch.distributed.all_reduce(carried, group=self.group))
+        return carried.to(tensor.device)
+
+    def abort(self, message: str) -> None:
+        """Say so; torchrun ends the other ranks once this one has ended, and those that wait for it lose touch."""
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
+
+    def _tensor(self, parcel: Buffer) -> Any:
+        data = np.frombuffer(bytearray(parcel), np.uint8) if isinstance(parcel, bytes) else parcel
+        return self.torch.from_numpy(data).to(self.carrier)
+
+    def _empty(self, size: int) -> Any:
+        return self.torch.empty(size, dtype=self.torch.uint8, device=self.carrier)
+
+    def _global(self, rank: int) -> int:
+        return rank if self.group is None else int(self.torch.distributed.get_global_rank(self.group, rank))
+
+    def _in_touch(self, exchange: Callable[[], Result]) -> Result:
+        try:
+            return exchange()
+        except RuntimeError as error:
+            raise PartyError(
+                f"Rank {self.rank} has lost touch with another rank, which has ended or cannot be reached: {error}"
+            ) from error

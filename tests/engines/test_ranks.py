@@ -1,0 +1,581 @@
+"""Laws of the engines over ranks, with ranks in threads: they agree with Sequential, and on what ends a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from pairwise_masks import PairwiseMasks
+
+from partsong import errors, recipes
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Message, Reducible, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines import agreement, roll_call
+from partsong.engines.agreement import together
+from partsong.engines.parcels import packed, unpacked
+from partsong.engines.ranks import run_ranks
+from partsong.engines.sequential import Sequential
+from partsong.errors import CompositionError, DataError, FileError, ParameterError, PartyError
+from partsong.streams import key
+
+NAMES = ("p00", "p01", "p02", "p03", "p04")
+PROGRAMS = {
+    "exact": recipes.shared_statistics(4),
+    "exact accelerated": recipes.shared_statistics(4, accelerate=True),
+    "fedavg": recipes.fedavg(4, steps=3),
+    "fedavg uniform": recipes.fedavg(4, steps=3, weighted=False),
+    "fedprox": recipes.fedprox(4, steps=3),
+    "fnmf": recipes.fnmf(4, steps=3),
+    "fnmf paper": recipes.fnmf(4, variant="paper", steps=3),
+    "fnmf by sums": recipes.fnmf_by_sums(4, steps=3),
+    "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=3), 2),
+}
+SUMS = [name for name, program in PROGRAMS.items() if isinstance(program.aggregation, Reducible) and "then" not in name]
+REDUCTIONS = {"open": InTheOpen(), "masked": PairwiseMasks()}
+SEATS = {"one each": [[0], [1], [2], [3], [4]], "unequal": [[3], [0, 4, 1], [2]], "alone": [[0, 1, 2, 3, 4]]}
+
+
+class Aborted(Exception):
+    pass
+
+
+@dataclass
+class World:
+    """Ranks in threads. Every exchange has a number, and all ranks must make the same kind of exchange at it."""
+
+    size: int
+    posts: dict = field(default_factory=lambda: defaultdict(dict))
+    moved: threading.Condition = field(default_factory=threading.Condition)
+    aborted: str = ""
+    seen: list = field(default_factory=list)
+
+
+@dataclass
+class Thread:
+    """A rank of a world."""
+
+    world: World
+    rank: int
+    count: int = 0
+    device: str = ""
+
+    @property
+    def size(self):
+        return self.world.size
+
+    def exchange(self, kind, value, patience=200.0):
+        world, number = self.world, self.count
+        self.count += 1
+        with world.moved:
+            world.posts[number][self.rank] = (kind, value)
+            world.seen.append((self.rank, kind, value))
+            world.moved.notify_all()
+            is_done = world.moved.wait_for(lambda: len(world.posts[number]) == world.size or world.aborted, patience)
+            if world.aborted:
+                raise Aborted(world.aborted)
+            if not is_done:
+                return None
+            kinds = {kind for kind, _ in world.posts[number].values()}
+            assert len(kinds) == 1, f"ranks make different exchanges: {world.posts[number]}"
+            return [world.posts[number][rank][1] for rank in range(world.size)]
+
+    def all_gather(self, card, patience=None):
+        shown = self.exchange("all_gather", bytes(card), 200.0 if patience is None else patience)
+        assert shown is not None or patience is not None, "a hang"
+        assert shown is None or len({len(one) for one in shown}) == 1
+        return shown
+
+    def gather(self, parcel, sizes):
+        parcels = self.exchange("gather", bytes(parcel))
+        assert [len(one) for one in parcels] == list(sizes)
+        return parcels if self.rank == 0 else []
+
+    def broadcast(self, parcel, size):
+        parcel = self.exchange("broadcast", None if parcel is None else bytes(parcel))[0]
+        assert len(parcel) == size
+        return parcel
+
+    def sum(self, array):
+        addends = self.exchange("sum", array)
+        return sum(addends[::-1][1:], addends[-1])
+
+    def abort(self, message):
+        with self.world.moved:
+            self.world.aborted = message
+            self.world.moved.notify_all()
+
+
+def shards_of(width=16, dtype=float):
+    rng = np.random.default_rng(0)
+    H = rng.gamma(0.3, size=(4, width))
+    rows = {name: rng.gamma(0.5, size=(12 + 3 * i, 4)) @ H + 0.02 * rng.random(width) for i, name in enumerate(NAMES)}
+    return [Shard(name, as_matrix(rows[name].astype(dtype)), key(7, name)) for name in NAMES]
+
+
+def seated(groups, shards=None):
+    shards = shards_of() if shards is None else shards
+    return [[shards[i] for i in group] for group in groups]
+
+
+def at_ranks(size, work, world=None):
+    """work(communicator) in a thread for each rank: what it returned or raised."""
+    world = World(size) if world is None else world
+    results = [None] * size
+
+    def serve(rank):
+        try:
+            results[rank] = work(Thread(world, rank))
+        except BaseException as error:
+            results[rank] = error
+
+    crew = [threading.Thread(target=serve, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(size)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join(240)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+def run(
+    program, groups, rounds=4, reduction=InTheOpen(), sums="in order", resume=None, shards=None, world=None, **more
+):
+    """The rounds at every rank."""
+    seats, schedule = seated(groups, shards), Schedule(rounds, 3, **more)
+
+    def work(communicator):
+        point = None if resume is None else resume[communicator.rank]
+        own = seats[communicator.rank]
+        return list(run_ranks(communicator, program, own, schedule, reduction, point, sums, record=True))
+
+    return at_ranks(len(groups), work, world)
+
+
+def sequential(program, rounds=4, reduction=InTheOpen(), shards=None, **more):
+    shards = shards_of() if shards is None else shards
+    return list(Sequential(record=True).run(program, shards, Schedule(rounds, 3, **more), reduction=reduction))
+
+
+def assert_same_rounds(rounds, reference):
+    for done, known in zip(rounds, reference, strict=True):
+        assert done.index == known.index
+        assert done.model.signature == known.model.signature
+        for name in known.model.arrays:
+            assert_array_equal(done.model[name], known.model[name])
+        assert dict(done.metrics) == dict(known.metrics)
+        assert done.participants == known.participants
+        assert dict(done.bytes_up) == dict(known.bytes_up)
+        assert done.bytes_down == known.bytes_down
+        assert dict(done.refused) == dict(known.refused)
+
+
+@pytest.mark.parametrize("seats", SEATS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_on_any_ranks_is_sequential_to_the_bit(name, seats):
+    reference = sequential(PROGRAMS[name])
+    for rank, rounds in enumerate(run(PROGRAMS[name], SEATS[seats])):
+        assert_same_rounds(rounds, reference)
+        own = {NAMES[i] for i in SEATS[seats][rank]}
+        assert set(rounds[-1].checkpoint.parties) == own
+        traffic = {(party, phase): m for party, phase, m in rounds[-1].traffic}
+        assert set(traffic) == {(party, 0) for party in (NAMES if rank == 0 else own)}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", SUMS)
+def test_an_all_reduce_is_sequential_to_rounding(name, dtype):
+    shards, tolerance = shards_of(dtype=dtype), 1e-10 if dtype is np.float64 else 1e-3
+    reference = sequential(PROGRAMS[name], shards=shards)
+    world = World(3)
+    for rounds in run(PROGRAMS[name], SEATS["unequal"], sums="all-reduce", shards=shards, world=world):
+        for done, known in zip(rounds, reference, strict=True):
+            assert_allclose(done.model["H"], known.model["H"], rtol=tolerance, atol=tolerance)
+            assert done.model["H"].dtype == known.model["H"].dtype
+            assert dict(done.bytes_up) == dict(known.bytes_up)
+            assert (done.participants, done.bytes_down) == (known.participants, known.bytes_down)
+    assert not any(kind == "gather" for _, kind, _ in world.seen), "nobody collects uploads"
+
+
+def test_an_all_reduce_falls_back_where_a_rank_has_nothing_to_add():
+    absent, silent = {1: frozenset({"p03"})}, {2: {"p03": 0}, 3: {"p00": 0}}
+    reference = sequential(PROGRAMS["exact"], absent=absent, silent=silent)
+    for rounds in run(PROGRAMS["exact"], SEATS["unequal"], sums="all-reduce", absent=absent, silent=silent):
+        for done, known in zip(rounds, reference, strict=True):
+            assert_allclose(done.model["H"], known.model["H"], rtol=1e-10, atol=1e-10)
+            assert dict(done.bytes_up) == dict(known.bytes_up)
+            assert done.participants == known.participants
+
+
+class Noisy(InTheOpen):
+    """Sends something else than the upload."""
+
+    def send(self, phase, state, heard):
+        return state, Message({name: array + 1 for name, array in state.arrays.items()}, state.weight)
+
+
+@pytest.mark.parametrize(
+    ("program", "reduction", "told"),
+    [
+        (PROGRAMS["fnmf"], InTheOpen(), "reads individual uploads"),
+        (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
+        (PROGRAMS["exact"], Noisy(), "something else than the upload"),
+    ],
+)
+def test_an_all_reduce_refuses_what_it_would_pass_over(program, reduction, told):
+    for error in run(program, SEATS["unequal"], sums="all-reduce", reduction=reduction):
+        assert isinstance(error, CompositionError)
+        assert told in str(error)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", ["exact", "fedavg"])
+def test_absent_and_silent_parties_are_those_of_sequential(name, reduction):
+    absent = {0: frozenset({"p03"}), 2: frozenset({"p00", "p01", "p02", "p04"})}
+    silent = {1: {"p02": 0 if reduction == "open" else 1, "p04": 0 if reduction == "open" else 1}}
+    more = {"absent": absent, "silent": silent, "reduction": REDUCTIONS[reduction]}
+    reference = sequential(PROGRAMS[name], **more)
+    for rounds in run(PROGRAMS[name], SEATS["unequal"], **more):
+        assert_same_rounds(rounds, reference)
+    for error in run(PROGRAMS[name], SEATS["unequal"], absent={1: frozenset(NAMES)}):
+        assert isinstance(error, ParameterError)
+        assert "Nobody takes part in round 1" in str(error)
+
+
+@pytest.mark.parametrize("name", ["exact", "exact accelerated", "fnmf", "fnmf, then exact"])
+def test_resume_is_the_uninterrupted_run(name):
+    whole = run(PROGRAMS[name], SEATS["unequal"], 5)
+    points = [rounds[1].checkpoint for rounds in whole]
+    for rounds, rest in zip(whole, run(PROGRAMS[name], SEATS["unequal"], 5, resume=points), strict=True):
+        assert_same_rounds(rest, rounds[2:])
+    everything = sequential(PROGRAMS[name], 5)[1].checkpoint
+    for rank, rest in enumerate(run(PROGRAMS[name], SEATS["unequal"], 5, resume=[everything] * 3)):
+        assert_same_rounds(rest, whole[rank][2:])
+        assert set(rest[-1].checkpoint.parties) == {NAMES[i] for i in SEATS["unequal"][rank]}
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A program that fails at one party, or everywhere but at one rank, in a stage of a round."""
+
+    inner: object
+    stage: str
+    error: BaseException = field(compare=False)
+    party: str = "p02"
+    rank: int = 1
+    round: int = 1
+    aggregation: object = PROGRAMS["exact"].aggregation
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def fail(self, stage, is_here):
+        if stage == self.stage and is_here:
+            raise type(self.error)(*self.error.args)
+
+    def start_party(self, shard, layout):
+        self.fail("start", shard.name == self.party)
+        return Tally(0, self.inner.start_party(shard, layout))
+
+    def local(self, shard, party, model):
+        self.fail("local", shard.name == self.party and party.round == self.round)
+        state, upload = self.inner.local(shard, party.inner, model)
+        if self.stage == "nan" and shard.name == self.party and party.round == self.round:
+            upload = Message({**upload.arrays, "gram": upload["gram"] * np.nan}, upload.weight)
+        return Tally(party.round + 1, state), upload
+
+    def start_server(self, layout):
+        server, model = self.inner.start_server(layout)
+        return Tally(0, server), model
+
+    def finish(self, server, aggregate):
+        is_here = threading.current_thread().name == f"rank {self.rank}" and server.round == self.round
+        self.fail("finish", is_here)
+        inner, model = self.inner.finish(server.inner, aggregate)
+        if self.stage == "drift" and is_here:
+            model = Message({**model.arrays, "H": model["H"] * 1.001}, model.weight)
+        return Tally(server.round + 1, inner), model
+
+    def metrics(self, server):
+        return self.inner.metrics(server.inner)
+
+
+@dataclass(frozen=True)
+class Tally:
+    round: int
+    inner: object
+
+
+@pytest.mark.parametrize("round", [0, 1, 3])
+@pytest.mark.parametrize("stage", ["start", "local", "finish"])
+@pytest.mark.parametrize("error", [DataError("row 3 is no good"), ZeroDivisionError("by zero")], ids=repr)
+def test_an_error_at_one_rank_is_raised_at_all_in_its_own_words(stage, error, round):
+    results = run(Broken(PROGRAMS["exact"], stage, error, "p02", 2, round), SEATS["unequal"])
+    assert type(results[2]) is type(error)
+    assert str(results[2]) == str(error)
+    for other in results[:2]:
+        assert type(other) is (type(error) if isinstance(error, DataError) else PartyError)
+        assert str(error) in str(other)
+        if stage != "finish":
+            assert any("p02" in note and stage in note for note in other.__notes__)
+        assert "(raised at rank 2)" in other.__notes__
+
+
+def test_an_error_of_the_server_is_raised_at_all():
+    class Deaf(InTheOpen):
+        def hear(self, phase, inbox, state, occasion):
+            raise PartyError(f"Nothing was understood in round {occasion.index}.")
+
+    for error in run(PROGRAMS["exact"], SEATS["unequal"], reduction=Deaf()):
+        assert isinstance(error, PartyError)
+        assert "understood in round 0" in str(error)
+
+
+def test_a_rank_that_fails_does_not_wait_for_those_who_work_on(monkeypatch):
+    monkeypatch.setattr(agreement, "PATIENCE", 0.2)
+
+    @dataclass(frozen=True)
+    class Slow(Broken):
+        def local(self, shard, party, model):
+            time.sleep(2 if shard.name != self.party else 0)
+            return super().local(shard, party, model)
+
+    world, began = World(2), time.monotonic()
+    results = run(Slow(PROGRAMS["exact"], "local", DataError("no"), "p01", round=0), [[0], [1]], world=world)
+    assert "Rank 1 failed: DataError: no" in world.aborted
+    assert isinstance(results[1], DataError)
+    assert isinstance(results[0], Aborted)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("stage", ["start", "nan"])
+def test_faulty_parties_are_left_out_as_in_sequential(stage):
+    program = Broken(PROGRAMS["exact"], stage, DataError("row 3 is no good"))
+    reference = sequential(program, faulty="leave out")
+    assert "p02" in reference[1].refused
+    for rounds in run(program, SEATS["unequal"], faulty="leave out"):
+        assert_same_rounds(rounds, reference)
+    alone = [shards_of()[2]]
+    with pytest.raises(PartyError) as known:
+        sequential(program, shards=alone, faulty="leave out")
+    for error in run(program, [[0]], shards=alone, faulty="leave out"):
+        assert type(error) is known.type
+        assert str(error) == str(known.value)
+
+
+def test_under_masks_the_exchanges_of_a_round_keep_their_company():
+    """What Sequential refuses because two sums would differ by one party's upload, ranks refuse before any sum."""
+    program, masked = PROGRAMS["fnmf by sums"], {"reduction": PairwiseMasks()}
+    reference = sequential(program, **masked)
+    for rounds in run(program, SEATS["unequal"], **masked):
+        assert_same_rounds(rounds, reference)
+    with pytest.raises(ParameterError) as known:
+        sequential(program, absent={1: frozenset({"p02"})}, **masked)
+    for error in run(program, SEATS["unequal"], absent={1: frozenset({"p02"})}, **masked):
+        assert type(error) is known.type
+        assert str(error) == str(known.value)
+    late = replace(Broken(program, "local", DataError("no"), round=1), aggregation=program.aggregation)
+    with pytest.raises(PartyError) as known:
+        sequential(late, faulty="leave out", **masked)
+    world = World(3)
+    for error in run(late, SEATS["unequal"], faulty="leave out", world=world, **masked):
+        assert type(error) is known.type
+        assert str(error) == str(known.value)
+    assert sum(kind == "gather" for rank, kind, _ in world.seen if rank == 0) == 3, "three phases, of one exchange"
+
+
+def test_where_nobody_is_left_all_ranks_say_so():
+    class Nobody(Broken):
+        def local(self, shard, party, model):
+            raise DataError(f"no data at {shard.name}")
+
+    for error in run(Nobody(PROGRAMS["exact"], "", DataError()), SEATS["unequal"], faulty="leave out"):
+        assert isinstance(error, PartyError)
+        assert "all 5 parties are faulty. The first, 'p00': no data at p00" in str(error)
+
+
+def test_ranks_that_drift_apart_are_noticed():
+    program = Broken(PROGRAMS["exact"], "drift", DataError(), rank=2)
+    for error in run(program, SEATS["unequal"]):
+        assert isinstance(error, PartyError)
+        assert "Before round 2 the ranks hold different models" in str(error)
+
+
+DIFFERENCES = {
+    "seed": (ParameterError, "same seed, but it is 3 at ranks 0 and 2, and 4 at rank 1", {"seed": 4}),
+    "rounds": (ParameterError, "same schedule", {"rounds": 7}),
+    "program": (CompositionError, "same program.*rank=5.* at rank 1", {"program": recipes.shared_statistics(5)}),
+    "reduction": (CompositionError, "same reduction.*PairwiseMasks", {"reduction": PairwiseMasks()}),
+    "sums": (CompositionError, "same sums.*'all-reduce' at rank 1", {"sums": "all-reduce"}),
+    "columns": (CompositionError, "16 columns at ranks 0 and 2, and 15 columns at rank 1", {"width": 15}),
+    "twin": (ParameterError, "'p02' is at ranks 1 and 2", {"group": [0, 4, 2]}),
+    "nothing": (ParameterError, "at least one shard, but rank 1 has none", {"group": []}),
+    "unknown sums": (ParameterError, "sums must be", {"sums": "by post"}),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_ranks_that_differ_are_told_so_everywhere(what):
+    kind, told, change = DIFFERENCES[what]
+
+    def work(communicator):
+        odd = change if communicator.rank == 1 else {}
+        group = odd.get("group", SEATS["unequal"][communicator.rank])
+        own = seated([group], shards_of(odd.get("width", 16)))[0]
+        schedule = Schedule(odd.get("rounds", 4), odd.get("seed", 3))
+        program, reduction = odd.get("program", PROGRAMS["exact"]), odd.get("reduction", InTheOpen())
+        return list(run_ranks(communicator, program, own, schedule, reduction, None, odd.get("sums", "in order")))
+
+    for error in at_ranks(3, work):
+        assert type(error) is kind
+        with pytest.raises(kind, match=told):
+            raise error
+
+
+def test_ranks_of_other_versions_and_other_checkpoints_are_refused(monkeypatch):
+    points = [rounds[1].checkpoint for rounds in run(PROGRAMS["exact"], SEATS["unequal"])]
+    for error in run(PROGRAMS["exact"], SEATS["unequal"], resume=[points[0], None, points[2]]):
+        assert isinstance(error, ParameterError)
+        assert "same resume, but it is 2 at ranks 0 and 2, and 0 at rank 1" in str(error)
+    monkeypatch.setattr(roll_call, "version", lambda _: f"0.{threading.current_thread().name == 'rank 2'}")
+    for error in run(PROGRAMS["exact"], SEATS["unequal"]):
+        assert isinstance(error, CompositionError)
+        assert "same version" in str(error)
+
+
+def test_programs_are_told_in_the_same_words_everywhere():
+    program = replace(recipes.shared_statistics(4))
+    assert roll_call.text_of(program) == roll_call.text_of(recipes.shared_statistics(4))
+    assert roll_call.text_of({"a": object()}) == roll_call.text_of({"a": object()})
+    big = np.zeros(5000)
+    assert roll_call.text_of(big) != roll_call.text_of(np.where(np.arange(5000) == 2500, 1.0, big))
+    assert roll_call.text_of({"b", "a"}) == roll_call.text_of({"a", "b"})
+
+
+@pytest.mark.parametrize("leavers", [[1], [0, 2], [0, 1, 2]])
+def test_a_loop_that_is_left_at_one_rank_ends_at_all_after_that_round(leavers):
+    def work(communicator):
+        own, seen = seated(SEATS["unequal"])[communicator.rank], []
+        for done in run_ranks(communicator, PROGRAMS["exact"], own, Schedule(6, 3), InTheOpen(), None):
+            seen.append(done.index)
+            if done.index == 2 and communicator.rank in leavers:
+                break
+        again = run_ranks(communicator, PROGRAMS["exact"], own, Schedule(2, 3), InTheOpen(), None)
+        return seen, len(list(again))
+
+    assert at_ranks(3, work) == [([0, 1, 2], 2)] * 3
+
+
+def test_leaving_after_the_last_round_waits_for_nobody():
+    def work(communicator):
+        own = seated(SEATS["unequal"])[communicator.rank]
+        for done in run_ranks(communicator, PROGRAMS["exact"], own, Schedule(2, 3), InTheOpen(), None):
+            if done.index == 1 and communicator.rank == 1:
+                break
+        return communicator.count
+
+    assert len(set(at_ranks(3, work))) == 1
+
+
+def test_a_file_that_one_rank_cannot_read_is_told_to_all():
+    def work(communicator):
+        def read():
+            if communicator.rank == 1:
+                raise FileError("b.npz cannot be read.")
+            return communicator.rank
+
+        return together(communicator, read)
+
+    for error in at_ranks(3, work):
+        assert isinstance(error, FileError)
+        assert str(error) == "b.npz cannot be read."
+    assert at_ranks(2, lambda communicator: together(communicator, lambda: communicator.rank)) == [0, 1]
+
+
+@pytest.mark.parametrize("sums", ["in order", "all-reduce"])
+def test_rows_weights_and_secrets_are_in_nothing_that_is_sent(sums):
+    world = World(3)
+    rounds = run(PROGRAMS["exact"], SEATS["unequal"], sums=sums, world=world)
+    sent = b"".join(
+        v if isinstance(v, bytes) else np.ascontiguousarray(v).tobytes() for _, _, v in world.seen if v is not None
+    )
+    states = {name: state for at in rounds for name, state in at[-1].checkpoint.parties.items()}
+    for shard in shards_of():
+        assert str(shard.secret).encode() not in sent
+        for row in (*shard.matrix.X, *states[shard.name].W):
+            assert row.tobytes() not in sent
+    assert np.ascontiguousarray(rounds[0][-1].model["H"]).tobytes() not in sent, "the model is made at every rank"
+
+
+def test_errors_travel_with_their_class():
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.PartsongError):
+            again = agreement.from_text(*agreement.as_text(kind("what, where")))
+            assert type(again) is kind
+            assert str(again) == "what, where"
+    own = type("Own", (DataError,), {})("mine")
+    assert type(agreement.from_text(*agreement.as_text(own))) is DataError
+    assert type(agreement.from_text("Warning", "?")) is PartyError
+
+
+ARRAYS = {
+    "C": np.arange(12.0).reshape(3, 4),
+    "F": np.arange(12.0).reshape(3, 4).T,
+    "strided": np.arange(24, dtype=np.float32).reshape(4, 6)[::2, ::3],
+    "empty": np.empty((0, 4)),
+    "single": np.float64(3.5),
+    "complex": np.array([1 + 2j]),
+    "integers": np.array([2**60, -1]),
+    "small": np.array([True, False]),
+    "big end": np.arange(3, dtype=">f8"),
+    "cube": np.arange(24.0).reshape(2, 3, 4).T,
+}
+
+
+def test_parcels_hold_what_was_put_in():
+    messages = {"a": Message(ARRAYS, 1 / 3), "é": Message({}, 2)}
+    again, note = unpacked(packed(messages, [1, "x", {"y": 2.5}]))
+    assert note == [1, "x", {"y": 2.5}]
+    assert list(again) == ["a", "é"]
+    assert again["a"].weight == 1 / 3
+    assert list(again["a"].arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert_array_equal(again["a"][name], array)
+        assert again["a"][name].dtype == array.dtype
+        if array.size and (array.flags.c_contiguous or array.flags.f_contiguous):
+            assert again["a"][name].strides == array.strides, "sums of transposed arrays keep their bits"
+    with pytest.raises(CompositionError, match="send arrays of numbers"):
+        packed({"a": Message({"x": np.array([None])})})
+
+
+def test_parcels_cannot_hold_objects():
+    parcel = packed({"a": Message({"x": np.arange(4.0)})})
+    forged = bytes(parcel).replace(b'"<f8"', b'"|O8"')
+    with pytest.raises(errors.FormatError, match="no type of numbers"):
+        unpacked(forged)
+
+
+def test_tensors_stay_tensors():
+    torch = pytest.importorskip("torch")
+    tensors = {
+        "H": torch.arange(6.0).reshape(2, 3).T,
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "one": torch.tensor(2.0),
+        "n": np.ones(2),
+    }
+    again = unpacked(packed({"a": Message(tensors)}))[0]["a"]
+    for name, tensor in tensors.items():
+        assert type(again[name]) is type(tensor)
+        assert again[name].dtype == tensor.dtype
+        assert (again[name] == tensor).all()
+    shards = [replace(s, matrix=as_matrix(torch.from_numpy(s.matrix.X))) for s in shards_of()]
+    for name in ("exact", "fedavg"):
+        reference = sequential(PROGRAMS[name], shards=shards)
+        for rounds in run(PROGRAMS[name], SEATS["unequal"], shards=shards):
+            assert isinstance(rounds[-1].model["H"], torch.Tensor)
+            assert torch.equal(rounds[-1].model["H"], reference[-1].model["H"])
