@@ -29,7 +29,7 @@ from partsong.engines.agreement import Card, Ended, agree, as_text, from_text, s
 from partsong.engines.boundary import Expected, check_sum, check_upload
 from partsong.engines.communicator import Communicator
 from partsong.engines.company import KEPT_OUT, WAYS_ON_WITH_ALL, Company, fixed_company, require_company
-from partsong.engines.rounds import WAYS_ON, Desk, Faults, Worked, nobody_left, named
+from partsong.engines.rounds import WAYS_ON, Desk, Faults, Worked, named, nobody_left
 from partsong.engines.sums import Addend, Offer, Sitting, Total, addend, all_reduced, in_order, offered
 from partsong.errors import PartsongError, PartyError
 
