@@ -29,6 +29,8 @@ from partsong.evaluate.picture import picture, style_of
 
 Records = Mapping[Play, dict[str, Any]]
 STARTS = ("independent", "common")
+TABLE = {"steps": 100, "rounds": 10, "with_curve": False}
+"""The runs of Table 1; those of Fig. 3 with as many steps are recorded round by round, and not tuned."""
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -43,13 +45,13 @@ def values_of(found: Records, **wanted: Any) -> list[float]:
 
 def table_one(found: Records, told: Callable[[list[float], float], str]) -> str:
     """Methods × datasets at 100 steps × 10 rounds; `told` spells the numbers of a cell, given the pooled mean."""
-    names = [name for name in DATASETS if values_of(found, data=name, method="pooled", steps=100, rounds=10)]
+    names = [name for name in DATASETS if values_of(found, data=name, method="pooled", **TABLE)]
     lines = ["| method, start | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     for method, start in _rows():
         cells = []
         for name in names:
-            pooled = values_of(found, data=name, method="pooled", steps=100, rounds=10)
-            here = values_of(found, data=name, method=method, start=start, steps=100, rounds=10)
+            pooled = values_of(found, data=name, method="pooled", **TABLE)
+            here = values_of(found, data=name, method=method, start=start, **TABLE)
             cells.append(told(here, float(np.mean(pooled))) if here else "–")
         if set(cells) != {"–"}:
             lines.append(f"| {method}{'' if method in ('pooled', *EXACT) else f', {start}'} | {' | '.join(cells)} |")
@@ -201,10 +203,10 @@ def worst_ratios(found: Records) -> dict[str, float]:
     worst: dict[str, float] = {}
     for method, start in _rows():
         ratios = [
-            float(np.mean(here) / np.mean(values_of(found, data=name, method="pooled", steps=100, rounds=10)))
+            float(np.mean(here) / np.mean(values_of(found, data=name, method="pooled", **TABLE)))
             for name in DATASETS
-            if (here := values_of(found, data=name, method=method, start=start, steps=100, rounds=10))
-            and values_of(found, data=name, method="pooled", steps=100, rounds=10)
+            if (here := values_of(found, data=name, method=method, start=start, **TABLE))
+            and values_of(found, data=name, method="pooled", **TABLE)
         ]
         worst[f"{method}, {start}"] = max(ratios, default=math.nan)
     return worst
