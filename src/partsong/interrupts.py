@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,12 +19,23 @@ class Interrupts:
     count: int = 0
 
 
+_holding: list[Callable[[int, object], None]] = []
+
+
+def press() -> bool:
+    """Where SIGINT is ignored: an interrupt by other means, for the block that holds them; False if there is none."""
+    if not _holding:
+        return False
+    _holding[0](signal.SIGINT, None)
+    return True
+
+
 @contextmanager
 def held(note: str = ENDING) -> Iterator[Interrupts]:
     """Within this block the first Ctrl-C is only counted (and `note` is shown); every further one breaks off.
 
-    Nothing is held where signals do not arrive (threads other than the main one), are ignored, or have a handler of
-    somebody else's; an outer block of this kind goes on counting.
+    Nothing is held where signals do not arrive (threads other than the main one) or have a handler of somebody else's;
+    an outer block of this kind goes on counting. Where they are ignored, `press` takes their place.
     """
     pressed = Interrupts()
 
@@ -35,10 +46,15 @@ def held(note: str = ENDING) -> Iterator[Interrupts]:
         if note and sys.stderr is not None:
             sys.stderr.write(f"{note}\n")
 
-    is_ours_to_take = threading.current_thread() is threading.main_thread() and (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if not is_ours_to_take:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not _holding:
+        _holding.append(hold)
+        try:
+            yield pressed
+        finally:
+            _holding.clear()
+        return
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield pressed
         return
     before = signal.signal(signal.SIGINT, hold)

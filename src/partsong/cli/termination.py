@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+from partsong.interrupts import press
+
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -39,9 +41,10 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
     def pass_on(*_: object) -> None:
         _received.sigterm = True
-        if not callable(signal.getsignal(signal.SIGINT)):
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        elif not press():
             raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
