@@ -27,7 +27,7 @@ ALIGNMENTS = {
     "SK_ρ": PartialSinkhorn(),
 }
 EVERY = 25
-"""Steps between alignments at a party: whether these are 1, 10, 25 or 50 makes no difference to any result."""
+"""Steps between alignments at a party; with 5, 10 or 50 results on three sets differ by less than a thousandth."""
 POLISH = 10
 """Exact rounds at the end of a mixture."""
 
