@@ -103,7 +103,8 @@ class Alternate:
         W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
         ahead = on.empty_like(W) if amount > 0 and rows.W is not None and not must_restart else W
         looks_back = self.rule.init(Ht).previous is not None
-        memory = RuleState(rows.memory.count if rows.memory else 0, on.empty_like(W) if looks_back else None)
+        memory = replace(rows.memory or RuleState(), previous=on.empty_like(W) if looks_back else None)
+        scales = [memory.scale]
         solve = self._row_solver(rounded(on.gram(Ht, exactly=False), Ht), matrix.shape[1])
 
         def update(start: int, stop: int, cross: Array) -> None:
@@ -115,13 +116,14 @@ class Alternate:
                 place[:] = moved
             if looks_back:
                 memory.previous[start:stop] = after.previous  # type: ignore[index]
+            scales[0] = after.scale  # the same in all blocks, which share one gram
             if ahead is not W:
                 ahead[start:stop] = on.extrapolate(W[start:stop], rows.W[start:stop], amount)  # type: ignore[index]
 
         gram, cross = matrix.visit(Ht, update, ahead)
         mass = float(ahead.sum()) if self.penalty_W.l1 else 0.0
         totals = Totals(gram, cross, float(matrix.shape[0]), matrix.squared_norm, mass)
-        return Rows(W, None if ahead is W else ahead, replace(memory, count=memory.count + 1)), totals
+        return Rows(W, None if ahead is W else ahead, replace(memory, count=memory.count + 1, scale=scales[0])), totals
 
     def _row_solver(
         self, gram: Array, n_features: int

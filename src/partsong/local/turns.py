@@ -90,4 +90,4 @@ def _past(state: RuleState | None, factor: Array) -> Array:
 
 
 def _later(state: RuleState, before: Array, count: int) -> RuleState:
-    return RuleState(state.count + count, None if state.previous is None else before)
+    return replace(state, count=state.count + count, previous=None if state.previous is None else before)

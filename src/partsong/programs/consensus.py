@@ -26,13 +26,15 @@ from partsong.streams import stream
 class ConsensusParty:
     """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
 
-    Before the first round there is neither W nor H.
+    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any.
     """
 
     W: Array | None = None
     Ht: Array | None = None
     count: int = 0
     round: int = -1
+    scale_W: float = 0.0
+    scale_H: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +111,15 @@ class Consensus:
             W = self.start.weights(shard, Ht, self.solver)
         else:
             Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
-        rows = Rows(W, None, replace(rule.init(W), count=party.count))
+        rows = Rows(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
         columns = self.solver.begin(Ht)
-        columns = replace(columns, memory=replace(columns.memory, count=party.count))
+        columns = replace(columns, memory=replace(columns.memory, count=party.count, scale=party.scale_H))
         is_free = model_Ht is None or number < self.free_rounds
         pulls: Coupling = NoPull() if is_free else self.coupling
         tether = Tether(Ht if model_Ht is None else model_Ht)
         rows, columns = take_turns(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
-        return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number)
+        scales = (0.0 if rows.memory is None else rows.memory.scale, columns.memory.scale)
+        return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number, *scales)
 
     def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
         """The aggregate moves the model; what rounding under masks leaves below zero becomes zero."""
