@@ -31,8 +31,8 @@ EVERY = 25
 POLISH = 10
 """Exact rounds at the end of a mixture."""
 
-Make = Callable[[int, int, float, bool], Any]
-"""A program from rank, local steps, strength of the pull, and whether parties start independently."""
+Make = Callable[[int, int, float, str], Any]
+"""A program from rank, local steps, strength of the pull, and how parties start."""
 
 
 def shards_of(matrices: Sequence[Any], seed: int) -> list[Shard]:
@@ -46,21 +46,21 @@ def shares_iid(X: Any, parties: int, seed: int) -> list[Any]:
     return [X[rows] for rows in iid(X.shape[0], parties, stream(seed, "split"))]
 
 
-def _plain(rank: int, steps: int, strength: float, independent: bool) -> Any:
-    return replace(recipes.ipalm_once(rank, steps=steps, independent=independent), aggregation=Mean())
+def _plain(rank: int, steps: int, strength: float, start: str) -> Any:
+    return replace(recipes.ipalm_once(rank, steps=steps, start=start), aggregation=Mean())
 
 
-def _multiplicative(rank: int, steps: int, strength: float, independent: bool) -> Any:
-    return replace(recipes.mur_once(rank, steps=steps, independent=independent), aggregation=Mean())
+def _multiplicative(rank: int, steps: int, strength: float, start: str) -> Any:
+    return replace(recipes.mur_once(rank, steps=steps, start=start), aggregation=Mean())
 
 
-def _prox(rank: int, steps: int, strength: float, independent: bool) -> Any:
-    made = recipes.fedprox(rank, strength=strength, steps=steps, independent=independent)
+def _prox(rank: int, steps: int, strength: float, start: str) -> Any:
+    made = recipes.fedprox(rank, strength=strength, steps=steps, start=start)
     return replace(made, aggregation=Mean())
 
 
 def _aligned(name: str, variant: str) -> Make:
-    def make(rank: int, steps: int, strength: float, independent: bool) -> Any:
+    def make(rank: int, steps: int, strength: float, start: str) -> Any:
         align, whole = ALIGNMENTS[name], ALIGNMENTS[name.removesuffix("_ρ")]
         made = recipes.fnmf(
             rank,
@@ -69,7 +69,7 @@ def _aligned(name: str, variant: str) -> Make:
             server_align=whole,
             strength=strength,
             steps=steps,
-            independent=independent,
+            start=start,
         )
         return replace(made, coupling=AlignedPull(strength, align, every=EVERY))
 
@@ -127,7 +127,7 @@ def perform(
     budget: Budget,
     *,
     strength: float,
-    independent: bool,
+    start: str,
     seed: int,
     with_curve: bool = False,
 ) -> Result:
@@ -139,10 +139,10 @@ def perform(
         rounds = (budget.rounds, budget.rounds + POLISH, max(200, budget.total // 5))[EXACT.index(method)]
         return _measured(_rounds(_exact(rank), shards, rounds, seed), _exact(rank), shards, with_curve)
     if method in ONCE:
-        program = ONCE[method](rank, budget.total, strength, independent)
+        program = ONCE[method](rank, budget.total, strength, start)
         return _measured(_rounds(program, shards, 1, seed), program, shards, False)
     begins_with, leg = MIXTURES.get(method, (method, 0))
-    program, rounds = IN_ROUNDS[begins_with](rank, budget.steps, strength, independent), budget.rounds
+    program, rounds = IN_ROUNDS[begins_with](rank, budget.steps, strength, start), budget.rounds
     if method in MIXTURES:
         program, rounds = recipes.then_exact(program, leg or rounds), rounds if leg else rounds + POLISH
     return _measured(_rounds(program, shards, rounds, seed), program, shards, with_curve)

@@ -70,7 +70,7 @@ def result_of(play: Play) -> dict[str, Any]:
         play.rank,
         Budget(play.steps, play.rounds),
         strength=play.strength,
-        independent=play.start == "independent",
+        start=play.start,
         seed=play.seed,
         with_curve=play.with_curve,
     )

@@ -190,7 +190,7 @@ def _contestant(name: str, rank: int, numbers: Numbers, start: str | None) -> Co
         return Contestant(name, DESCRIPTIONS[name], program, rounds, is_oracle=name == POOLED)
     begun = start_of(name, start)
     align = alignment_of(alignment_for(name))
-    program = program_of(name, rank, steps=steps, align=align, independent=begun == "independent")
+    program = program_of(name, rank, steps=steps, align=align, start=begun)
     return Contestant(name, DESCRIPTIONS[name], program, rounds, begun)
 
 

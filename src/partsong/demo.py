@@ -42,7 +42,7 @@ def contestants(rounds: int) -> tuple[Contestant, ...]:
             "FedAvg, long rounds",
             f"From starts of their own, {long} local iterations and an average of H by position in each of {seldom} "
             "rounds.",
-            recipes.fedavg(RANK, steps=long, independent=True),
+            recipes.fedavg(RANK, steps=long, start="independent"),
             seldom,
             INDEPENDENT,
         ),

@@ -281,7 +281,7 @@ class FederatedNMF(
             rank_of(self.n_components, shape),
             steps=self._steps(self.method),
             align=alignment_of(alignment_for(self.method, self.align)),
-            independent=start_of(self.method, self.start) == "independent",
+            start=start_of(self.method, self.start),
         )
 
     def _steps(self, method: str) -> int:

@@ -20,11 +20,14 @@ from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.pivoting import BlockPivoting
+from partsong.methods import STARTS
 from partsong.programs.consensus import Consensus
 from partsong.programs.joining import CommonStart, IndependentStart, Overwrite
 from partsong.programs.relay import Relay
 from partsong.programs.shared_statistics import SharedStatistics
 from partsong.programs.uploading import AlignedUpload
+
+COMMON, INDEPENDENT = STARTS
 
 SWEEPS = 5
 """Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning.py)."""
@@ -74,7 +77,7 @@ def shared_statistics(rank: int, *, sweeps: int = SWEEPS, accelerate: bool = Fal
     return SharedStatistics(rank, replace(solver, momentum=Extrapolation()) if accelerate else solver)
 
 
-def fedavg(rank: int, *, steps: int = 10, weighted: bool = True, independent: bool = False) -> Consensus:
+def fedavg(rank: int, *, steps: int = 10, weighted: bool = True, start: str = COMMON) -> Consensus:
     """Local HALS, then the average of H by position (McMahan et al., 2017, applied to NMF).
 
     Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
@@ -83,17 +86,17 @@ def fedavg(rank: int, *, steps: int = 10, weighted: bool = True, independent: bo
         rank,
         plain(CoordinateDescent()),
         steps,
-        IndependentStart() if independent else CommonStart(),
+        _started(start),
         WeightedMean() if weighted else Mean(),
     )
 
 
-def fedprox(rank: int, *, strength: float = 0.1, steps: int = 10, independent: bool = False) -> Consensus:
+def fedprox(rank: int, *, strength: float = 0.1, steps: int = 10, start: str = COMMON) -> Consensus:
     """`fedavg` with iPALM and a pull towards the model by position (Li et al., 2020, applied to NMF).
 
     Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
     """
-    plain_average = replace(fedavg(rank, steps=steps, independent=independent), solver=plain(InertialPalm()))
+    plain_average = replace(fedavg(rank, steps=steps, start=start), solver=plain(InertialPalm()))
     return replace(plain_average, coupling=Pull(strength), free_rounds=1)
 
 
@@ -106,7 +109,7 @@ def fnmf(
     strength: float | None = None,
     every: int | None = None,
     steps: int = 100,
-    independent: bool = True,
+    start: str = INDEPENDENT,
 ) -> Consensus:
     """Federated NMF whose drift and averaging respect permutations (Dalleiger & Gionis, 2025, Alg. 2).
 
@@ -125,7 +128,7 @@ def fnmf(
         rank,
         plain(InertialPalm()),
         steps,
-        IndependentStart(announced=is_paper) if independent else CommonStart(),
+        _started(start, announced=is_paper),
         FixedPoint(server_align, FromMean() if is_paper else FromPrevious()),
         coupling=AlignedPull(pull, client_align, every=pause),
         joining=Overwrite() if is_paper else Overwrite(follow=server_align),
@@ -152,14 +155,21 @@ def then_exact(first: Program, rounds: int) -> Relay:
 
 def local_only(rank: int, *, steps: int = 100) -> Consensus:
     """Every party factorizes alone from its own start, and the H_p are averaged once: what not to do."""
-    return fedavg(rank, steps=steps, independent=True)
+    return fedavg(rank, steps=steps, start=INDEPENDENT)
 
 
-def ipalm_once(rank: int, *, steps: int = 1000, independent: bool = True) -> Consensus:
+def ipalm_once(rank: int, *, steps: int = 1000, start: str = INDEPENDENT) -> Consensus:
     """iPALM at every party alone, averaged once by position: a baseline of the FNMF paper. One round is all of it."""
-    return replace(fedavg(rank, steps=steps, independent=independent), solver=plain(InertialPalm()))
+    return replace(fedavg(rank, steps=steps, start=start), solver=plain(InertialPalm()))
 
 
-def mur_once(rank: int, *, steps: int = 1000, independent: bool = True) -> Consensus:
+def mur_once(rank: int, *, steps: int = 1000, start: str = INDEPENDENT) -> Consensus:
     """Multiplicative updates at every party alone, averaged once by position: a baseline of the FNMF paper."""
-    return replace(fedavg(rank, steps=steps, independent=independent), solver=plain(Multiplicative()))
+    return replace(fedavg(rank, steps=steps, start=start), solver=plain(Multiplicative()))
+
+
+def _started(start: str, *, announced: bool = False) -> CommonStart | IndependentStart:
+    """One H for all parties, or one of its own for each."""
+    if start not in STARTS:
+        raise ParameterError(f"A start is {' or '.join(map(repr, STARTS))}; got {start!r}.")
+    return CommonStart() if start == COMMON else IndependentStart(announced=announced)

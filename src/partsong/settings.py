@@ -228,9 +228,9 @@ def require_method(method: Any, *, align: Any, start: Any, local_steps: Any) -> 
         raise ParameterError(f"{' and '.join(ignored)} are part of a Program: set them there, or leave them out.")
 
 
-def program_of(method: str, rank: int, *, steps: int, align: Alignment, independent: bool) -> Program:
+def program_of(method: str, rank: int, *, steps: int, align: Alignment, start: str) -> Program:
     """The program of a famous name; `align` is used by those that are aligned."""
-    settings: dict[str, Any] = {"steps": steps, "independent": independent}
+    settings: dict[str, Any] = {"steps": steps, "start": start}
     match method:
         case "exact":
             return recipes.shared_statistics(rank, sweeps=steps)

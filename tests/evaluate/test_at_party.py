@@ -76,7 +76,7 @@ def test_drift_by_position_sees_the_order_and_aligned_drift_does_not() -> None:
     assert (lost.drift, lost.own) == (math.inf, None)
 
 
-@pytest.mark.parametrize("program", [recipes.fnmf(3, steps=5), recipes.fedavg(3, steps=2, independent=True)])
+@pytest.mark.parametrize("program", [recipes.fnmf(3, steps=5), recipes.fedavg(3, steps=2, start="independent")])
 def test_the_drift_of_a_run_is_the_sum_over_its_parties(program) -> None:
     rng = np.random.default_rng(2)
     shards = [Shard(name, as_matrix(rng.random((9, 8))), i) for i, name in enumerate("abc")]

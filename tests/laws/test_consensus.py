@@ -30,7 +30,7 @@ from partsong.streams import key, stream
 PROGRAMS = {
     "fnmf robust": recipes.fnmf(4, steps=5),
     "fnmf paper": recipes.fnmf(4, variant="paper", steps=5),
-    "fnmf common": recipes.fnmf(4, steps=5, independent=False),
+    "fnmf common": recipes.fnmf(4, steps=5, start="common"),
     "fnmf partial": recipes.fnmf(4, steps=5, client_align=PartialAssignment()),
     "fnmf soft": recipes.fnmf(4, steps=5, client_align=Sinkhorn(), server_align=Sinkhorn()),
     "fnmf by sums": recipes.fnmf_by_sums(4, steps=5),
@@ -99,7 +99,7 @@ def test_only_declared_arrays_are_sent(name):
 @pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Sinkhorn()], ids=lambda a: type(a).__name__)
 def test_a_barycenter_by_sums_is_that_of_the_server(sweeps, align):
     shards = shards_of(data(), 5)
-    by_sums = recipes.fnmf_by_sums(4, align=align, sweeps=sweeps, steps=20, independent=False)
+    by_sums = recipes.fnmf_by_sums(4, align=align, sweeps=sweeps, steps=20, start="common")
     at_server = replace(
         by_sums,
         upload=WholeUpload(),
@@ -199,7 +199,7 @@ def test_starts_are_what_they_say():
 
 def test_nothing_is_pulled_in_free_rounds():
     shards = shards_of(data())
-    free = replace(recipes.fnmf(4, steps=6, independent=False), free_rounds=1)
+    free = replace(recipes.fnmf(4, steps=6, start="common"), free_rounds=1)
     alone = replace(free, coupling=AlignedPull(0.0))
     tied = replace(free, free_rounds=0, coupling=AlignedPull(5.0))
     assert_allclose(run(free, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"], rtol=1e-12)

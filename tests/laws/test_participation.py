@@ -21,13 +21,13 @@ PROGRAMS = {
     "exact": recipes.shared_statistics(4),
     "exact accelerated": recipes.shared_statistics(4, accelerate=True),
     "fedavg": recipes.fedavg(4, steps=4),
-    "fedavg independent": recipes.fedavg(4, steps=4, independent=True),
+    "fedavg independent": recipes.fedavg(4, steps=4, start="independent"),
     "fedprox": recipes.fedprox(4, steps=4),
     "fnmf paper": recipes.fnmf(4, variant="paper", steps=4),
     "fnmf robust": recipes.fnmf(4, steps=4),
     "fnmf partial": recipes.fnmf(4, steps=4, client_align=PartialAssignment(), server_align=PartialAssignment()),
     "fnmf by sums": recipes.fnmf_by_sums(4, steps=4),
-    "fnmf by sums common": recipes.fnmf_by_sums(4, steps=4, sweeps=3, independent=False),
+    "fnmf by sums common": recipes.fnmf_by_sums(4, steps=4, sweeps=3, start="common"),
     "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=4), 3),
 }
 WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper"]

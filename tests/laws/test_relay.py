@@ -22,8 +22,8 @@ from partsong.streams import key
 LEG = 3
 FIRST = {
     "fnmf": recipes.fnmf(4, steps=10),
-    "fnmf common": recipes.fnmf(4, steps=10, independent=False),
-    "fedavg": recipes.fedavg(4, steps=10, independent=True),
+    "fnmf common": recipes.fnmf(4, steps=10, start="common"),
+    "fedavg": recipes.fedavg(4, steps=10, start="independent"),
     "by sums": recipes.fnmf_by_sums(4, steps=10),
 }
 

@@ -500,7 +500,7 @@ def test_a_feature_that_nobody_at_a_party_has_is_seen_to_be_missing(name):
 
 
 def test_a_party_that_is_missing_from_the_second_sweep_is_the_difference_of_the_two_sums():
-    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, steps=3, sweeps=2, independent=False)
+    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, steps=3, sweeps=2, start="common")
     rounds = run(program, shards, 6, Sequential(record=True), absent={5: frozenset({"p01"})})
     first, second = sent_in(rounds[4]), sent_in(rounds[5])
     assert all((first[party]["H"] == second[party]["H"]).all() for party in second), "plans are at rest"

@@ -75,8 +75,7 @@ def program_named(method: str, rank: int, local_steps: int, align: str, start: s
 
     if method == LOCAL_ONLY:
         return recipes.local_only(rank, steps=local_steps)
-    is_independent = start == "independent"
-    return program_of(method, rank, steps=local_steps, align=alignment_of(align), independent=is_independent)
+    return program_of(method, rank, steps=local_steps, align=alignment_of(align), start=start)
 
 
 def engine_named(name: str, threads: int, record: bool) -> Engine:
