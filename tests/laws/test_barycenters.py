@@ -325,3 +325,11 @@ def test_same_seed_same_bytes():
 def test_senseless_settings_are_refused(make):
     with pytest.raises(ParameterError):
         make()
+
+
+@pytest.mark.parametrize("method", [KMeans(), FuzzyCMeans()], ids=repr)
+@pytest.mark.parametrize("scale", [2.0**-700, 2.0**700, 2.0**1000])
+def test_clusterings_do_not_depend_on_the_scale(method, scale):
+    matrices = [np.random.default_rng(i).random((4, 30)) for i in range(5)]
+    scaled = method.solve([H * scale for H in matrices])
+    np.testing.assert_array_equal(scaled, method.solve(matrices) * scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class KMeans:
 
     def solve(self, matrices: Sequence[Array]) -> np.ndarray:
         """Centres (k × m) of the rows of matrices (each k × m)."""
-        rows, k = _stacked(matrices), len(matrices[0])
+        (rows, power), k = _stacked(matrices), len(matrices[0])
         centres = _spread_out(rows, k, stream(self.seed, "barycenter", "k-means"))
         owner = np.full(len(rows), -1)
         for _ in range(self.iterations):
@@ -41,7 +42,7 @@ class KMeans:
             for j in range(k):
                 if (owner == j).any():
                     centres[j] = rows[owner == j].mean(axis=0)
-        return centres
+        return np.ldexp(centres, power)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m)."""
@@ -62,7 +63,7 @@ class FuzzyCMeans:
 
     def solve(self, matrices: Sequence[Array]) -> np.ndarray:
         """Centres (k × m) of the rows of matrices (each k × m)."""
-        rows, k = _stacked(matrices), len(matrices[0])
+        (rows, power), k = _stacked(matrices), len(matrices[0])
         centres = _spread_out(rows, k, stream(self.seed, "barycenter", "fuzzy"))
         floor = 1e-12 * float(np.square(rows).mean(axis=0).sum() or 1.0)
         for _ in range(self.iterations):
@@ -71,7 +72,7 @@ class FuzzyCMeans:
             before, centres = centres, (shares.T @ rows) / shares.sum(axis=0)[:, None]
             if np.linalg.norm(centres - before) <= self.tol * np.linalg.norm(before):
                 break
-        return centres
+        return np.ldexp(centres, power)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m)."""
@@ -90,8 +91,11 @@ def _spread_out(rows: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarr
     return rows[chosen].copy()
 
 
-def _stacked(matrices: Sequence[Array]) -> np.ndarray:
-    return np.vstack([np.asarray(kernels.of(H).to_numpy(H), np.float64) for H in matrices])
+def _stacked(matrices: Sequence[Array]) -> tuple[np.ndarray, int]:
+    """All rows over 2^power, of which the largest entry is less than 1, so that squares stay in float64; and power."""
+    rows = np.vstack([np.asarray(kernels.of(H).to_numpy(H), np.float64) for H in matrices])
+    power = math.frexp(float(np.abs(rows).max(initial=0.0)))[1]
+    return np.ldexp(rows, -power), power
 
 
 def _aggregate(centres: np.ndarray, uploads: Sequence[Message]) -> Message:
