@@ -402,7 +402,7 @@ def test_a_run_that_had_come_to_its_end_is_not_gone_on_with():
     task = Task(recipes.shared_statistics(5), shards, Schedule(9), Stop(1e-4), Sequential())
     checkpoint = next(iter(Sequential().run(task.program, shards, task.schedule, reduction=task.reduction))).checkpoint
     flat = tuple(HistoryRow(i + 1, float(i), 0.7, 0.49, 0, 0) for i in range(WINDOW + 1))
-    lost = (flat[0], flat[0]._replace(objective=math.nan))
+    lost = (flat[0], flat[0]._replace(objective=math.inf))
     for history, outcome in ((flat, Outcome.CONVERGED), (lost, Outcome.DIVERGED)):
         run = pursue(task, earlier=Earlier(checkpoint, history, "the best"))
         assert (run.outcome, run.history, run.best) == (outcome, history, "the best")
@@ -412,3 +412,39 @@ def test_progress_is_constant_memory():
     progress = Progress.of(float(i) for i in range(10_000))
     assert len(progress.values) == len(progress.minima) == WINDOW + 1
     assert progress.least == 0.0
+
+
+def whole_thirds(objectives, **more) -> Run:
+    """Rounds of three exchanges each, of which the last ends a round."""
+    return follow([value for value in objectives for _ in range(3)], is_whole=lambda done: done.index % 3 == 2, **more)
+
+
+def test_exchanges_within_a_round_are_listed_but_neither_measured_nor_compared():
+    run = whole_thirds([0.9, 0.5, 0.7])
+    assert [row.iteration for row in run.history] == list(range(1, 10))
+    assert [row.objective for row in run.history if not math.isnan(row.objective)] == [0.9, 0.5, 0.7]
+    assert all(math.isnan(row.relative_error) for row in run.history if row.iteration % 3)
+    assert run.best == 5, "the last exchange of the best round"
+
+
+def test_only_whole_rounds_count_for_convergence():
+    falling = [0.9 * 0.9**i for i in range(3 * WINDOW)]
+    assert whole_thirds(falling).outcome is Outcome.MAX_ROUNDS
+    flat = whole_thirds([0.5] * 3 * WINDOW)
+    assert flat.outcome is Outcome.CONVERGED
+    assert len(flat.history) == 3 * (WINDOW + 1)
+
+
+def test_a_run_that_ends_within_its_first_round_has_a_model():
+    stopped = Follower(Stop(time_budget=1e-9), is_whole=lambda done: False).follow(rounds_of([0.9] * 3))
+    assert stopped.outcome is Outcome.TIME_SPENT
+    assert stopped.best == 0
+    pressed = Interrupts()
+    pressed.count = 1
+    interrupted = follow([0.9] * 3, is_whole=lambda done: False, interrupts=pressed)
+    assert interrupted.history[-1].objective == 0.9
+    assert follow([0.9] * 3, is_whole=lambda done: False, last=3).history[-1].objective == 0.9
+
+
+def test_an_objective_that_is_no_number_ends_a_run():
+    assert follow([0.9, math.nan, 0.8]).outcome is Outcome.DIVERGED

@@ -351,7 +351,8 @@ class Program(Protocol):
     `expects` states the arrays of an upload by name, once for each kind of upload that it has; of a program without it,
     engines ask for finite numbers only. A program whose rounds take several exchanges, with no work between them, has
     `exchange(model) -> (number, total)` as well: for which of them, from 0, a model is sent, and how many there are.
-    Under a reduction that hides uploads all exchanges of a round are over the same parties.
+    Under a reduction that hides uploads all exchanges of a round are over the same parties. A program whose model is
+    worth a look only now and then has `ends_round(model)`: whether it is so after the exchange that led to this model.
     """
 
     @property

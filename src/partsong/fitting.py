@@ -80,6 +80,11 @@ class Task:
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
     objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
 
+    def is_whole(self, done: Round) -> bool:
+        """Whether a round of the program's own ends with an exchange; one exchange is a round if it says nothing."""
+        tells: Any = getattr(self.program, "ends_round", None)
+        return tells is None or bool(tells(done.model))
+
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
@@ -149,6 +154,7 @@ class Pursuit:
             error_of=task.error_of,
             drift_of=task.drift_of,
             objective_of=task.objective_of,
+            is_whole=task.is_whole,
             watch=watch,
             reserve=ClosingTime(task).reserve,
             interrupts=interrupts if interrupts is not None else Interrupts(),

@@ -27,7 +27,8 @@ PERFECT = 1e-13
 class HistoryRow(NamedTuple):
     """One line of `history_`: seconds since the fit began, ‖X − W H‖ / ‖X‖, the objective with penalties over ½‖X‖²
     (the square of the error where there are none), bytes sent in this round by all parties and to each of them.
-    An extrapolated step that was taken back is listed with the error that it led to. Where parties have an H of their
+    An extrapolated step that was taken back is listed with the error that it led to. Exchanges within a round have no
+    error: it is NaN, as is their objective. Where parties have an H of their
     own, a simulation adds Σ_p ‖H_p − H‖² by position and after alignment, in units of ‖H‖².
     `parties` took part. `company` is a number for whose rows the objective is over, 0 for all rows: rounds of different
     companies are not compared.
@@ -156,7 +157,7 @@ class Course:
         """One more round."""
         self.rows.append(row)
         self.latest = done.checkpoint.server
-        if self.comparable.add(row):
+        if self.comparable.add(row) or self.comparable.count == 0:  # before the first whole round any model will do
             self.best = self.latest
 
     def run(self) -> Run:
@@ -173,6 +174,7 @@ class Follower:
     `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
     (by default what the server knows, or else the square of the error); `last` is the number of rounds; `present` are
     the parties over whose rows a simulation computes the error (by default all that the run has ever known).
+    `is_whole` tells whether a round ends with an exchange; of others nothing is measured, and they are not compared.
     What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history. A
     time budget is about all of it but `away`, the seconds that a caller of ours has kept for itself between rounds.
     """
@@ -182,6 +184,7 @@ class Follower:
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
     objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
+    is_whole: Callable[[Round], bool] = lambda done: True
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
     interrupts: Interrupts = field(default_factory=Interrupts)
@@ -203,8 +206,7 @@ class Follower:
         try:
             for done in rounds:
                 paused = time.perf_counter()
-                error, drift = self.error_of(done), self.drift_of(done)
-                objective = self.objective_of(done, error)
+                error, objective, drift = self._measured(done)
                 apart += time.perf_counter() - paused
                 seconds = earlier + time.perf_counter() - self.began - apart
                 row = _row(done, seconds, error, objective, drift, self.present)
@@ -228,6 +230,14 @@ class Follower:
                 raise
             told = " ".join((str(error), *getattr(error, "__notes__", ())))
             course.outcome, course.trouble = Outcome.DIVERGED, told
+
+    def _measured(self, done: Round) -> tuple[float, float, tuple[float, float]]:
+        """Error, objective and drifts of the model after an exchange that ends a round, or the run."""
+        if not (self.is_whole(done) or self.interrupts.count or done.index + 1 >= self.last):
+            return math.nan, math.nan, (math.nan, math.nan)
+        error = self.error_of(done)
+        objective = self.objective_of(done, error)
+        return error, math.inf if math.isnan(objective) else objective, self.drift_of(done)
 
     def _ending(self, done: Round, course: Course, spent: float, latest: float) -> Outcome | None:
         """A time budget has to hold one more round like the latest, and the end of the fit."""
@@ -266,7 +276,9 @@ class Comparable:
         return comparable
 
     def add(self, row: HistoryRow) -> bool:
-        """Note a round; returns whether it is the best now."""
+        """Note a round; returns whether it is the best now. What has no objective is no round of its own."""
+        if math.isnan(row.objective):
+            return False
         company = row.company
         self.count += 1
         self.current = self.by_company.get(company) or self.by_company.setdefault(company, Progress())

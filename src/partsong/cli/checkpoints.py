@@ -53,7 +53,7 @@ class Journal:
         """
         self.history.append(row)
         self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
-        if self.comparable.add(row):
+        if self.comparable.add(row) or self.comparable.count == 0:  # before the first whole round any model will do
             self.best = done.checkpoint.server
         self.checkpoint = done.checkpoint
 
@@ -106,7 +106,7 @@ def open_checkpoint(path: Path) -> tuple[Earlier, list[Sent], Mapping[str, Any]]
 
 
 def _without_nan(row: HistoryRow) -> list[Any]:
-    return [value if math.isfinite(value) else None for value in row]
+    return [None if math.isnan(value) else value if math.isfinite(value) else str(value) for value in row]
 
 
 def _row(values: list[Any]) -> HistoryRow:
