@@ -17,7 +17,7 @@ ONLY = {
     "core": {"errors"},
     "streams": {"errors"},
     "threads": {"errors"},
-    "engines": {"core", "errors", "threads", "engines"},
+    "engines": {"core", "errors", "streams", "threads", "engines"},
     "kernels": {"errors", "threads", "kernels"},
 }
 """Top-level part -> the only parts of ours that it may import."""

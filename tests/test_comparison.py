@@ -24,7 +24,10 @@ from partsong.data.matrix import as_matrix
 from partsong.errors import CompositionError, DataError, FeatureError, ParameterError, ShapeError
 from partsong.leaving_out import LeftOutWarning
 
-BRIEF = {"rounds": {"exact": 15, "fedavg": 8, "fnmf": 3}, "local_steps": {"fedavg": 3, "fnmf": 15}}
+BRIEF = {
+    "rounds": {"local": 15, "exact": 15, "pooled": 15, "fedavg": 8, "fnmf": 3},
+    "local_steps": {"fedavg": 3, "fnmf": 15},
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +90,20 @@ def test_drifts_are_those_of_the_estimator(federation):
     assert line.bytes_up_per_party == pytest.approx(last.bytes_up / 3)
 
 
+def test_parties_of_fnmf_show_what_they_had_found_themselves(federation, tmp_path):
+    found = partsong.compare(federation, 3, ["fnmf"], rounds=4, local_steps=15, names=["x", "y", "z"], random_state=1)
+    alone = partsong.compare(federation, 3, ["fnmf"], rounds=1, local_steps=15, names=["x", "y", "z"], random_state=1)
+    assert found.rows[0].aligned_drift > 0
+    for name, at in found.per_party["fnmf"].items():
+        assert at.own_error == pytest.approx(alone.per_party["fnmf"][name].own_error)
+        assert sorted(map(tuple, at.own.components)) == sorted(map(tuple, alone.per_party["fnmf"][name].own.components))
+        assert 0 < at.aligned_drift <= at.drift * (1 + 1e-9)
+    assert "Parties have no parts of their own" not in found.save_report(tmp_path / "r.html").read_text("utf-8")
+
+
 def test_one_party_alone_is_everybody(federation):
-    alone = partsong.compare(federation[:1], 3, ["local", "exact", "pooled"], rounds=10, random_state=0)
+    methods = ["local", "exact", "pooled"]
+    alone = partsong.compare(federation[:1], 3, methods, rounds=dict.fromkeys(methods, 10), random_state=0)
     errors = [line.relative_error for line in alone.rows]
     assert errors == pytest.approx([errors[0]] * 3, abs=1e-12)
 
@@ -104,8 +119,45 @@ def test_a_party_alone_does_not_know_of_the_others(federation):
 
 
 def test_more_iterations_never_hurt_a_party_alone(federation):
-    short, long = (partsong.compare(federation, 3, ["local"], rounds=n, random_state=0).rows[0] for n in (3, 30))
+    short, long = (
+        partsong.compare(federation, 3, ["local"], rounds={"local": n}, random_state=0).rows[0] for n in (3, 30)
+    )
+    assert (short.local_steps, long.local_steps) == (3, 30)
     assert all(long.party_errors[name] <= short.party_errors[name] + 1e-9 for name in long.party_errors)
+
+
+@pytest.mark.parametrize("rounds", [None, 2, {"exact": 2, "fnmf": 2}, {"fnmf": 2}, 130, {"exact": 130}])
+def test_few_rounds_do_not_cut_the_references_short(federation, rounds):
+    methods = ["local", "fnmf", "exact", "pooled"]
+    found = partsong.compare(federation, 3, methods, rounds=rounds, local_steps={"fnmf": 5}, random_state=0)
+    made = {m.name: len(m.curve.rounds) for m in found.findings}
+    asked = rounds if isinstance(rounds, int) else (rounds or {}).get("exact", 100)
+    assert made["exact"] == asked
+    assert made["local"] == made["pooled"] == max(100, asked)
+    assert (row(found, "local").local_steps, row(found, "pooled").rounds) == (made["local"], made["pooled"])
+    assert row(found, "pooled").relative_error <= row(found, "exact").relative_error + 1e-9
+    without = partsong.compare(federation, 3, ["pooled"], rounds=2, random_state=0).rows[0]
+    assert without.rounds == 100, "whether exact is there or not"
+
+
+def test_references_are_as_short_as_a_mapping_says(federation):
+    methods = ["local", "exact", "pooled"]
+    found = partsong.compare(federation, 3, methods, rounds={"local": 4, "pooled": 7}, random_state=0)
+    assert [len(m.curve.rounds) for m in found.findings] == [4, 100, 7]
+
+
+def test_captions_say_where_the_same_iteration_was_not_made_equally_often(federation, found):
+    assert "Of the same iteration" not in found.caption
+    unequal = partsong.compare(federation, 3, ["local", "exact", "pooled"], rounds=3, random_state=0)
+    told = "“exact” made 3, “local” 100 and “pooled” 100; “exact” would be “pooled” after as many."
+    assert f"Of the same iteration {told}" in unequal.caption
+    assert told in " ".join(str(unequal).split())
+    alone = partsong.compare(federation, 3, ["local", "exact"], rounds=3, random_state=0)
+    assert alone.caption.endswith("Of the same iteration “exact” made 3, “local” 100.")
+
+
+def test_the_help_says_that_references_are_not_cut_short():
+    assert "at least 100" in " ".join(CliRunner().invoke(app, ["compare", "--help"]).output.replace("│", " ").split())
 
 
 def test_starts_are_stated_and_common_ones_are_one(federation):
@@ -139,8 +191,9 @@ def test_labels_of_rows_are_as_good_as_a_list(federation):
 @pytest.mark.parametrize("form", [sp.csr_array, sp.csc_array, np.asfortranarray, lambda X: X.astype(np.float32)])
 def test_any_form_of_rows_is_pooled(federation, form):
     parties = [form(X) for X in federation]
+    equally = {"exact": 8, "pooled": 8}
     errors = [
-        line.relative_error for line in partsong.compare(parties, 3, ["exact", "pooled"], rounds=8, random_state=0).rows
+        line.relative_error for line in partsong.compare(parties, 3, list(equally), rounds=equally, random_state=0).rows
     ]
     assert errors[0] == pytest.approx(errors[1], abs=1e-6)
     shard = pooled([Shard(str(i), as_matrix(X)) for i, X in enumerate(parties)])
@@ -149,7 +202,8 @@ def test_any_form_of_rows_is_pooled(federation, form):
 
 def test_sparse_and_dense_parties_are_pooled_together(federation):
     mixed = [sp.csr_array(federation[0]), *federation[1:]]
-    exact, oracle = partsong.compare(mixed, 3, ["exact", "pooled"], rounds=8, random_state=0).rows
+    equally = {"exact": 8, "pooled": 8}
+    exact, oracle = partsong.compare(mixed, 3, list(equally), rounds=equally, random_state=0).rows
     assert exact.relative_error == pytest.approx(oracle.relative_error, abs=1e-6)
 
 
@@ -233,12 +287,14 @@ def test_every_method_copes_with_odd_parties(method):
 def test_what_left_a_party_adds_up_to_what_it_sent(federation, method):
     found = partsong.compare(federation, 3, [method], rounds=5, local_steps=None, random_state=0).findings[0]
     assert sum(sent.bytes_total for sent in found.sent) == found.bytes_up_per_party
-    assert sum(sent.times for sent in found.sent if sent.array == "weight") == (found.rounds if found.sent else 0)
+    exchanges = {"syn-ssd-u": 11, "syn-ssd-v": 11, "syn-ssd-uv": 11}.get(method, 1)
+    times = sum(sent.times for sent in found.sent if sent.array == "weight")
+    assert times == (found.rounds * exchanges if found.sent else 0)
 
 
 @pytest.mark.parametrize("method", COMPARABLE)
 def test_the_curve_knows_what_was_sent_by_each_round(federation, method):
-    """Not an even share: the first round of fnmf sends H alone, the others WᵀW and WᵀX."""
+    """Not an even share: the first round of fnmf sends H alone, the others WᵀW and WᵀX; some methods send often."""
     found = partsong.compare(federation, 3, [method], rounds=5, local_steps=None, random_state=0).findings[0]
     if found.is_oracle or not found.sent:
         assert found.curve.bytes_up == ()
@@ -248,7 +304,9 @@ def test_the_curve_knows_what_was_sent_by_each_round(federation, method):
     assert len(sent) == len(found.curve.rounds)
     columns = federation[0].shape[1]
     components, sums = 8 * 3 * columns + 8, 8 * (3 * columns + 9 + 3) + 8
-    kinds = {"exact": [sums] * 5, "fnmf": [components, *[sums] * 4]}
+    sketch = 8 * 9 + 8
+    kinds = {"exact": [sums] * 5, "fnmf": [components, *[sums] * 4], "syn-ssd-v": [11 * components] * 5}
+    kinds |= dict.fromkeys(("syn-ssd-u", "syn-ssd-uv"), [components + 10 * sketch] * 5)
     assert sent.tolist() == kinds.get(method, [components] * len(sent))
 
 

@@ -136,6 +136,53 @@ def test_named_columns_are_put_in_the_order_of_the_first():
     assert turned.components_.tobytes() == ordered.components_.tobytes()
 
 
+def columns_refused(*widths, **more):
+    """The refusal of parties that hold so many of the columns g0, g1, …"""
+    pd, rng = pytest.importorskip("pandas"), np.random.default_rng(0)
+    with pytest.raises(FeatureError) as refused:
+        partsong.FederatedNMF(3, rounds=2).fit(
+            [pd.DataFrame(rng.random((4, width)), columns=[f"g{i}" for i in range(width)]) for width in widths], **more
+        )
+    return refused.value
+
+
+def test_missing_columns_are_named_all_up_to_thirty():
+    for lacking, told, more in ((30, 30, ""), (31, 30, "(and 1 more)"), (70, 30, "(and 40 more)")):
+        error = columns_refused(80, 80, 80 - lacking)
+        assert str(error).count(" g") == told
+        assert ("more)" in str(error)) == bool(more)
+        assert more in str(error)
+        assert error.missing == {"party-03": tuple(f"g{i}" for i in range(80 - lacking, 80))}
+        assert error.unexpected == {}
+
+
+def test_columns_are_compared_with_those_of_most_whoever_comes_first():
+    for at in range(3):
+        widths = [10, 10, 10]
+        widths[at] = 8
+        error = columns_refused(*widths)
+        other = "party-02" if at == 0 else "party-01"
+        assert f"Party 'party-0{at + 1}' lacks columns g8, g9, compared with '{other}' and most others." in str(error)
+        assert (error.missing, error.unexpected) == ({f"party-0{at + 1}": ("g8", "g9")}, {})
+    several = columns_refused(8, 10, 10, 10, 11, 10)
+    assert (several.missing, several.unexpected) == ({"party-01": ("g8", "g9")}, {"party-05": ("g10",)})
+    assert "Party 'party-05' has other column g10, compared with 'party-02' and most others" in str(several)
+
+
+def test_without_most_both_sides_are_named():
+    error = columns_refused(8, 10, names=["north", "south"])
+    assert "Party 'south' has other columns g8, g9, compared with 'north'. Agree" in str(error)
+    assert (error.missing, error.unexpected) == ({}, {"south": ("g8", "g9")})
+    assert "'party-03' lacks columns g6, g7, compared with 'party-01'. " in str(columns_refused(8, 10, 6))
+    assert "2 more parties differ as well" in str(columns_refused(9, 9, *range(2, 9)))
+
+
+def test_errors_of_columns_travel_between_processes():
+    error = columns_refused(10, 10, 8)
+    twin = pickle.loads(pickle.dumps(error))
+    assert (str(twin), twin.missing) == (str(error), error.missing)
+
+
 def test_named_columns_must_agree():
     frames = frames_of(parts())
     renamed = frames[1].rename(columns={"g3": "q"})
@@ -143,6 +190,10 @@ def test_named_columns_must_agree():
         partsong.FederatedNMF(3, rounds=2).fit([frames[0], renamed, frames[2]])
     with pytest.raises(FeatureError, match=r"party-03.*lacks columns g10, g11, g12, g13, g14"):
         partsong.FederatedNMF(3, rounds=2).fit([*frames[:2], frames[2].iloc[:, :10]])
+    with pytest.raises(
+        FeatureError, match=r"^Party 'party-01' lacks column g3 and has other column q, .* 'party-02' and"
+    ):
+        partsong.FederatedNMF(3, rounds=2).fit([renamed, frames[0], frames[2]])
     twice = frames[1].rename(columns={"g3": "g4"})
     with pytest.raises(FeatureError, match=r"party-02.*'g4' \(columns 3, 4\)"):
         partsong.FederatedNMF(3, rounds=2).fit([frames[0], twice, frames[2]])
@@ -364,11 +415,12 @@ def test_every_method_by_name(method, start):
         assert_allclose(P.sum(axis=0), 1)
         assert_allclose(P.sum(axis=1), 1)
         assert_allclose(np.linalg.norm(own, axis=1)[np.linalg.norm(own, axis=1) > 0], 1, rtol=1e-9)
-        if method in ("exact", "fnmf"):  # parties end without components of their own
+        if method == "exact":  # parties have no components of their own
             assert_allclose(P @ own, model.components_)
-    ends_exactly = method in ("exact", "fnmf")
-    assert np.isnan(model.history_[-1].drift) == ends_exactly
-    last = model.history_[0 if method == "fnmf" else -1]
+        else:
+            assert np.abs(P @ own - model.components_).max() > 1e-9
+    last = model.history_[-1]
+    assert np.isnan(last.drift) == (method == "exact")
     if method != "exact":
         assert 0 <= last.aligned_drift <= last.drift * (1 + 1e-9)
     assert model.transform(X[:5]).shape == (5, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from itertools import permutations
@@ -100,6 +101,30 @@ def test_most_decide_by_number_and_then_by_name():
     assert set(of_other_columns({"a": Columns(2, None), "b": plain, "c": named})) == {"a"}
     assert set(of_other_columns({"a": odd, "b": plain, "c": named, "d": named})) == {"a"}
     assert of_other_columns({"a": named, "b": Columns(3, ["w", "u", "v"])}) == {}
+
+
+def test_of_the_columns_that_a_party_lacks_thirty_are_named():
+    names = [f"g{i}" for i in range(60)]
+    for lacking, more in ((12, ""), (41, r" \(and 11 more\)")):
+        (reason,) = of_other_columns(
+            {
+                "a": Columns(60, names),
+                "b": Columns(60, names),
+                "c": Columns(60, [f"h{i}" for i in range(lacking)] + names[lacking:]),
+            }
+        ).values()
+        assert re.search(
+            f"lacks columns g0, g1, .*{more} and has other columns h0.* compared with 'a' and most", reason
+        )
+        assert reason.count(" g") == min(30, lacking)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_why_zeros_are_refused_is_true_of_every_method(method):
+    """Sums do not change by such a party; only averages hear of its start, and the reason says so of averages alone."""
+    X = dict(zip("abcd", parts(), strict=True))
+    with pytest.raises(DataError, match=r"adds nothing to sums, and to averages no more than a start"):
+        partsong.FederatedNMF(3, method=method, **SETTINGS).fit({**X, "e": 0 * X["b"]})
 
 
 def test_somebody_has_to_be_left():

@@ -448,3 +448,4 @@ def test_a_run_that_ends_within_its_first_round_has_a_model():
 
 def test_an_objective_that_is_no_number_ends_a_run():
     assert follow([0.9, math.nan, 0.8]).outcome is Outcome.DIVERGED
+    assert follow([math.nan, 0.8]).outcome is Outcome.DIVERGED

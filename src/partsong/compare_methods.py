@@ -28,6 +28,8 @@ LOCAL, POOLED = "local", "pooled"
 COMPARABLE = (LOCAL, *METHODS, POOLED)
 ROUNDS = {"fnmf-alone": 10}
 """Rounds of methods that do not take 100: its parties iterate long in each."""
+BASELINE_ITERATIONS = 100
+"""The fewest of "local" and "pooled" where nobody names their own: few rounds of others do not cut references short."""
 
 DESCRIPTIONS = {
     LOCAL: "Every party factorizes its own rows and shares nothing: one model for each.",
@@ -37,7 +39,13 @@ DESCRIPTIONS = {
     "fnmf": "One round as fnmf-alone, then WᵀW and WᵀX as exact.",
     "ipalm-once": "Every party iterates alone; components are averaged once, by position.",
     "mur-once": "As ipalm-once, by multiplicative updates.",
-    "exact": "Parties send WᵀW and WᵀX; the sums give exactly the pooled factorization.",
+    "syn-sd": "As fedavg, with steps that are held back more and more.",
+    "syn-ssd-u": "As syn-sd, while W fits a sketch of the mean of all H in every step.",
+    "syn-ssd-v": "As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched.",
+    "syn-ssd-uv": "As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched.",
+    "asyn-sd": "As syn-sd, but no party waits for another: the server moves towards each H as it comes.",
+    "asyn-ssd-v": "As asyn-sd, with sketched steps of H.",
+    "exact": "Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.",
     POOLED: "All rows in one place: what nobody is allowed to do.",
 }
 
@@ -56,8 +64,9 @@ class Numbers:
 
     def rounds_of(self, name: str) -> int:
         """Exchanges, or iterations where nothing is exchanged."""
-        iteration = "exact" if name in SAME_ITERATION else name
-        return 1 if name in ONE_ROUND else self.rounds.get(iteration, ROUNDS.get(iteration, 100))
+        if name in (LOCAL, POOLED) and name not in self.rounds:
+            return max(BASELINE_ITERATIONS, self.rounds_of("exact"))
+        return 1 if name in ONE_ROUND else self.rounds.get(name, ROUNDS.get(name, 100))
 
     def steps_of(self, name: str) -> int:
         """Sweeps or iterations between two exchanges."""
@@ -83,9 +92,10 @@ def compare(
     """What parties would reach alone, together, and if they pooled their rows.
 
     All methods have the same rank, the same seed and all their rounds, without early stopping. "local", "exact" and
-    "pooled" are the same iteration on each party's own, all and stacked rows, from the same H; methods with a common
-    start begin with that H as well. With independent starts ("fnmf" and "fnmf-alone" unless told otherwise) every party
-    draws its own, the same for every such method. Pooling needs memory for a second copy of all rows.
+    "pooled" are the same iteration on each party's own, all and stacked rows, from the same H, so that "exact" is
+    "pooled" after equally many; methods with a common start begin with that H as well. With independent starts
+    ("fnmf" and "fnmf-alone" unless told otherwise) every party draws its own, the same for every such method. Pooling
+    needs memory for a second copy of all rows.
 
     The first Ctrl-C ends the round, and what was found so far is returned with an `IncompleteWarning`: `missing` names
     the methods that were not begun, and the `outcome` of a row that was broken off is "interrupted". A second one, or
@@ -102,8 +112,9 @@ def compare(
         Of "local", "pooled" and the methods of `FederatedNMF`.
     rounds, local_steps : int, mapping from methods to int, or None
         As in `FederatedNMF`; None is 100 rounds ("fnmf-alone": 10), and the method's own local steps. One number of
-        rounds is for all methods, one number of local steps for those that average. "local" and "pooled" iterate as
-        "exact" does.
+        rounds is for all methods, one number of local steps for those that average. "local" and "pooled" are what
+        others are measured by: they iterate as often as "exact" and at least 100 times, so that few rounds do not cut
+        them short, unless a mapping of rounds names them; their local steps are those of "exact".
     start : {"common", "independent"} or None
         For methods that average; None: as the method does.
     random_state, dtype, verbose, faulty :
@@ -211,6 +222,8 @@ def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
     if not isinstance(value, Mapping):
         number = whole_number(setting, value, " (or a number for each method)")
         return {name: number for name in known if setting == "rounds" or name != "exact"}
+    if setting == "rounds":
+        known |= dict.fromkeys(methods)
     unknown = [str(name) for name in value if name not in known]
     if unknown:
         raise ParameterError(

@@ -122,7 +122,18 @@ class Comparison:
             "Start: one H common to all, the same for every method, or one of its own for each party. Steps: local "
             "iterations, or sweeps, in each round. Seconds are those of the rounds; compiling is not counted. Drift: "
             "how far parties are from the shared H, by position and after alignment."
+            f"{self._unequal}"
         )
+
+    @property
+    def _unequal(self) -> str:
+        """That the same iteration was not made equally often everywhere, where that is so."""
+        made = {m.name: len(m.curve.rounds) for m in self.findings if m.name in ("local", "exact", "pooled")}
+        if "exact" not in made or len(set(made.values())) == 1:
+            return ""
+        others = " and ".join(f"“{name}” {count}" for name, count in made.items() if name != "exact")
+        same = "; “exact” would be “pooled” after as many" if made.get("pooled", made["exact"]) != made["exact"] else ""
+        return f" Of the same iteration “exact” made {made['exact']}, {others}{same}."
 
     def to_table(self) -> str:
         """Plain text, one line for each method."""

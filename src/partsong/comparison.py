@@ -22,7 +22,7 @@ from partsong.finished import Finished
 from partsong.fitting import Task, conclude, pursue
 from partsong.interrupts import Interrupts
 from partsong.running import HistoryRow, Run, Stop
-from partsong.simulation import conclude_aloud, party_components, simulation_of
+from partsong.simulation import conclude_aloud, party_components, simulation_by_name
 
 Watch = Callable[[Round, HistoryRow], None]
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -53,7 +53,7 @@ class Contestant:
 
 @dataclass(slots=True)
 class Witness:
-    """What a run lets be seen on its way: how often a party sent which kind of upload, by the signature of its arrays,
+    """What a run lets be seen on its way: how often parties sent which kind of upload, by the signature of its arrays,
     and the parties' H_p after the first and the best round.
     """
 
@@ -67,11 +67,16 @@ class Witness:
         """Note a round; of equally good ones the later is the best, as in `running.Follower`."""
         if not self.sent and done.traffic:
             self.alone = party_components(done.checkpoint)
-        for upload in (message for party, _, message in done.traffic if party == done.traffic[0][0]):
+        for _, _, upload in done.traffic:
             known = self.sent.get(upload.signature) or _arrays_of(upload)
             self.sent[upload.signature] = [replace(one, times=one.times + 1) for one in known]
         if row.objective <= self.least:
             self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
+
+    def sent_by_each(self, parties: int) -> tuple[Sent, ...]:
+        """How often a party sent what, in the mean over so many of them: not all wait for each other."""
+        every = itertools.chain.from_iterable(self.sent.values())
+        return tuple(replace(one, times=max(1, round(one.times / parties))) for one in every)
 
 
 def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
@@ -111,7 +116,9 @@ def contest(
 
     schedule, at = Schedule(contestant.rounds, seed, faulty=faulty), shards if pooled is None else [pooled]
     began = time.perf_counter()
-    task = simulation_of(contestant.program, at, schedule, stop=Stop(tol=0.0), engine=Parallel(record=True))
+    task = simulation_by_name(
+        contestant.name, contestant.program, at, contestant.rounds, schedule, Stop(tol=0.0), Parallel(record=True)
+    )
     run = pursue(task, began=began, watch=follow, interrupts=interrupts)
     if interrupts is not None and interrupts.count > 1:
         raise KeyboardInterrupt
@@ -146,13 +153,13 @@ def _findings(
         explained_variance=1.0 - finished.relative_error**2,
         bytes_up_per_party=0.0 if oracle else sum(row.bytes_up for row in rows) / len(parties),
         bytes_down_per_party=0.0 if oracle else float(sum(row.bytes_down for row in rows)),
-        rounds=len(rows),
+        rounds=run.rounds,
         seconds=rows[-1].seconds if rows else 0.0,
         outcome=str(outcome_of(run, contestant.rounds)),
         curve=_curve(contestant.name, rows, 0 if oracle else len(parties)),
         components=finished.H,
         shares=tuple(float(share) for share in finished.shares),
-        sent=() if oracle else tuple(itertools.chain.from_iterable(witness.sent.values())),
+        sent=() if oracle else witness.sent_by_each(len(parties)),
         is_oracle=oracle,
         start=contestant.start,
         parties=parties,
@@ -162,19 +169,20 @@ def _findings(
 
 def outcome_of(run: Run, rounds: int) -> Outcome:
     """How a run ended; one that had made all its rounds when Ctrl-C was noticed lost nothing by it."""
-    is_whole = run.outcome is Outcome.INTERRUPTED and len(run.history) >= rounds
+    is_whole = run.outcome is Outcome.INTERRUPTED and run.rounds >= rounds
     return Outcome.MAX_ROUNDS if is_whole else run.outcome
 
 
 def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
     """The error along a history, and what each of the senders had sent by then."""
-    sent = itertools.accumulate(row.bytes_up for row in rows) if senders else ()
+    sent = itertools.accumulate(row.bytes_up for row in rows)
+    known = [(row, total) for row, total in zip(rows, sent, strict=True) if not math.isnan(row.objective)]
     return Curve(
         label,
-        tuple(row.iteration for row in rows),
-        tuple(row.seconds for row in rows),
-        tuple(row.relative_error for row in rows),
-        tuple(total / senders for total in sent),
+        tuple(row.iteration for row, _ in known),
+        tuple(row.seconds for row, _ in known),
+        tuple(row.relative_error for row, _ in known),
+        tuple(total / senders for _, total in known) if senders else (),
     )
 
 

@@ -6,6 +6,8 @@ code written for scikit-learn or for plain files keeps working.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class PartsongError(Exception):
     """Root of all errors of this library."""
@@ -20,7 +22,21 @@ class ShapeError(PartsongError, ValueError):
 
 
 class FeatureError(PartsongError, ValueError):
-    """Column names that are missing, duplicated, unknown, or in another order."""
+    """Column names that are missing, duplicated, unknown, or in another order.
+
+    Where columns of parties differ, `missing` and `unexpected` have all names by party; a message has the first few.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        missing: Mapping[str, tuple[str, ...]] | None = None,
+        unexpected: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.missing = dict(missing or {})
+        self.unexpected = dict(unexpected or {})
 
 
 class ParameterError(PartsongError, ValueError):

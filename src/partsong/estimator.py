@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any
@@ -30,6 +31,7 @@ from partsong.settings import (
     precision_of,
     rank_of,
     require_verbosity,
+    sketch_of,
     solver_of,
     stop_of,
     threads_of,
@@ -50,12 +52,19 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     ----------
     n_components : int or None
         Rank k; None takes min(n, m, 20). It may exceed n and m, within reason.
-    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp"} or an update rule
-        "hals" makes several sweeps per product and extrapolates; the others are the plain rules.
+    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls"} or an update rule
+        "hals" makes several sweeps per product and extrapolates; the others are the plain rules. "sanls" sees only a
+        random sketch of X in each step, and its steps are held back more and more (Qian et al., 2020): for matrices so
+        large that one product with all of X is a lot.
+    sketch : {"subsampling", "gaussian", "count", "hadamard"}
+        The kind of sketch that "sanls" takes; subsampling is the cheapest.
+    sketch_ratio : float in (0, 1]
+        Columns (rows) of a sketch as a share of those of X; never fewer than n_components.
     init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "custom"}
         "auto" takes anchors (columns of X chosen by successive projection); "custom" takes W and H given to `fit`.
     tol : float
-        Stop once the squared error falls by less than this share of itself per iteration.
+        Stop once the squared error falls by less than this share of itself per iteration; "sanls" looks at it after
+        every tenth.
     max_iter : int
         The most iterations.
     time_budget : float or None
@@ -99,6 +108,8 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         alpha_W: float = 0.0,
         alpha_H: float | str = "same",
         l1_ratio: float = 0.0,
+        sketch: str = "subsampling",
+        sketch_ratio: float = 0.1,
         random_state: Any = None,
         verbose: int = 0,
         dtype: Any = None,
@@ -113,6 +124,8 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self.alpha_W = alpha_W
         self.alpha_H = alpha_H
         self.l1_ratio = l1_ratio
+        self.sketch = sketch
+        self.sketch_ratio = sketch_ratio
         self.random_state = random_state
         self.verbose = verbose
         self.dtype = dtype
@@ -167,6 +180,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
                 "alpha_w": float(self.alpha_W),
                 "alpha_h": float(alpha_H),
                 "l1_ratio": float(self.l1_ratio),
+                **({"sketch": self.sketch, "sketch_ratio": self.sketch_ratio} if self.solver == "sanls" else {}),
                 "dtype": str(self.components_.dtype),
                 **({} if self.n_samples_ is None else {"n_samples": self.n_samples_}),
             },
@@ -193,9 +207,12 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         beginning = self._beginning(matrix, rank, W, H)
         init = "auto" if self.init == "custom" else self.init
         seed = whole_seed(self.random_state)
-        settings = RowFit(rank, self._solver(), init, seed, int(self.max_iter), stop, threads_of(self.n_threads))
+        sketch = sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        most, workers = int(self.max_iter), threads_of(self.n_threads)
+        settings = RowFit(rank, self._solver(), init, seed, most, stop, workers, sketch)
         title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
-        with progress(self.verbose, self.max_iter, self.time_budget, title) as bar:
+        exchanges = most if sketch is None else 2 * most + 1
+        with progress(self.verbose, exchanges, self.time_budget, title) as bar:
             run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
         self._keep(done, run, rank)
         self.n_samples_: int | None = matrix.shape[0]
@@ -215,6 +232,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""
         self._solver()
+        sketch_of(self.solver, self.sketch, self.sketch_ratio)
         one_of("init", self.init, INITS)
         whole_number("max_iter", self.max_iter)
         threads_of(self.n_threads)
@@ -226,9 +244,12 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self.components_ = done.H
         self.component_shares_ = done.shares
         self.n_components_ = rank
-        self.n_iter_ = len(run.history)
+        rows, is_sketched = run.history, self.solver == "sanls"
+        if is_sketched:  # two exchanges are an iteration, and few of them know the error
+            rows = tuple(row._replace(iteration=row.iteration // 2) for row in rows if not math.isnan(row.objective))
+        self.n_iter_ = len(run.history) // 2 if is_sketched else len(rows)
         self.outcome_ = run.outcome
-        self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in run.history]
+        self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in rows]
         self.reconstruction_err_ = float(np.sqrt(done.squared_error))
         self.relative_error_ = done.relative_error
         self.explained_variance_ = 1.0 - done.relative_error**2

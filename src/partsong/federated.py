@@ -45,7 +45,7 @@ from partsong.simulation import (
     holding_interrupts,
     party_components,
     reports_of,
-    simulation_of,
+    simulation_by_name,
 )
 from partsong.validation import NonNegativeTransformer, validated, whole_seed
 
@@ -63,7 +63,10 @@ class FederatedNMF(
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
     party iterate alone and then agree on H: "fnmf-alone" finds out which component is which (Dalleiger & Gionis, 2025),
     "fedavg" averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once"
-    average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after one round. A Program value
+    average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after one round. The secure methods
+    of Qian et al. (2020) hold their steps back: "syn-sd" averages by position, "syn-ssd-u", "-v" and "-uv" sketch the
+    steps of W, H or both and let W fit the mean of all H in every step, "asyn-sd" and "asyn-ssd-v" let nobody wait for
+    others (here over a virtual clock, on which a party's work lasts in proportion to its rows). A Program value
     (`partsong.recipes` has more) may be given instead of a name.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
@@ -72,20 +75,22 @@ class FederatedNMF(
     ----------
     n_components : int or None
         Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
-    method : {"exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once"} or Program
+    method : {"exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", "syn-ssd-u", \
+"syn-ssd-v", "syn-ssd-uv", "asyn-sd", "asyn-ssd-v"} or Program
         How the parties work together.
     align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
         "fnmf", "fnmf-alone": how components are matched; an alignment of your own may be given, too. None is
         "assignment" for "fnmf" and "sinkhorn" for "fnmf-alone".
     rounds : int
-        The most exchanges.
+        The most rounds. A round is one exchange; local_steps + 1 of them for "syn-ssd-…", and as many arrivals as there
+        are parties for "asyn-…".
     local_steps : int or None
         Sweeps ("exact") or iterations (all others) at a party between exchanges. None: 3 for "exact" and "fedavg", 10
-        for "fedprox", 100 for "fnmf" and "fnmf-alone", 1000 for those that average once. A round is never broken off by
-        a time budget.
+        for "fedprox", "syn-…" and "asyn-…", 100 for "fnmf" and "fnmf-alone", 1000 for those that average once. An
+        exchange is never broken off by a time budget.
     start : {"common", "independent"} or None
         One H for all and W fitted to it first, or an H of its own at every party. None: as the method does, independent
-        for "fnmf", "fnmf-alone" and those that average once. "exact" always has one for all.
+        for "fnmf", "fnmf-alone" and those that average once. "exact", "syn-…" and "asyn-…" always have one for all.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
@@ -100,14 +105,15 @@ class FederatedNMF(
     components_ : array (k, m)
         H; sorted by explained share, and each row of Euclidean norm 1 (with penalties: on the scale they choose).
     history_ : list of rows
-        (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …) per round; bytes_up over all
-        parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
-        refitted at each party. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment. `parties` is how many
-        took part.
+        (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …) per exchange; bytes_up over
+        all parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
+        refitted at each party; within rounds of several exchanges they are NaN. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by
+        position and after alignment. `parties` is how many took part.
     left_out_ : list of (iteration, party, reason)
         Who was left out of which round, and why; rounds are numbered as in `history_`.
     party_components_ : dict of arrays (k, m)
-        The H_p that parties ended with, on the scale of `components_`; that itself where they have none of their own.
+        The H_p that parties ended with, on the scale of `components_`; of "fnmf" those that they had found themselves
+        before the exact rounds; `components_` itself where they have none of their own.
     alignments_ : dict of arrays (k, k)
         P_p by which P_p · party_components_[p] lies in the order of `components_`.
     relative_error_, explained_variance_, component_shares_, n_iter_, outcome_, n_samples_ :
@@ -302,8 +308,9 @@ class FederatedNMF(
         rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         program = self._program((rows, columns))
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        schedule = Schedule(self._rounds(), seed, faulty=self.faulty)
-        task = simulation_of(program, shards, schedule, stop=stop, engine=engine)
+        rounds = self._rounds()
+        schedule = Schedule(rounds, seed, faulty=self.faulty)
+        task = simulation_by_name(self.method, program, shards, rounds, schedule, stop, engine)
         return Pursuit.of(task, began=began), Attendance(missing)
 
     def _reports(self, pursuit: Pursuit, attendance: Attendance) -> Iterator[RoundReport]:
@@ -340,7 +347,7 @@ class FederatedNMF(
         self.n_parties_ = len(self.parties_)
         self.n_samples_: int | None = sum(shard.matrix.shape[0] for shard in task.shards)
         self.party_components_, self.alignments_ = own_components(done.H, own, self.parties_)
-        self.n_iter_ = len(run.history)
+        self.n_iter_ = run.rounds
         self.outcome_ = run.outcome
         self.history_: list[HistoryRow] = list(run.history)
         self.relative_error_ = done.relative_error

@@ -26,13 +26,19 @@ from partsong.local.alternate import Alternate, Rows
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.start import Beginning, anchors, double_svd, random_beginning
 from partsong.programs.shared_statistics import SharedStatistics
+from partsong.programs.sketch_exchange import SketchExchange
+from partsong.programs.sketch_turns import SketchParty
 from partsong.running import Course, Follower, HistoryRow, Run, Stop, known_error
+from partsong.sketch.proportion import Proportion
 from partsong.streams import stream
 
 Watch = Callable[[Round, HistoryRow], None]
 
 TRIAL_ROWS = 400
 """Rows on which the end of a fit is tried when a time budget has to cover it."""
+
+LOOK_EVERY = 10
+"""Sketched iterations from one look at the error to the next: it costs a pass over the data."""
 
 NOTHING = 1e-9
 """A share of ‖X‖² that is nothing but rounding."""
@@ -46,7 +52,7 @@ class EmptyModelWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class RowFit:
-    """Centralised NMF as a value: rank, solver, start, and when to stop."""
+    """Centralised NMF as a value: rank, solver, start, and when to stop; with a `sketch`, steps see sketched data."""
 
     rank: int
     solver: Alternate
@@ -55,6 +61,7 @@ class RowFit:
     max_iter: int = 500
     stop: Stop = Stop()
     threads: int = 1
+    sketch: Proportion | None = None
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
@@ -65,7 +72,8 @@ class RowFit:
 class Task:
     """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
 
-    `error_of` and `drift_of` tell of a round what a simulation can know; the conclusion may use `threads`.
+    `error_of` and `drift_of` tell of a round what a simulation can know; the conclusion may use `threads`. A round is
+    `exchanges` of the engine's, unless the program says when it ends.
     """
 
     program: Any
@@ -79,11 +87,12 @@ class Task:
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
     objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
+    exchanges: int = 1
 
     def is_whole(self, done: Round) -> bool:
-        """Whether a round of the program's own ends with an exchange; one exchange is a round if it says nothing."""
+        """Whether a round ends with an exchange: as the program says, or else every `exchanges` of them."""
         tells: Any = getattr(self.program, "ends_round", None)
-        return tells is None or bool(tells(done.model))
+        return bool(tells(done.model)) if tells is not None else (done.index + 1) % self.exchanges == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,8 @@ def fit_rows(
 
 def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
     """Centralised NMF as the program of a single party; the start is computed when the task is pursued."""
+    if settings.sketch is not None:
+        return _sketched_task(matrix, settings, settings.sketch, beginning)
     program = SharedStatistics(settings.rank, settings.solver)
 
     def begin() -> Checkpoint:
@@ -127,6 +138,22 @@ def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = No
 
     schedule = Schedule(settings.max_iter, kernel_threads=settings.threads)
     return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
+
+
+def _sketched_task(matrix: Matrix, settings: RowFit, sketch: Proportion, beginning: Beginning | None) -> Task:
+    """An iteration is two exchanges, of a party with itself; its H is looked at now and then."""
+    most, rows = settings.max_iter, matrix.shape[0]
+    program = SketchExchange(settings.rank, settings.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
+
+    def begin() -> Checkpoint:
+        with threads.kernels_on(settings.threads):
+            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
+        server, model = program.start_from(chosen.Ht)
+        return Checkpoint(0, {"all": SketchParty(settings.seed, 1, chosen.W)}, server, model)
+
+    schedule = Schedule(program.rounds_for(), settings.seed, kernel_threads=settings.threads)
+    stop = replace(settings.stop, tol=settings.stop.tol * program.every)
+    return Task(program, [Shard("all", matrix)], schedule, stop, begin=begin, threads=settings.threads)
 
 
 @dataclass(frozen=True, slots=True)

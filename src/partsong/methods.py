@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-METHODS = ("exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once")
+SKETCHED = ("syn-ssd-u", "syn-ssd-v", "syn-ssd-uv")
+"""Methods whose rounds take several exchanges, of sketches of H and at last of H."""
+
+ASYNCHRONOUS = ("asyn-sd", "asyn-ssd-v")
+"""Methods in which no party waits for another; a round is as many arrivals as there are parties."""
+
+METHODS = (
+    "exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", *SKETCHED, *ASYNCHRONOUS,
+)  # fmt: skip
 ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
 STARTS = ("common", "independent")
 
@@ -12,7 +20,8 @@ ALIGNED = ("fnmf", "fnmf-alone")
 """Methods that find out which component is which."""
 
 ALIGNMENT = {"fnmf": "assignment", "fnmf-alone": "sinkhorn"}
-"""How they do so unless told otherwise: nearest to pooling on the worst of eight sets (docs/results/fnmf.md)."""
+"""How they do so unless told otherwise: on the worst of eight sets nearest to pooling, with strengths tuned for each
+(docs/results/fnmf.md)."""
 
 LONG_ROUNDS = 1
 """Rounds with which "fnmf" begins; all others are exact (docs/results/fnmf.md, decision 11)."""
@@ -26,6 +35,9 @@ ONE_ROUND = ("ipalm-once", "mur-once", LOCAL_ONLY)
 INDEPENDENT = (*ALIGNED, *ONE_ROUND)
 """Methods whose parties begin with an H of their own unless told otherwise."""
 
+COMMON_ONLY = ("exact", "syn-sd", *SKETCHED, *ASYNCHRONOUS)
+"""Methods whose parties must begin with one H."""
+
 LOCAL_STEPS = {
     "exact": 3,
     "fnmf": 100,
@@ -34,6 +46,7 @@ LOCAL_STEPS = {
     "fedprox": 10,
     "ipalm-once": 1000,
     "mur-once": 1000,
+    **dict.fromkeys(("syn-sd", *SKETCHED, *ASYNCHRONOUS), 10),
     LOCAL_ONLY: 100,
 }
 """What a party does between two exchanges unless told otherwise."""

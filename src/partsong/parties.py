@@ -17,8 +17,8 @@ from partsong.data.form import is_tensor
 from partsong.data.matrix import as_matrix, float_type
 from partsong.data.names import column_labels, column_names, repeated
 from partsong.data.partition import party_names
-from partsong.errors import CompositionError, FeatureError, ParameterError, PartsongError, ShapeError, first_few
-from partsong.leaving_out import Columns, difference, of_other_columns, require_somebody
+from partsong.errors import CompositionError, ParameterError, PartsongError, ShapeError, first_few
+from partsong.leaving_out import Columns, of_other_columns, require_same_columns, require_somebody
 from partsong.streams import key
 from partsong.validation import agree_on_columns, numbers_of
 
@@ -282,12 +282,10 @@ def _in_one_order(labels: Sequence[str], matrices: Sequence[Any]) -> dict[str, A
             column_names(parties[label])
     if not held:
         return parties
-    first, expected = next(iter(held.items()))
+    require_same_columns({label: Columns(len(columns), columns) for label, columns in held.items()})
+    expected = next(iter(held.values()))
     for label, columns in held.items():
         if columns != expected:
-            said = difference(label, Columns(len(columns), columns), first, Columns(len(expected), expected))
-            if said:
-                raise FeatureError(said)
             parties[label] = parties[label][expected]
     return parties
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from partsong.aggregate.barycenter import FixedPoint, FromMean, FromPrevious
 from partsong.aggregate.linear import AlignedMean, Mean, WeightedMean
+from partsong.aggregate.server import Relaxation
 from partsong.align.assignment import Assignment, Identity, PartialAssignment
 from partsong.align.nearest import Nearest, SoftMax
 from partsong.align.transport import PartialSinkhorn, Sinkhorn
@@ -20,12 +22,22 @@ from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.pivoting import BlockPivoting
+from partsong.local.proximal import ProximalDescent
 from partsong.methods import STARTS
 from partsong.programs.consensus import Consensus
 from partsong.programs.joining import CommonStart, IndependentStart, Overwrite
 from partsong.programs.relay import Relay
 from partsong.programs.shared_statistics import SharedStatistics
+from partsong.programs.sketch_exchange import SketchExchange
+from partsong.programs.sketched_consensus import SketchedConsensus
+from partsong.programs.sketched_statistics import SketchedStatistics
 from partsong.programs.uploading import AlignedUpload
+from partsong.sketch.count import CountSketch
+from partsong.sketch.gaussian import Gaussian
+from partsong.sketch.hadamard import Hadamard
+from partsong.sketch.operator import Sketch
+from partsong.sketch.proportion import Proportion
+from partsong.sketch.subsampling import Subsampling
 
 COMMON, INDEPENDENT = STARTS
 
@@ -44,7 +56,9 @@ def plain(rule: UpdateRule, penalty_W: Penalty = Penalty(), penalty_H: Penalty =
 
 
 def solver_rules() -> dict[str, UpdateRule]:
-    """The rules behind `NMF(solver=…)`, one step per product unless its name says otherwise."""
+    """The rules behind `NMF(solver=…)`, one step per product unless its name says otherwise; that of "sanls" is for
+    sketched products.
+    """
     return {
         "hals": CoordinateDescent(sweeps=SWEEPS),
         "cd": CoordinateDescent(),
@@ -52,6 +66,7 @@ def solver_rules() -> dict[str, UpdateRule]:
         "pg": ProjectedGradient(),
         "ipalm": InertialPalm(inertia=0.3),
         "bpp": BlockPivoting(),
+        "sanls": ProximalDescent(),
     }
 
 
@@ -66,6 +81,11 @@ def alignments() -> dict[str, Alignment]:
         "softmax": SoftMax(),
         "identity": Identity(),
     }
+
+
+def sketches() -> dict[str, Callable[[int], Sketch]]:
+    """The kinds of sketch behind `NMF(sketch=…)`."""
+    return {"subsampling": Subsampling, "gaussian": Gaussian, "count": CountSketch, "hadamard": Hadamard}
 
 
 def shared_statistics(rank: int, *, sweeps: int = SWEEPS, accelerate: bool = False) -> SharedStatistics:
@@ -166,6 +186,88 @@ def ipalm_once(rank: int, *, steps: int = 1000, start: str = INDEPENDENT) -> Con
 def mur_once(rank: int, *, steps: int = 1000, start: str = INDEPENDENT) -> Consensus:
     """Multiplicative updates at every party alone, averaged once by position: a baseline of the FNMF paper."""
     return replace(fedavg(rank, steps=steps, start=start), solver=plain(Multiplicative()))
+
+
+def dsanls(
+    rank: int,
+    *,
+    sketch: Proportion = Proportion(),
+    rule: UpdateRule = ProximalDescent(),
+    iterations: int = 100,
+    every: int = 10,
+    n_rows: int | None = None,
+) -> SketchExchange:
+    """Distributed sketched NMF: both factors in blocks, of which only sketches are exchanged (Qian et al., 2020).
+
+    Sent per iteration and node: W_rᵀ S' (k × d') and H_r S (k × d); H (k × m) after `every` iterations. Never sent: X.
+    """
+    return SketchExchange(rank, plain(rule), sketch, iterations, every, n_rows=n_rows)
+
+
+def secure_dsanls(rank: int, *, sketch: Sketch | None = None, **settings: Any) -> SketchedStatistics:
+    """DSANLS where each party has rows alone, for as long as its sketches do not give them away (Qian et al., 2020).
+
+    The sketch is Gaussian with four dimensions for each component unless told otherwise: the smaller, the more rounds.
+
+    Sent per round and party: X_pᵀ S_p (m × d), W_pᵀ S_p (k × d). Never sent: X_p, W_p.
+    """
+    return SketchedStatistics(
+        rank, Gaussian(4 * rank) if sketch is None else sketch, plain(ProximalDescent()), **settings
+    )
+
+
+def syn_sd(rank: int, *, steps: int = 10, rule: UpdateRule = ProximalDescent()) -> Consensus:
+    """Local steps that are held back, then the mean of H by position (Qian et al., 2020, Alg. 4).
+
+    W steps first. The paper prints H first, which from a W of their own lets the copies part at once.
+    Sent per round and party: H_p (k × m). Never sent: X_p, W_p.
+    """
+    return Consensus(rank, plain(rule), steps, CommonStart(), Mean())
+
+
+def syn_ssd(
+    rank: int,
+    *,
+    variant: str = "uv",
+    steps: int = 10,
+    sketch: Proportion = Proportion(),
+    rule: UpdateRule = ProximalDescent(),
+) -> SketchedConsensus:
+    """`syn_sd` with sketched steps, in which W fits the mean of all H_p (Qian et al., 2020, Alg. 5).
+
+    "u": W by a shared sketch, H exactly; "v": H by a sketch of the party's own, W exactly; "uv": both. A round takes
+    `rounds_for(1)` exchanges. Sent in it by a party: `steps` times H_p S (k × d; k × m for "v"), and H_p (k × m).
+    Never sent: X_p, W_p.
+    """
+    if variant not in ("u", "v", "uv"):
+        raise ParameterError(f'The variants of syn_ssd are "u", "v" and "uv"; got {variant!r}.')
+    of_rows = None if variant == "u" else sketch
+    of_columns = None if variant == "v" else sketch
+    return SketchedConsensus(rank, plain(rule), steps, of_rows, of_columns)
+
+
+def asyn_sd(rank: int, *, steps: int = 10, rho: float = 3.0, rule: UpdateRule = ProximalDescent()) -> Consensus:
+    """`syn_sd` whose server relaxes towards each H_p as it comes: for an asynchronous engine (Qian et al., 2020).
+
+    Printed is Relaxation(1.0), published code has Relaxation(1.0, offset=2).
+    Sent per arrival: H_p (k × m). Never sent: X_p, W_p.
+    """
+    return replace(syn_sd(rank, steps=steps, rule=rule), server_update=Relaxation(rho))
+
+
+def asyn_ssd_v(
+    rank: int,
+    *,
+    steps: int = 10,
+    rho: float = 3.0,
+    sketch: Proportion = Proportion(),
+    rule: UpdateRule = ProximalDescent(),
+) -> Consensus:
+    """`asyn_sd` with the party's step of H sketched, by a sketch that nobody else knows (Qian et al., 2020).
+
+    Sent per arrival: H_p (k × m). Never sent: X_p, W_p.
+    """
+    return replace(asyn_sd(rank, steps=steps, rho=rho, rule=rule), sketch=sketch)
 
 
 def _started(start: str, *, announced: bool = False) -> CommonStart | IndependentStart:

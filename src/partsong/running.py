@@ -103,7 +103,10 @@ class Progress:
 
     def is_lost(self) -> bool:
         """Whether the latest value is no number any more, or beyond all measure."""
-        return self.count > 0 and not self.values[-1] <= RUNAWAY * max(1.0, self.first)
+        if not self.count:
+            return False
+        latest = self.values[-1]
+        return not (math.isfinite(latest) and latest <= RUNAWAY * max(1.0, self.first))
 
     def is_flat(self, tol: float) -> bool:
         """Whether the least value has hardly fallen over the window; never while the latest lies above it.
@@ -130,6 +133,11 @@ class Run:
     history: tuple[HistoryRow, ...]
     best: State
     trouble: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """Whole rounds; exchanges within one are in the history, but have no objective."""
+        return sum(not math.isnan(row.objective) for row in self.history)
 
 
 def known_error(done: Round) -> float:

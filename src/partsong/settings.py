@@ -16,8 +16,9 @@ from partsong.errors import ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import Penalty
 from partsong.local.momentum import Extrapolation, NoExtrapolation
-from partsong.methods import ALIGNED, LONG_ROUNDS, METHODS, STARTS
+from partsong.methods import ALIGNED, COMMON_ONLY, LONG_ROUNDS, METHODS, STARTS
 from partsong.running import Stop
+from partsong.sketch.proportion import Proportion
 
 PROGRAM = (
     "rank", "solver", "aggregation", "start_party", "start_server", "local", "finish", "components", "metrics",
@@ -75,6 +76,17 @@ def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: An
         raise ParameterError(f"l1_ratio must lie between 0 and 1; got {l1_ratio!r}.")
     momentum = Extrapolation() if isinstance(rule, str) and rule == "hals" else NoExtrapolation()
     return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
+
+
+def sketch_of(solver: Any, sketch: Any, ratio: Any) -> Proportion | None:
+    """The sketch that "sanls" works with; None for all other solvers, which do not take one."""
+    share = real_number("sketch_ratio", ratio)
+    if not 0 < share <= 1:
+        raise ParameterError(f"sketch_ratio must be above 0 and at most 1; got {ratio!r}.")
+    kinds = recipes.sketches()
+    one_of("sketch", sketch, tuple(kinds))
+    is_sketched = isinstance(solver, str) and solver == "sanls"
+    return Proportion(kinds[sketch], share) if is_sketched else None
 
 
 def solver_told(settings: Mapping[str, Any]) -> Alternate:
@@ -215,8 +227,8 @@ def require_method(method: Any, *, align: Any, start: Any, local_steps: Any) -> 
         raise ParameterError(f"method must be one of {', '.join(METHODS)}, or a Program; got {method!r}.")
     if start is not None:
         one_of("start", start, STARTS)
-        if isinstance(method, str) and (method, start) == ("exact", "independent"):
-            raise ParameterError('method="exact" has one start for all parties: start must be None or "common".')
+        if isinstance(method, str) and method in COMMON_ONLY and start == "independent":
+            raise ParameterError(f'method="{method}" has one start for all parties: start must be None or "common".')
     if local_steps is not None:
         whole_number("local_steps", local_steps, " (None: as the method does)")
     if align is not None:
@@ -245,4 +257,12 @@ def program_of(method: str, rank: int, *, steps: int, align: Alignment, start: s
             return recipes.ipalm_once(rank, **settings)
         case "mur-once":
             return recipes.mur_once(rank, **settings)
+        case "syn-sd":
+            return recipes.syn_sd(rank, steps=steps)
+        case "syn-ssd-u" | "syn-ssd-v" | "syn-ssd-uv":
+            return recipes.syn_ssd(rank, variant=method.removeprefix("syn-ssd-"), steps=steps)
+        case "asyn-sd":
+            return recipes.asyn_sd(rank, steps=steps)
+        case "asyn-ssd-v":
+            return recipes.asyn_ssd_v(rank, steps=steps)
     raise ParameterError(f"Unknown method {method!r}; choose one of {', '.join(METHODS)}.")

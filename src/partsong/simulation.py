@@ -12,6 +12,7 @@ import numpy as np
 
 from partsong import kernels, threads
 from partsong.core import Array, Checkpoint, Engine, Outcome, Program, Round, Schedule, Shard, State
+from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.parallel import Parallel
 from partsong.errors import CompositionError
 from partsong.evaluate.agreement import drift_of, potential
@@ -20,6 +21,7 @@ from partsong.finished import Finished
 from partsong.fitting import Pursuit, Task, Watch, conclude, pursue, warn_of_divergence, warn_of_nothing
 from partsong.interrupts import held
 from partsong.local.coupling import AlignedPull
+from partsong.methods import ASYNCHRONOUS
 from partsong.running import HistoryRow, Run, Stop, known_error
 
 
@@ -67,11 +69,28 @@ def simulation_of(
     *,
     stop: Stop = Stop(),
     engine: Engine = Parallel(),
+    exchanges: int = 1,
 ) -> Task:
     """The task whose rounds are measured with all that only a simulation can know."""
-    error_of = error_in_simulation(program, shards)
-    drift = drift_in_simulation(program)
-    return Task(program, shards, schedule, stop, engine, threads=threads.available(), error_of=error_of, drift_of=drift)
+    measures: Any = {"error_of": error_in_simulation(program, shards), "drift_of": drift_in_simulation(program)}
+    return Task(program, shards, schedule, stop, engine, threads=threads.available(), exchanges=exchanges, **measures)
+
+
+def simulation_by_name(
+    method: Any, program: Any, shards: Sequence[Shard], rounds: int, schedule: Schedule, stop: Stop, engine: Engine
+) -> Task:
+    """The task of so many rounds of a method: of several exchanges each where it says so, and over a virtual clock in
+    which a party's work lasts in proportion to its rows where nobody waits for others.
+    """
+    if isinstance(method, str) and method in ASYNCHRONOUS:
+        several = len(shards)
+        clock = Asynchronous(record=getattr(engine, "record", False))
+        return simulation_of(
+            program, shards, replace(schedule, rounds=rounds * several), stop=stop, engine=clock, exchanges=several
+        )
+    counts: Any = getattr(program, "rounds_for", None)
+    exchanges = rounds if counts is None else counts(rounds)
+    return simulation_of(program, shards, replace(schedule, rounds=exchanges), stop=stop, engine=engine)
 
 
 def conclude_aloud(task: Task, run: Run) -> Finished:

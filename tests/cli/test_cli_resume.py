@@ -22,6 +22,7 @@ def same_model(a, b):
         ["--solver", "mu", "--dtype", "float32"],
         ["--solver", "bpp", "--alpha-w", 0.01, "--l1-ratio", 0.5],
         ["--init", "random", "-k", 1],
+        ["--solver", "sanls", "--sketch", "gaussian", "--sketch-ratio", 0.4],
     ],
 )
 def test_centralised_runs_go_on_bit_for_bit(invoke, data_npy, options):
@@ -32,7 +33,7 @@ def test_centralised_runs_go_on_bit_for_bit(invoke, data_npy, options):
     same_model("whole.safetensors", "joined.safetensors")
 
 
-@pytest.mark.parametrize("method", ["exact", "fedavg"])
+@pytest.mark.parametrize("method", ["exact", "fedavg", "syn-sd", "syn-ssd-uv", "asyn-ssd-v"])
 def test_federations_go_on_bit_for_bit(told, parts, tmp_path, method):
     begin = ["fit", parts, "-k", 3, "--seed", 4, "--tol", 0, "--method", method]
     whole = told(*begin, "--rounds", 10, "-o", "whole.safetensors", "--run-folder", "whole")

@@ -6,6 +6,8 @@ from scipy import sparse
 
 import partsong
 from partsong.cli.parts_folder import read_parts
+from partsong.data.partition import by_size
+from partsong.streams import stream
 
 HOSTILE = ("a\nb", "<script>alert(1)</script>", "Ünïcödé 蛋白質", "[bold]x[/bold]", "a,b\tc", "\x1b[31mred", '"quoted"')
 
@@ -84,6 +86,34 @@ def test_concentration_is_about_labels(told, invoke, data_csv, tmp_path):
     assert told("split", data_csv, "-p", 2, "--by", "site", "-o", "parts")["concentration"] == 3.0
     words = ["--by", "site", "--concentration", 1, "-o", "more"]
     assert told("split", data_csv, "-p", 2, *words)["concentration"] == 1.0
+
+
+def test_sizes_are_skewed_if_asked_for(told, data_npy, X, tmp_path):
+    said = {}
+    for concentration in (0.3, 1e6):
+        said[concentration] = told(
+            "split", data_npy, "-p", 6, "--sizes", concentration, "--seed", 2, "-o", concentration
+        )
+        assert (said[concentration]["split"], said[concentration]["concentration"]) == ("sizes", concentration)
+        tables = read_parts(tmp_path / str(concentration))
+        rows = np.concatenate([table.X for table in tables.values()])
+        np.testing.assert_array_equal(rows[np.lexsort(rows.T)], X[np.lexsort(X.T)])
+    skewed, even = ([entry["rows"] for entry in said[c]["parties"]] for c in (0.3, 1e6))
+    assert skewed == [len(part) for part in by_size(45, 6, stream(2, "split"), 0.3)]
+    assert min(skewed) >= 1
+    assert np.std(skewed) > 2 * np.std(even)
+
+
+@pytest.mark.parametrize("other", [["--by", "site"], ["--iid"], ["--contiguous"], ["--concentration", 1]])
+def test_sizes_go_with_no_other_way_to_split(invoke, data_csv, tmp_path, other):
+    assert "--by" in invoke("split", data_csv, "-p", 2, "--sizes", 1, *other, "-o", "parts", code=2).stderr
+    assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.parametrize("value", [0, -1, "inf", "nan", "many"])
+def test_sizes_of_no_distribution_are_refused(invoke, data_npy, tmp_path, value):
+    assert "--sizes" in invoke("split", data_npy, "-p", 2, "--sizes", value, "-o", "parts", code=2).stderr
+    assert not (tmp_path / "parts").exists()
 
 
 def _samples(X):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from partsong.data.partition import by_label
+from partsong.data.partition import by_label, by_size
+from partsong.errors import ParameterError
 from partsong.streams import stream
 
 
@@ -29,3 +30,23 @@ def test_mixtures_are_drawn_from_alpha_times_frequencies(counts, concentration):
     for asked in generator.asked:
         np.testing.assert_allclose(asked, concentration * np.array(counts) / sum(counts))
     assert len(generator.asked) == 4
+
+
+@pytest.mark.parametrize("concentration", [np.inf, -np.inf, np.nan, 0, -1, 1e308, 5e-324])
+def test_concentrations_of_no_distribution_are_refused(concentration):
+    for split in (
+        lambda: by_label(np.repeat([0, 1], 20), 4, stream(0, "split"), concentration),
+        lambda: by_size(40, 20, stream(0, "split"), concentration),
+    ):
+        with pytest.raises(ParameterError, match=r"concentration must be more than 0 and finite.*use iid"):
+            split()
+
+
+@pytest.mark.parametrize("concentration", [1e-300, 1e-3, 1.0, 1e300])
+def test_all_other_concentrations_share_out_every_row_once(concentration):
+    for shares in (
+        by_label(np.repeat([0, 1, 2], [1, 3, 36]), 4, stream(0, "split"), concentration),
+        by_size(40, 20, stream(0, "split"), concentration),
+    ):
+        assert sorted(np.concatenate(shares)) == list(range(40))
+        assert min(map(len, shares)) >= 1

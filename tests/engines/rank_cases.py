@@ -20,8 +20,11 @@ from partsong import recipes
 from partsong.aggregate.reduction import InTheOpen
 from partsong.core import Schedule, Shard
 from partsong.data.matrix import as_matrix
+from partsong.data.two_sided import two_sided_blocks
 from partsong.engines.agreement import together
 from partsong.errors import DataError, FileError, PartsongError
+from partsong.sketch.count import CountSketch
+from partsong.sketch.proportion import Proportion
 from partsong.streams import key
 
 ROUNDS = 4
@@ -29,6 +32,13 @@ PROGRAMS = {
     "exact": recipes.shared_statistics(4, accelerate=True),
     "fedavg": recipes.fedavg(4, steps=3),
     "fnmf": recipes.fnmf(4, steps=3),
+    "syn-sd": recipes.syn_sd(4, steps=3),
+}
+SKETCHED = {
+    "dsanls": recipes.dsanls(4, sketch=Proportion(ratio=0.3), iterations=6, every=3, n_rows=40),
+    "dsanls by count": recipes.dsanls(4, sketch=Proportion(CountSketch, 0.4), iterations=6, every=3, n_rows=40),
+    "syn-ssd-uv": recipes.syn_ssd(4, steps=3, sketch=Proportion(ratio=0.4)),
+    "secure dsanls": recipes.secure_dsanls(4, is_guarded=False),
 }
 
 
@@ -88,6 +98,31 @@ def told(rounds):
     ]
 
 
+def two_sided_shards(n_parties, as_tensors=False):
+    rng = np.random.default_rng(1)
+    X = rng.gamma(0.5, size=(40, 4)) @ rng.gamma(0.3, size=(4, 16)) + 0.02 * rng.random((40, 16))
+    if as_tensors:
+        import torch
+
+        X = torch.from_numpy(X)
+    return [Shard(f"p{i:02d}", block, key(7, f"p{i:02d}")) for i, block in enumerate(two_sided_blocks(X, n_parties))]
+
+
+def told_sketches(engine, program, shards):
+    """Of a sketched run what has to be the same everywhere; most of its models have no H."""
+    rounds = list(run(engine, program, shards, rounds=program.rounds_for(2) if hasattr(program, "rounds_for") else 5))
+    return [
+        {
+            "index": done.index,
+            "arrays": {name: np.asarray(array).tolist() for name, array in done.model.arrays.items()},
+            "H": np.asarray(program.components(done.checkpoint.server)).tolist(),
+            "metrics": dict(done.metrics),
+            "bytes": [dict(done.bytes_up), done.bytes_down],
+        }
+        for done in rounds
+    ]
+
+
 def agreeing(make, communicator, as_tensors):
     """Programs, sums, reductions, resumed and abandoned runs; then what ranks must refuse; all in one job."""
     rank, size = communicator.rank, communicator.size
@@ -95,6 +130,10 @@ def agreeing(make, communicator, as_tensors):
     results = {name: told(run(make(), program, own)) for name, program in PROGRAMS.items()}
     results["all-reduce exact"] = told(run(make(sums="all-reduce"), PROGRAMS["exact"], own))
     results["all-reduce fedavg"] = told(run(make(sums="all-reduce"), PROGRAMS["fedavg"], own))
+    blocks = two_sided_shards(size, as_tensors)[rank : rank + 1]
+    for name, program in SKETCHED.items():
+        results[name] = told_sketches(make(), program, blocks)
+        results[f"all-reduce {name}"] = told_sketches(make(sums="all-reduce"), program, blocks)
     if not as_tensors:
         results["masked"] = told(run(make(), PROGRAMS["exact"], own, PairwiseMasks()))
     middle = next(done.checkpoint for done in run(make(), PROGRAMS["exact"], own, rounds=2) if done.index == 1)

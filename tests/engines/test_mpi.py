@@ -56,6 +56,12 @@ def test_ranks_agree_with_sequential_and_on_what_to_refuse(n, tmp_path):
     for rank, of_rank in enumerate(results):
         for name, program in rank_cases.PROGRAMS.items():
             assert of_rank[name] == sequential(program, n), "to the bit, with the same bytes counted"
+        for name, program in rank_cases.SKETCHED.items():
+            known = rank_cases.told_sketches(Sequential(), program, rank_cases.two_sided_shards(n))
+            assert of_rank[name] == json.loads(json.dumps(known)), "to the bit, with the same bytes counted"
+            for mine, other in zip(of_rank[f"all-reduce {name}"], of_rank[name], strict=True):
+                assert_allclose(mine["H"], other["H"], rtol=1e-10, atol=1e-10)
+                assert mine["bytes"] == other["bytes"]
         assert of_rank["masked"] == sequential(rank_cases.PROGRAMS["exact"], n, reduction=PairwiseMasks())
         for name in ("exact", "fedavg"):
             for mine, known in zip(of_rank[f"all-reduce {name}"], of_rank[name], strict=True):

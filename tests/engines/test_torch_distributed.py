@@ -62,6 +62,9 @@ def test_ranks_agree_with_sequential_and_on_what_to_refuse(as_tensors, tmp_path)
         for name, program in rank_cases.PROGRAMS.items():
             known = rank_cases.told(rank_cases.run(Sequential(), program, shards))
             assert of_rank[name] == json.loads(json.dumps(known)), "to the bit, with the same bytes counted"
+        for name, program in rank_cases.SKETCHED.items():
+            known = rank_cases.told_sketches(Sequential(), program, rank_cases.two_sided_shards(2, as_tensors))
+            assert of_rank[name] == json.loads(json.dumps(known)), "to the bit, with the same bytes counted"
         assert {done["kind"] for done in of_rank["exact"]} == {kind}
         for name in ("exact", "fedavg"):
             for mine, known in zip(of_rank[f"all-reduce {name}"], of_rank[name], strict=True):

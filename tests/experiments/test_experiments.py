@@ -1,9 +1,22 @@
 """The experiments run on small data; what they find is in docs/results."""
 
+import json
+
 import numpy as np
 import pytest
 
-from experiments import datasets, fnmf_barycenters, fnmf_local_steps, fnmf_relay, fnmf_report, fnmf_scaling, fnmf_table
+from experiments import (
+    datasets,
+    dsanls_curves,
+    dsanls_ranks,
+    dsanls_secure,
+    fnmf_barycenters,
+    fnmf_local_steps,
+    fnmf_relay,
+    fnmf_report,
+    fnmf_scaling,
+    fnmf_table,
+)
 from experiments.plays import known
 
 
@@ -78,3 +91,36 @@ def test_report_replaces_tables_and_nothing_else(tmp_path, digits, capsys):
     assert "old" not in text
     fnmf_report.main([str(runs), "--document", str(document)])
     assert document.read_text() == text
+
+
+def test_dsanls_curves_fall(tmp_path):
+    place = tmp_path / "curves.jsonl"
+    dsanls_curves.main(["--quick", "--methods", "DSANLS/S,RCD/G,PGD/G,HALS", "--output", str(place)])
+    runs = [json.loads(line) for line in place.read_text("utf-8").splitlines()]
+    assert {(run["data"], run["method"]) for run in runs} >= {("dense", "DSANLS/S"), ("sparse", "HALS")}
+    for run in runs:
+        errors = [error for _, _, error in run["points"]]
+        assert errors[-1] < errors[0]
+    before = place.read_text("utf-8")
+    dsanls_curves.main(["--quick", "--methods", "DSANLS/S,RCD/G,PGD/G,HALS", "--output", str(place)])
+    assert place.read_text("utf-8") == before, "runs that are there are not repeated"
+
+
+def test_dsanls_secure_methods_share_one_clock(tmp_path):
+    place = tmp_path / "secure.jsonl"
+    dsanls_secure.main(["--quick", "--splits", "half", "--output", str(place)])
+    runs = [json.loads(line) for line in place.read_text("utf-8").splitlines()]
+    assert {run["method"] for run in runs} == set(dsanls_secure.METHODS)
+    for run in runs:
+        seconds = [second for _, second, _ in run["points"]]
+        assert seconds == sorted(seconds)
+        assert 0 < run["points"][-1][2] < 1
+
+
+def test_dsanls_traffic_is_that_of_the_formula(capsys):
+    dsanls_ranks.main(["--quick", "--methods", "DSANLS/S,HALS"])
+    sketched, exact = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    k, n, m = 5, 300, 200
+    scalars = 2 * 8  # the weight of each of two messages
+    assert {row["bytes"] for row in sketched["counted"]} == {k * (n // 10 + m // 10) * 4 + scalars}
+    assert {row["bytes"] for row in exact["counted"]} == {k * m * 4 + k * k * 8 + 3 * 8 + 8}

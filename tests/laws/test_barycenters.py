@@ -280,6 +280,61 @@ def test_rows_that_nobody_has_stay_and_others_are_divided_by_those_who_have_them
     assert_allclose(mean[4], 3 * H[4])
 
 
+ONE_PASS = [Streaming, lambda align, **more: Streaming(align, orders=3, **more), Hierarchical, FixedPoint]
+
+
+@pytest.mark.parametrize("make", ONE_PASS)
+@pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), PartialAssignment(level=1e-3)], ids=repr)
+@pytest.mark.parametrize("weights", [None, [1.0, 4.0, 0.5, 2.0, 9.0, 3.0, 1.0]], ids=["equal", "weighted"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_barycenter_is_the_average_under_the_plans_returned(make, align, weights, seed):
+    rng = np.random.default_rng(seed)
+    common = rng.gamma(0.4, size=(3, 40))
+    matrices = [np.vstack([common + 0.1 * rng.random((3, 40)), rng.gamma(0.4, size=(3, 40))]) for _ in range(7)]
+    matrices = [H[rng.permutation(6)] for H in matrices]
+    found = make(align, weighted=weights is not None).solve(matrices, weights or [1.0] * 7)
+    shares = np.array(weights or [1.0] * 7)
+    assert_allclose(found.H, average(matrices, found.plans, shares / shares.sum(), found.H), rtol=1e-12, atol=1e-12)
+    if align.is_partial and make is not FixedPoint:
+        assert len({tuple(plan.weights) for plan in found.plans}) > 1, "some rows are matched by some parties only"
+
+
+def bumps(*heights):
+    """Two rows for each height: a bump that all have, and one of that height elsewhere."""
+    place = np.arange(60.0)
+    first, second = (np.exp(-np.square((place - centre) / 3)) for centre in (15, 45))
+    return [np.vstack([first, height * second]) for height in heights]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_few_have_are_the_mean_over_those_few_when_streamed(seed):
+    matrices = bumps(1.0, 0, 0, 0, 0, 3.0)
+    found = Streaming(PartialAssignment(), seed=seed).solve(matrices, [1.0] * 6)
+    there = [j for j, plan in enumerate(found.plans) if plan.weights[1] > 0]
+    assert_allclose(found.H[0], matrices[0][0], rtol=1e-12)
+    assert_allclose(found.H[1], np.mean([matrices[j][1] for j in there], axis=0), rtol=1e-12, atol=1e-15)
+    assert there == [0, 5] or found.H[1].max() == 0, "an order that begins with an empty row has no place for another"
+
+
+def test_rows_that_few_have_are_the_mean_over_those_few_in_a_tree():
+    for method in (Hierarchical(PartialAssignment()), Hierarchical(PartialSinkhorn())):
+        matrices = bumps(1.0, 0, 0, 5.0, 3.0, 0, 2.0)
+        found = method.solve(matrices, [1.0] * 7)
+        there = [j for j, plan in enumerate(found.plans) if plan.weights[1] > 0]
+        assert there == [0, 4, 6], "party 3 was merged into a group that has no such row"
+        expected = average(matrices, found.plans, np.full(7, 1 / 7), found.H)
+        assert_allclose(found.H, expected, rtol=1e-12, atol=1e-15)
+        assert found.H[1].max() == pytest.approx(2.0, rel=1e-3)
+
+
+def test_soft_plans_weigh_every_row_by_its_mass():
+    matrices = [np.random.default_rng(seed).gamma(0.4, size=(5, 30)) for seed in range(6)]
+    for method in (Streaming(PartialSinkhorn()), Hierarchical(PartialSinkhorn()), Hierarchical(Sinkhorn())):
+        found = method.solve(matrices, [1.0] * 6)
+        expected = average(matrices, found.plans, np.full(6, 1 / 6), found.H)
+        assert_allclose(found.H, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_private_components_do_not_blur_the_common_ones():
     """Each party has four common blocks and one of its own; partial plans leave the latter out of the average."""
     rng = np.random.default_rng(0)
@@ -325,6 +380,15 @@ def test_same_seed_same_bytes():
 def test_senseless_settings_are_refused(make):
     with pytest.raises(ParameterError):
         make()
+
+
+@pytest.mark.parametrize("method", [FixedPoint, Streaming, Hierarchical])
+@pytest.mark.parametrize("weights", [[0] * 3, [1, -1, 1], [1, np.nan, 1], [1, np.inf, 1], [1e308] * 3], ids=repr)
+def test_weights_that_make_no_mean_are_refused(method, weights):
+    matrices, _ = copies(3)
+    with pytest.raises(ParameterError, match="positive sum"):
+        method(weighted=True).solve(matrices, weights)
+    assert np.isfinite(method().solve(matrices, weights).H).all(), "where they do not count they are no matter"
 
 
 @pytest.mark.parametrize("method", [KMeans(), FuzzyCMeans()], ids=repr)

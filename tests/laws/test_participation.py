@@ -29,6 +29,8 @@ PROGRAMS = {
     "fnmf by sums": recipes.fnmf_by_sums(4, steps=4),
     "fnmf by sums common": recipes.fnmf_by_sums(4, steps=4, sweeps=3, start="common"),
     "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=4), 3),
+    "syn-sd": recipes.syn_sd(4, steps=4),
+    "asyn-ssd-v": recipes.asyn_ssd_v(4, steps=4),
 }
 WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper"]
 """The paper's start is a mean over as many draws as there are parties, so those who never come count in it."""
@@ -108,3 +110,14 @@ def test_a_party_may_leave_for_good_and_come_back(name):
     without = run(PROGRAMS[name], shards_of(NAMES[:4]), 4, resume=all_here[-1].checkpoint)
     again = run(PROGRAMS[name], shards_of(), resume=without[-1].checkpoint)
     same_models(known, all_here + without + again)
+
+
+@pytest.mark.parametrize("variant", ["robust", "paper"])
+def test_latecomers_begin_from_the_model_that_there_is(variant):
+    program = recipes.fnmf(4, variant=variant, steps=1)
+    late = Schedule(9, 3, absent={index: frozenset({"p02", "p03"}) for index in range(8)})
+    rounds = list(Sequential().run(program, shards_of(), late, reduction=InTheOpen()))
+    model, joined = rounds[-2].model["H"], rounds[-1].checkpoint.parties
+    for name in ("p02", "p03"):
+        own = joined[name].Ht.T
+        assert np.linalg.norm(own - model) < 0.5 * np.linalg.norm(model), "one step from the model, not from a draw"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,16 +11,22 @@ from numpy.testing import assert_allclose
 from partsong import recipes
 from partsong.aggregate.reduction import InTheOpen
 from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.transport import Sinkhorn
-from partsong.core import Outcome, Schedule, Shard
+from partsong.align.transport import PartialSinkhorn, Sinkhorn
+from partsong.core import Outcome, Plan, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
 from partsong.errors import CompositionError, DataError
-from partsong.local.coupling import AlignedPull
+from partsong.evaluate.agreement import potential
+from partsong.local.coupling import AlignedPull, Tether
+from partsong.local.equations import NormalEquations
+from partsong.local.gradient import InertialPalm
 from partsong.programs.consensus import Consensus
 from partsong.running import Stop
 from partsong.simulation import party_components, potential_in_simulation, simulate
 from partsong.streams import key
+
+SUB_STOCHASTIC = PartialSinkhorn(level=0.4, blur=0.5)
+ALIGNMENTS = [Assignment(), PartialAssignment(), Sinkhorn(), SUB_STOCHASTIC]
 
 
 def shards_of(parties=4):
@@ -34,7 +40,7 @@ def fnmf(align=Assignment(), strength=0.5, steps=15):
     return replace(recipes.fnmf(3, steps=steps), coupling=AlignedPull(strength, align, prox="exact"))
 
 
-@pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Sinkhorn()], ids=repr)
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
 def test_it_is_the_sum_of_what_each_party_minimises(align):
     shards, program = shards_of(), fnmf(align)
     done = list(Sequential().run(program, shards, Schedule(3, 1), reduction=InTheOpen()))[-1]
@@ -43,11 +49,44 @@ def test_it_is_the_sum_of_what_each_party_minimises(align):
     for shard in shards:
         mine, W = own[shard.name], done.checkpoint.parties[shard.name].W
         plan = align.plan(mine, H)
-        kept = plan.weights > 0
         total += 0.5 * np.square(shard.matrix.X - W @ mine).sum()
-        total += 0.5 * 0.5 * np.square(mine[kept] - (plan.matrix @ H)[kept]).sum()
+        for row, goal, weight in zip(mine, plan.matrix @ H, plan.weights, strict=True):
+            total += 0.5 * 0.5 * weight * np.square(row - goal / weight).sum() if weight > 0 else 0.0
     energy = sum(np.square(shard.matrix.X).sum() for shard in shards)
     assert_allclose(potential_in_simulation(program, shards)(done, 0.0), 2 * total / energy, rtol=1e-9)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The plan that was found before a step, for after it as well."""
+
+    found: Plan
+    is_partial = True
+
+    def plan(self, target, source):
+        return self.found
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
+@pytest.mark.parametrize("strength", [0.5, 2000.0])
+def test_no_step_of_a_party_raises_it(align, strength):
+    """With the plan of the step: alignments that do not minimise distances may raise it between steps."""
+    rng = np.random.default_rng(3)
+    shard, rule = shards_of(1)[0], InertialPalm()
+    model = np.random.default_rng(2).gamma(0.4, size=(3, 18)).T + 0.2 * rng.random((18, 3))
+    W, Ht = rng.random((20, 3)), 0.1 * (model + rng.random((18, 3)))
+    pull, memory, partial = AlignedPull(strength, align, prox="exact"), rule.init(Ht), []
+    for _ in range(60):
+        W, _ = rule.step(W, NormalEquations(Ht.T @ Ht, shard.matrix.X @ Ht), rule.init(W))
+        equations = NormalEquations(W.T @ W, shard.matrix.X.T @ W)
+        after, memory, tether = pull.step(rule, Ht, equations, memory, Tether(model))
+        before, then = (
+            potential([shard], {"p0": W}, {"p0": one.T}, model.T, strength, Held(tether.plan)) for one in (Ht, after)
+        )
+        assert then <= before * (1 + 1e-12)
+        Ht = after
+        partial += [w for w in tether.plan.weights if 0.01 < w < 0.99]
+    assert bool(partial) == (align == SUB_STOCHASTIC)
 
 
 def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):

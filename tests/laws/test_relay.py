@@ -9,14 +9,16 @@ from pairwise_masks import PairwiseMasks
 
 from partsong import FederatedNMF, recipes
 from partsong.aggregate.reduction import InTheOpen
+from partsong.align.assignment import Assignment
 from partsong.cli.choices import state_types
 from partsong.core import Checkpoint, Layout, Reducible, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
 from partsong.errors import ParameterError
-from partsong.evaluate.agreement import fit_of
+from partsong.evaluate.agreement import drift_of, fit_of
 from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
 from partsong.local.alternate import Rows
+from partsong.simulation import drift_in_simulation, party_components
 from partsong.streams import key
 
 LEG = 3
@@ -82,6 +84,8 @@ def test_a_run_goes_on_from_a_file_in_either_leg(tmp_path):
     for stop in (1, LEG - 1, LEG, LEG + 1):
         save_checkpoint(tmp_path / "c.safetensors", whole[stop].checkpoint, context={})
         point, _ = load_checkpoint(tmp_path / "c.safetensors", state_types())
+        for party, H in party_components(whole[stop].checkpoint).items():
+            assert_array_equal(party_components(point)[party], H)
         rest = run(relay, shards, LEG + 3, resume=point)
         for one, other in zip(whole[stop + 1 :], rest, strict=True):
             assert_array_equal(one.model["H"], other.model["H"])
@@ -112,5 +116,41 @@ def test_an_estimator_runs_a_relay_to_convergence():
     pooled = FederatedNMF(4, method="exact", random_state=3, rounds=400, tol=1e-8).fit([np.concatenate(parts)])
     assert model.relative_error_ <= pooled.relative_error_ * 1.02
     assert model.n_iter_ > LEG
-    assert np.isfinite([row.aligned_drift for row in model.history_[:LEG]]).all()
-    assert np.isnan([row.aligned_drift for row in model.history_[LEG:]]).all()
+    assert np.isfinite([row.aligned_drift for row in model.history_]).all()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_parties_keep_what_they_had_found_themselves(name):
+    shards, relay = shards_of(), recipes.then_exact(FIRST[name], LEG)
+    rounds = run(relay, shards, LEG + 3)
+    found = party_components(rounds[LEG - 1].checkpoint)
+    assert set(found) == {shard.name for shard in shards}
+    for done in rounds[LEG:]:
+        for party, H in party_components(done.checkpoint).items():
+            assert_array_equal(H, found[party])
+        states = done.checkpoint.parties.values()
+        assert all(state.own.shape == (24, 4) and isinstance(state.inner, Rows) for state in states), "one m × k more"
+    drifts = [drift_in_simulation(relay)(done) for done in rounds[LEG:]]
+    for done, drift in zip(rounds[LEG:], drifts, strict=True):
+        H = relay.components(done.checkpoint.server)
+        expected = drift_of(list(found.values()), H)
+        assert drift == pytest.approx(np.array([expected.regular, expected.aligned]) / np.square(H).sum())
+
+
+def test_a_party_that_comes_in_the_second_leg_alone_has_found_nothing():
+    shards, relay = shards_of(), recipes.then_exact(FIRST["fnmf"], LEG)
+    schedule = Schedule(LEG + 2, 3, absent={i: frozenset({"p1"}) for i in range(LEG)})
+    last = list(Sequential().run(relay, shards, schedule, reduction=InTheOpen()))[-1]
+    assert set(party_components(last.checkpoint)) == {"p0", "p2", "p3"}
+
+
+def test_the_estimator_tells_what_parties_had_found():
+    parts = dict(zip("abcd", (shard.matrix.X for shard in shards_of()), strict=True))
+    settings = {"method": "fnmf", "random_state": 3, "tol": 0.0, "local_steps": 20}
+    brief, long = (FederatedNMF(4, rounds=n, **settings).fit(parts) for n in (1, 12))
+    for party in parts:
+        P, own = long.alignments_[party], long.party_components_[party]
+        assert np.abs(own - long.components_).max() > 1e-3
+        assert_array_equal(P, Assignment(unit=True).plan(long.components_, own).matrix)
+        there = brief.party_components_[party]
+        assert_allclose(own, there / np.linalg.norm(there, axis=1, keepdims=True), rtol=1e-9, atol=1e-12)

@@ -14,6 +14,7 @@ from partsong.local.equations import NormalEquations, Penalty
 from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.multiplicative import Multiplicative
 from partsong.local.pivoting import BlockPivoting
+from partsong.local.proximal import ProximalDescent
 
 RULES = [
     Multiplicative(),
@@ -22,6 +23,7 @@ RULES = [
     CoordinateDescent(sweeps=5),
     CoordinateDescent(alpha=1.0),
     CoordinateDescent(sweeps=2, alpha=0.1, beta=0.5),
+    ProximalDescent(sweeps=2, alpha=0.1, beta=0.5),
     ProjectedGradient(),
     ProjectedGradient(step_size=1.9, decay=0.1),
     ProjectedGradient(step_size=1e-3, absolute=True),
@@ -76,6 +78,10 @@ def by_formula(rule, F, before, gram, cross, t):
                     others = F @ gram[:, j] - F[:, j] * gram[j, j]
                     F[:, j] = np.maximum(0, (weight * centre[:, j] + cross[:, j] - others) / (gram[j, j] + weight))
             return F
+        case ProximalDescent():
+            size = np.trace(gram) / len(gram)
+            inner = CoordinateDescent(rule.sweeps, rule.alpha * size, rule.beta * size)
+            return by_formula(inner, F, before, gram, cross, t)
         case ProjectedGradient():
             eta = rule.step_size / (1.0 if rule.absolute else L) / (1 + rule.decay * t)
             return np.maximum(0, F - eta * (F @ gram - cross))

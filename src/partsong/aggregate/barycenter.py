@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -118,9 +118,38 @@ class FixedPoint:
         return _aggregate(self, uploads, model)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """A merged group: its barycenter, what has gone into each row of it, Σ_j w_j (P_j 1), and its members' plans."""
+
+    H: Array
+    weights: np.ndarray
+    plans: dict[int, Plan]
+
+    @staticmethod
+    def leaf(j: int, H: Array, weight: float) -> _Node:
+        """Matrix j alone."""
+        return _Node(H, np.full(len(H), float(weight)), {j: Matching.identity(len(H))})
+
+    def merged(self, other: _Node, align: Alignment) -> _Node:
+        """Both groups, in the order of this one: Σ_j w_j P_j H_j over Σ_j w_j (P_j 1), row by row, with P after P_j."""
+        plan, on = align.plan(self.H, other.H), kernels.of(self.H)
+        mine, theirs = (on.like(node.weights[:, None], self.H) for node in (self, other))
+        weights = self.weights + plan.matrix @ other.weights
+        total = self.H * mine + plan.apply(other.H * theirs)
+        plans = {**self.plans, **{j: plan.after(own) for j, own in other.plans.items()}}
+        return _Node(_divided(total, weights, self.H), weights, plans)
+
+    def barycenter(self, matrices: Sequence[Array], shares: np.ndarray) -> Barycenter:
+        """Of all matrices, which this group is."""
+        plans = tuple(self.plans[j] for j in range(len(matrices)))
+        return Barycenter(self.H, plans, (loss_of(self.H, matrices, plans, shares),))
+
+
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """One pass: H̄ ← H̄ + (w_j/Σw)(P H_j − H̄) with P = align(H̄, H_j), in the best of a few random orders.
+    """One pass: row l of H̄ ← (v_l H̄ + w_j P H_j)_l / (v_l + w_j (P 1)_l) with P = align(H̄, H_j), in the best of a few
+    random orders; v_l = Σ_i w_i (P_i 1)_l is what has gone into the row so far.
 
     Usable while uploads arrive. (Ours for the paper's Alg. 3, whose text is not printed.)
     """
@@ -143,14 +172,10 @@ class Streaming:
 
     def _pass(self, matrices: Sequence[Array], shares: np.ndarray, order: np.ndarray) -> Barycenter:
         first, *rest = order.tolist()
-        H, seen = matrices[first], float(shares[first])
-        plans: dict[int, Plan] = {first: Matching.identity(len(H))}
+        found = _Node.leaf(first, matrices[first], shares[first])
         for j in rest:
-            plans[j] = self.align.plan(H, matrices[j])
-            H = average([H, matrices[j]], [plans[first], plans[j]], np.array([seen, shares[j]]), H)
-            seen += float(shares[j])
-        ordered = tuple(plans[j] for j in range(len(matrices)))
-        return Barycenter(H, ordered, (loss_of(H, matrices, ordered, shares),))
+            found = found.merged(_Node.leaf(j, matrices[j], shares[j]), self.align)
+        return found.barycenter(matrices, shares)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m) in name order."""
@@ -158,17 +183,10 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """A merged group: its barycenter, its weight, and the plans of its members so far."""
-
-    H: Array
-    weight: float
-    plans: dict[int, Plan] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Hierarchical:
-    """A balanced tree: neighbours are merged as (w_A A + w_B P B)/(w_A + w_B) with P = align(A, B), level by level.
+    """A balanced tree: neighbours are merged with P = align(A, B), level by level.
+
+        row l of the merged ← (v_A A + P (v_B B))_l / (v_A + P v_B)_l,   v: what has gone into each row, Σ_j w_j (P_j 1)
 
     Plans are composed down to the leaves; sub-servers can merge their own. (Ours for the paper's Alg. 4, whose text is
     not printed.)
@@ -180,20 +198,12 @@ class Hierarchical:
     def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
         """The barycenter of matrices (each k × m)."""
         shares = _shares(weights, self.weighted)
-        itself = Matching.identity(len(matrices[0]))
-        level = [_Node(H, float(shares[j]), {j: itself}) for j, H in enumerate(matrices)]
+        level = [_Node.leaf(j, H, shares[j]) for j, H in enumerate(matrices)]
         while len(level) > 1:
-            pairs = [self._merged(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+            pairs = [level[i].merged(level[i + 1], self.align) for i in range(0, len(level) - 1, 2)]
             level = pairs + level[len(pairs) * 2 :]
         (root,) = level
-        plans = tuple(root.plans[j] for j in range(len(matrices)))
-        return Barycenter(root.H, plans, (loss_of(root.H, matrices, plans, shares),))
-
-    def _merged(self, a: _Node, b: _Node) -> _Node:
-        plan = self.align.plan(a.H, b.H)
-        itself = Matching.identity(len(a.H))
-        H = average([a.H, b.H], [itself, plan], np.array([a.weight, b.weight]), a.H)
-        return _Node(H, a.weight + b.weight, {**a.plans, **{j: plan.after(own) for j, own in b.plans.items()}})
+        return root.barycenter(matrices, shares)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m) in name order."""
@@ -226,6 +236,11 @@ def _mean(moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray, fa
         else:
             total += share
         counts += float(weight) * plan.weights
+    return _divided(total, counts, fallback)
+
+
+def _divided(total: Array, counts: np.ndarray, fallback: Array) -> Array:
+    """Sums of rows by what has gone into each, or the fallback's row where nothing has."""
     mean = total / kernels.of(fallback).like(np.where(counts > 0, counts, 1.0)[:, None], fallback)
     for row in np.flatnonzero(counts <= 0).tolist():
         mean[row] = fallback[row]
@@ -255,8 +270,16 @@ def _in_the_type_of(example: Array, H: Array) -> Array:
 
 
 def _shares(weights: Sequence[float], weighted: bool) -> np.ndarray:
+    """Weights that add up to 1; equal ones where they do not count."""
     values = np.asarray(weights, np.float64) if weighted else np.ones(len(weights))
-    return values / values.sum()
+    total = sum(values.tolist())
+    if not ((values >= 0).all() and 0 < total < np.inf):
+        raise ParameterError(
+            "Weights of a barycenter must be finite, zero or more, and have a positive sum; got "
+            f"{', '.join(f'{value:g}' for value in values[:5])}{', …' if len(values) > 5 else ''}. Give each matrix "
+            "its number of rows, say, or use weighted=False."
+        )
+    return values / total
 
 
 def _distance(A: Array, B: Array) -> float:

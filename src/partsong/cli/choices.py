@@ -11,18 +11,31 @@ import typer
 
 from partsong.methods import LOCAL_ONLY
 from partsong.methods import METHODS as FEDERATED
+from partsong.methods import SKETCHED as SKETCHED_AVERAGES
 
 if TYPE_CHECKING:
     from partsong.core import Engine
 
-SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp")
+SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls")
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 DTYPES = ("float32", "float64")
-ENGINES = ("sequential", "parallel")
+RANKED = ("mpi", "torch")
+"""Engines that split one file over processes which mpiexec or torchrun has started."""
+ENGINES = ("sequential", "parallel", *RANKED)
 FAULTY = ("stop", "leave-out")
 CENTRALISED = "centralised"
 
 METHODS = (*FEDERATED, LOCAL_ONLY)
+
+RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
+"""Methods over ranks, and the --solver that does the same to a file in one process."""
+SKETCHED = "dsanls"
+RANK_AVERAGES = ("syn-sd", *SKETCHED_AVERAGES)
+"""Methods over ranks that are also for folders of parts: a rank is then a party."""
+WITH_SKETCHES = (SKETCHED, *SKETCHED_AVERAGES)
+RANK_METHODS = (*RANK_SOLVERS, SKETCHED, *RANK_AVERAGES)
+SUMS = ("all-reduce", "in-order")
+SKETCHES = ("subsampling", "gaussian", "count", "hadamard")
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
@@ -88,10 +101,15 @@ def engine_named(name: str, threads: int, record: bool) -> Engine:
 
 def state_types() -> tuple[type, ...]:
     """All that a checkpoint of these programs may hold."""
+    from partsong.engines.pieces import Midway, Piece
     from partsong.local.alternate import Columns, Rows
     from partsong.local.momentum import Pace
     from partsong.local.rules import RuleState
     from partsong.programs.consensus import ConsensusParty, ConsensusServer
     from partsong.programs.relay import RelayParty, RelayServer
+    from partsong.programs.sketch_exchange import SketchServer
+    from partsong.programs.sketch_turns import SketchParty
+    from partsong.programs.sketched_consensus import MeanServer, SteppingParty
 
-    return (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
+    plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
+    return (*plain, SketchParty, SketchServer, SteppingParty, MeanServer, Midway, Piece)

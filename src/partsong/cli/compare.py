@@ -50,7 +50,12 @@ def compare(
         typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known),
     ] = list(DEFAULT),  # noqa: B006  # typer copies it
     rounds: Annotated[
-        OptionalInt, typer.Option(min=1, help="Exchanges of every method.", show_default="100; fnmf-alone: 10")
+        OptionalInt,
+        typer.Option(
+            min=1,
+            help="Exchanges of every method; local and pooled iterate as often as exact, and at least 100 times.",
+            show_default="100; fnmf-alone: 10",
+        ),
     ] = None,
     local_steps: Annotated[
         OptionalInt,

@@ -13,7 +13,12 @@ from partsong.cli.choices import (
     FAULTY,
     INITS,
     METHODS,
+    RANK_METHODS,
+    RANKED,
+    SKETCHED,
+    SKETCHES,
     SOLVERS,
+    SUMS,
     faulty_named,
     finite,
     one_of,
@@ -40,10 +45,11 @@ EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
     "partsong fit big.npy -k 50 -o model.safetensors --checkpoint fit.ckpt --time-budget 3600",
     "partsong fit big.npy -o model.safetensors --resume fit.ckpt",
+    "mpiexec -n 4 partsong fit X.npz -k 50 --method dsanls --engine mpi -o model.safetensors --weights W.npy",
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
 )
 
-
+RANKS = "Ranks (one file over the processes of mpiexec or torchrun)"
 MODEL, STOPPING, PARTIES, COMPUTING, KEEPING = "Model", "Stopping", "Federation (DATA is a folder of parts)", "Computing", "Keeping"  # noqa: E501  # fmt: skip
 
 
@@ -154,8 +160,11 @@ def fit(
             panel=PARTIES,
             help="exact: as if the rows were pooled; fnmf-alone: local models, matched component by component; fnmf: "
             "one round of that, then exact ones; fedavg: averages by position, round by round; fedprox: the same, "
-            "pulled to the model; ipalm-once, mur-once, local-only: one average.",
-            callback=one_of(METHODS),
+            "pulled to the model; ipalm-once, mur-once, local-only: one average; syn-sd: damped steps and averages; "
+            "syn-ssd-u, -v, -uv: the same with sketches, and W fitted to the mean of all H in every step; asyn-sd, "
+            "asyn-ssd-v: nobody waits for others. Over ranks: "
+            f"{', '.join(RANK_METHODS)}.",
+            callback=one_of(tuple(dict.fromkeys((*METHODS, *RANK_METHODS)))),
         ),
     ] = "exact",
     align: Annotated[
@@ -203,13 +212,42 @@ def fit(
         _option(
             "--engine",
             panel=PARTIES,
-            help=f"How parties are run, {' or '.join(ENGINES)}; same result.",
+            help="How parties are run, sequential or parallel; same result. "
+            f"{' or '.join(RANKED)}: one file, split over ranks that mpiexec or torchrun starts.",
             callback=one_of(ENGINES),
         ),
     ] = "parallel",
     record: Annotated[
         bool, _option("--record", panel=PARTIES, help="Keep every message of the parties; needs --run-folder.")
     ] = False,
+    sums: Annotated[
+        str,
+        _option(
+            "--sums",
+            panel=RANKS,
+            help="all-reduce: fast; in-order: the same bits whatever the transport.",
+            callback=one_of(SUMS),
+        ),
+    ] = SUMS[0],
+    sketch: Annotated[
+        str,
+        _option(
+            "--sketch",
+            panel=RANKS,
+            help=f"How {SKETCHED}, syn-ssd-… over ranks and --solver sanls sketch, one of {', '.join(SKETCHES)}.",
+            callback=one_of(SKETCHES),
+        ),
+    ] = SKETCHES[0],
+    sketch_ratio: Annotated[
+        float,
+        _option(
+            "--sketch-ratio",
+            panel=RANKS,
+            max=1.0,
+            help="Size of these sketches, as a share of the rows and of the columns.",
+            callback=positive,
+        ),
+    ] = 0.1,
     seed: Annotated[
         OptionalInt, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a new one, printed")
     ] = None,
@@ -255,9 +293,14 @@ def fit(
     """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation."""
     options = dict(locals())
     given = given_names(options.pop("ctx"))
-    from partsong.cli.fit_session import run_fit
+    if engine in RANKED:
+        from partsong.cli.ranks_session import run_over_ranks
 
-    run_fit(FitOptions(**options), given)
+        run_over_ranks(FitOptions(**options), given)
+    else:
+        from partsong.cli.fit_session import run_fit
+
+        run_fit(FitOptions(**options), given)
 
 
 def given_names(ctx: typer.Context) -> frozenset[str]:

@@ -20,7 +20,7 @@ from partsong.core import Outcome
 from partsong.finished import Finished
 from partsong.fitting import Task, warn_of_nothing
 from partsong.leaving_out import LeftOut
-from partsong.methods import ONE_ROUND
+from partsong.methods import ASYNCHRONOUS, ONE_ROUND
 from partsong.running import HistoryRow, Run
 
 ENDINGS = {
@@ -59,6 +59,24 @@ class Result:
         return self.all_sent if self.holdings.is_federation else ()
 
     @property
+    def iterations(self) -> int:
+        """Rounds of a federation, or iterations, of which sketched ones take two exchanges."""
+        is_sketched = getattr(self.settings, "solver", "") == "sanls"
+        return len(self.run.history) // 2 if is_sketched else self.run.rounds
+
+    @property
+    def bytes_down(self) -> int:
+        """What a party that missed nothing was sent; where nobody waits for others, what the one was that was sent
+        most.
+        """
+        if self.settings.method not in ASYNCHRONOUS:
+            return sum(row.bytes_down for row in self.history)
+        by_party: dict[str, int] = {}
+        for _, party, _, down in self.sent:
+            by_party[party] = by_party.get(party, 0) + down
+        return max(by_party.values(), default=0)
+
+    @property
     def ending(self) -> str:
         """Why it ended, in words."""
         if self.settings.method in ONE_ROUND and self.run.outcome is Outcome.MAX_ROUNDS:
@@ -88,12 +106,12 @@ class Result:
             "dtype": self.settings.dtype,
             "seed": self.settings.seed,
             "outcome": str(self.run.outcome),
-            "iterations": len(self.run.history),
+            "iterations": self.iterations,
             "seconds": round(self.seconds, 6),
             "relative_error": self.done.relative_error,
             "explained_variance": 1.0 - self.done.relative_error**2,
             "bytes_up_per_party": round(sum(row.bytes_up for row in self.history) / max(1, len(senders))),
-            "bytes_down_per_party": sum(row.bytes_down for row in self.history),
+            "bytes_down_per_party": self.bytes_down,
             "left_out": by_party(self.left_out),
             "weights": self.options.weights,
             "run_folder": self.options.run_folder,

@@ -20,6 +20,7 @@ from partsong.cli.fit_settings import (
     FitOptions,
     Settings,
     require_fitting_options,
+    require_one_process,
     require_same_run,
     run_of,
     settle,
@@ -77,6 +78,7 @@ class Session:
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed, with 143 where SIGTERM came."""
     require_companions(options, given)
+    require_one_process(options.method, options.solver, given)
     is_federation = is_parts_folder(place_of(options.data))
     require_fitting_options(given, is_federation)
     if not is_federation:
@@ -198,7 +200,7 @@ def _rounds(
     title = f"{len(session.holdings.tables)} parties" if session.holdings.is_federation else f"{rows} × {columns}"
     is_shown = not session.options.quiet and sys.stderr.isatty()
     try:
-        with progress(int(is_shown), session.settings.most_rounds, session.settings.time_budget, title) as bar:
+        with progress(int(is_shown), task.schedule.rounds, session.settings.time_budget, title) as bar:
             return pursue(task, earlier=session.earlier, began=began, watch=watcher(bar), interrupts=pressed)
     except BaseException:
         if file is not None:
@@ -209,7 +211,7 @@ def _rounds(
 def _save(session: Session, done: Finished, result: Result) -> None:
     """The model first: it is what was asked for."""
     options = session.options
-    model = model_of(session.settings, session.holdings, done, len(result.run.history))
+    model = model_of(session.settings, session.holdings, done, result.iterations)
     places: list[Path] = [options.output] if options.output is not None else []
     if session.folder is not None:
         places.append(session.folder.path / run_folder.MODEL)

@@ -11,11 +11,11 @@ from typing import Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED
+from partsong.cli.choices import CENTRALISED, METHODS, RANKED
 from partsong.cli.holdings import ALONE, Holdings
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
-from partsong.methods import ALIGNED, LOCAL_STEPS, ONE_ROUND, alignment_for, start_of
+from partsong.methods import ALIGNED, COMMON_ONLY, LOCAL_STEPS, ONE_ROUND, alignment_for, start_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,9 @@ class FitOptions:
     local_steps: int | None
     faulty: str
     engine: str
+    sums: str
+    sketch: str
+    sketch_ratio: float
     seed: int | None
     dtype: str | None
     threads: int | None
@@ -69,17 +72,14 @@ class RowSettings:
     alpha_w: float
     alpha_h: float
     l1_ratio: float
+    sketch: str
+    sketch_ratio: float
     seed: int
     dtype: str
     tol: float
     max_iter: int
     time_budget: float | None
     threads: int
-
-    @property
-    def most_rounds(self) -> int:
-        """Where the fit ends at the latest."""
-        return self.max_iter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +100,6 @@ class FederationSettings:
     threads: int
     engine: str
 
-    @property
-    def most_rounds(self) -> int:
-        """Where the fit ends at the latest."""
-        return self.rounds
-
 
 Settings = RowSettings | FederationSettings
 
@@ -112,8 +107,25 @@ FOR_FILES = {
     "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "header", "weights",
 }  # fmt: skip
 FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "faulty", "engine", "record"}
+FOR_RANKS = {"sums"}
+FOR_SKETCHES = {"sketch", "sketch_ratio"}
 MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine", "faulty"}
 """What a run that goes on may do otherwise: when to stop, what a fault leads to, and who computes."""
+
+
+def require_one_process(method: str, solver: str, given: Collection[str]) -> None:
+    """Refuse what is for ranks alone, and sketches where nothing is sketched."""
+    engines = " or ".join(f"--engine {name}" for name in RANKED)
+    if method not in METHODS:
+        raise typer.BadParameter(
+            f"{method} is for {engines}; a file in one process has --solver.", param_hint="--method"
+        )
+    foreign = sorted(FOR_RANKS.intersection(given))
+    if foreign:
+        raise typer.BadParameter(f"only for {engines}.", param_hint=", ".join(map(option, foreign)))
+    idle = sorted(FOR_SKETCHES.intersection(given)) if solver != "sanls" else []
+    if idle:
+        raise typer.BadParameter(f"only for --solver sanls, or {engines}.", param_hint=", ".join(map(option, idle)))
 
 
 def require_fitting_options(given: Collection[str], is_federation: bool) -> None:
@@ -166,8 +178,8 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
 def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
     method = known["method"]
     known["local_steps"] = known["local_steps"] or LOCAL_STEPS[method]
-    if known["start"] == "independent" and method == "exact":
-        raise typer.BadParameter("exact has one start for all parties.", param_hint="--start")
+    if known["start"] == "independent" and method in COMMON_ONLY:
+        raise typer.BadParameter(f"{method} has one start for all parties.", param_hint="--start")
     known["start"] = start_of(method, known["start"])
     known["align"] = alignment_for(method, known["align"])
     if "align" in given and method not in ALIGNED:

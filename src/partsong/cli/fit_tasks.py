@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from partsong.cli.choices import engine_named, program_named
 from partsong.cli.fit_settings import FederationSettings, RowSettings, Settings
@@ -17,8 +17,8 @@ from partsong.fitting import RowFit, Task, rows_task
 from partsong.io import provenance
 from partsong.io.model_file import Model
 from partsong.running import Stop
-from partsong.settings import solver_of
-from partsong.simulation import drift_in_simulation, error_in_simulation
+from partsong.settings import sketch_of, solver_of
+from partsong.simulation import simulation_by_name
 from partsong.streams import key
 
 THREADS = "PARTSONG_NUM_THREADS"
@@ -43,6 +43,7 @@ def _row_fit(settings: RowSettings) -> RowFit:
         max_iter=settings.max_iter,
         stop=Stop(settings.tol, settings.time_budget),
         threads=settings.threads,
+        sketch=sketch_of(settings.solver, settings.sketch, settings.sketch_ratio),
     )
 
 
@@ -55,16 +56,10 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
     program = program_named(
         settings.method, settings.n_components, settings.local_steps, settings.align, settings.start
     )
-    return Task(
-        program,
-        shards,
-        Schedule(settings.rounds, settings.seed, faulty=settings.faulty),
-        Stop(settings.tol, settings.time_budget),
-        engine_named(settings.engine, settings.threads, record),
-        threads=settings.threads,
-        error_of=error_in_simulation(program, shards),
-        drift_of=drift_in_simulation(program),
-    )
+    schedule = Schedule(settings.rounds, settings.seed, faulty=settings.faulty)
+    stop, engine = Stop(settings.tol, settings.time_budget), engine_named(settings.engine, settings.threads, record)
+    task = simulation_by_name(settings.method, program, shards, settings.rounds, schedule, stop, engine)
+    return replace(task, threads=settings.threads)
 
 
 def model_of(settings: Settings, holdings: Holdings, done: Finished, iterations: int) -> Model:

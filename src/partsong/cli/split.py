@@ -43,6 +43,7 @@ CONCENTRATION = 3.0
 EPILOG = examples(
     "partsong split counts.csv --parties 5 -o parts/",
     "partsong split cells.h5ad --parties 8 --by cell_type --concentration 1 --seed 1 -o parts/",
+    "partsong split counts.csv --parties 5 --sizes 0.5 -o parts/",
 )
 
 
@@ -66,6 +67,16 @@ def split(
             show_default=str(CONCENTRATION),
         ),
     ] = None,
+    sizes: Annotated[
+        OptionalFloat,
+        typer.Option(
+            help="Random shares of unequal size: α in Dirichlet(α, …, α), from which the parties' sizes are drawn; 1 "
+            "or less for a few large parties and many small ones, large for nearly equal ones. Each has at least one "
+            "row.",
+            callback=positive,
+            show_default=False,
+        ),
+    ] = None,
     iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
     contiguous: Annotated[
         bool, typer.Option("--contiguous", help="Equal shares of neighbouring rows, in the order of the file.")
@@ -79,8 +90,8 @@ def split(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
     """Split a table among parties, to try out a federation on one machine."""
-    if (by is not None) + iid + contiguous > 1:
-        raise typer.BadParameter("choose one of --by, --iid and --contiguous.", param_hint="--by")
+    if (by is not None) + (sizes is not None) + iid + contiguous > 1:
+        raise typer.BadParameter("choose one of --by, --sizes, --iid and --contiguous.", param_hint="--by")
     if by is not None and label is not None and by != label:
         raise typer.BadParameter("--by names the labels already.", param_hint="--label")
     if concentration is not None and by is None:
@@ -95,15 +106,15 @@ def split(
     folder = place_of(output)
     require_free(folder)
     seed = fresh_seed() >> 32 if seed is None else seed
-    how = "by" if by is not None else "contiguous" if contiguous else "iid"
+    how = "by" if by is not None else "sizes" if sizes is not None else "contiguous" if contiguous else "iid"
     table = read_table(data, wanted, label_option)
     warn_of(table, header_notes(table, wanted))
     require_usable(table)
     warn_of_identifiers([table])
-    skew = CONCENTRATION if concentration is None else concentration
+    skew = next((given for given in (sizes, concentration) if given is not None), CONCENTRATION)
     rows = shares_of(table, parties, how, skew, seed)
     about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
-    about["concentration"] = skew if how == "by" else None
+    about["concentration"] = skew if how in ("by", "sizes") else None
     listing = write_parts(folder, table, rows, about)
     if as_json:
         put_json({"output": output, **listing})
@@ -113,7 +124,7 @@ def split(
 
 def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
     """The rows of each party by name; the same seed gives the same shares."""
-    from partsong.data.partition import by_label, contiguous, iid, party_names
+    from partsong.data.partition import by_label, by_size, contiguous, iid, party_names
     from partsong.streams import stream
 
     n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
@@ -121,8 +132,10 @@ def shares_of(table: Table, parties: int, how: str, concentration: float, seed: 
         shares = contiguous(n_rows, parties)
     elif how == "iid":
         shares = iid(n_rows, parties, generator)
+    elif how == "sizes":
+        shares = by_size(n_rows, parties, generator, concentration)
     elif table.labels is None:
-        raise ParameterError(f"{table.source}: there are no labels to split by. Use --iid or --contiguous.")
+        raise ParameterError(f"{table.source}: there are no labels to split by. Use --sizes, --iid or --contiguous.")
     else:
         shares = by_label(table.labels, parties, generator, concentration)
     return dict(zip(party_names(parties), shares, strict=True))

@@ -37,8 +37,8 @@ _ERRORS: dict[str, type[PartsongError]] = {
 
 
 NOTHING_TO_LEARN = (
-    "Nothing can be learned from such a party, and the start that it draws would go into averages. Check its data, or "
-    'leave it out (faulty="leave out" does so by itself).'
+    "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
+    'drew at random. Check its data, or leave it out (faulty="leave out" does so by itself).'
 )
 
 

@@ -8,6 +8,9 @@ import numpy as np
 
 from partsong.errors import ParameterError
 
+CONCENTRATIONS = (1e-300, 1e300)
+"""Between these the parameters of a Dirichlet distribution, and the gamma variates it is made of, stay in float64."""
+
 
 def party_names(parties: int) -> list[str]:
     """party-01, party-02, …: names that sort in their order."""
@@ -38,8 +41,7 @@ def by_label(
     """
     values = np.asarray(labels)
     _require_enough(len(values), parties)
-    if not concentration > 0:
-        raise ParameterError(f"concentration must be more than 0; got {concentration}.")
+    _require_concentration(concentration)
     kinds, codes = np.unique(values, return_inverse=True)
     waiting = [list(generator.permutation(np.flatnonzero(codes == c))) for c in range(len(kinds))]
     frequencies = np.bincount(codes, minlength=len(kinds)) / len(values)
@@ -53,8 +55,7 @@ def by_size(rows: int, parties: int, generator: np.random.Generator, concentrati
     Small concentrations give a few large parties and many small ones, large ones nearly equal parties.
     """
     _require_enough(rows, parties)
-    if not concentration > 0:
-        raise ParameterError(f"concentration must be more than 0; got {concentration}.")
+    _require_concentration(concentration)
     shares = generator.dirichlet(np.full(parties, concentration))
     sizes = 1 + generator.multinomial(rows - parties, shares)
     order = generator.permutation(rows)
@@ -70,6 +71,15 @@ def _draw(waiting: list[list[int]], wanted: np.ndarray, size: int, generator: np
         for rows, count in zip(waiting, np.minimum(counts, left), strict=True):
             taken += [rows.pop() for _ in range(int(count))]
     return np.sort(np.array(taken, dtype=np.int64))
+
+
+def _require_concentration(concentration: float) -> None:
+    least, most = CONCENTRATIONS
+    if not least <= concentration <= most:
+        raise ParameterError(
+            f"concentration must be more than 0 and finite ({least:g} to {most:g}); got {concentration}. Large ones "
+            "come near to equal random shares: for those themselves use iid."
+        )
 
 
 def _require_enough(rows: int, parties: int) -> None:

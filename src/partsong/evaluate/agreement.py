@@ -75,19 +75,27 @@ def potential(
     strength: float,
     align: Alignment = Assignment(),
 ) -> float:
-    """Σ_j ½‖X_j − W_jH_j‖² + ½γ‖H_j − P_jH‖², what the parties of FNMF minimise together (Theorem 2).
+    """Σ_j ½‖X_j − W_jH_j‖² + ½γ Σ_l w_l ‖(H_j)_l − (P_jH)_l / w_l‖², w = P_j 1: what the parties of FNMF minimise
+    together (Theorem 2, where all w_l = 1).
 
-    γ = `strength` and P_j = align(H_j, H) are those of the pull; rows of H_j without a partner are free, as they are
-    while iterating.
+    γ = `strength` and P_j = align(H_j, H) are those of the pull. A row of H_j is pulled by its weight w_l towards the
+    mean of its partners, as it is while iterating; rows without a partner are free.
     """
     target, total = _numbers(H), 0.0
     for shard in shards:
         W, Ht = weights[shard.name], kernels.of(own[shard.name]).rows_of(own[shard.name])
         mine = _numbers(own[shard.name])
         plan = align.plan(mine, target)
-        away = np.square(mine - plan.apply(target))[plan.weights > 0].sum()
-        total += 0.5 * max(0.0, shard.matrix.squared_distance(W, Ht)) + 0.5 * strength * float(away)
+        total += 0.5 * max(0.0, shard.matrix.squared_distance(W, Ht)) + 0.5 * strength * _pulled(mine, plan, target)
     return total
+
+
+def _pulled(mine: np.ndarray, plan: Plan, target: np.ndarray) -> float:
+    """Σ_l w_l ‖h_l − (P·target)_l / w_l‖², w = P·1."""
+    rows = np.flatnonzero(plan.weights > 0)
+    weights = plan.weights[rows]
+    gaps = mine[rows] - plan.apply(target)[rows] / weights[:, None]
+    return float(weights @ np.einsum("ij,ij->i", gaps, gaps))
 
 
 def recovery(found: Array, truth: Array) -> float:

@@ -63,13 +63,13 @@ def converges_when_sketched(alpha: float, beta: float) -> bool:
 
 
 def warn_unless_convergent(alpha: float, beta: float) -> None:
-    """A UserWarning where Theorem 1 does not hold."""
+    """A UserWarning where Theorem 1 does not hold, in the name of whoever makes a program that asks in its check."""
     if not converges_when_sketched(alpha, beta):
         warnings.warn(
             f"With beta = 0 (alpha = {alpha:g}) the proximal weights do not grow, and sketched steps are not known to "
             "converge (Σ 1/μ² is infinite): they end in noise around a stationary point. Take beta > 0.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

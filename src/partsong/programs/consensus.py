@@ -15,10 +15,13 @@ from partsong.errors import CompositionError, ParameterError
 from partsong.local.alternate import Alternate, Rows
 from partsong.local.coupling import Coupling, NoPull, Tether
 from partsong.local.momentum import NoExtrapolation
+from partsong.local.sketched import take_sketched_turns
 from partsong.local.start import random_columns
 from partsong.local.turns import take_turns
 from partsong.programs.joining import CommonStart, IndependentStart, Overwrite, Personal
 from partsong.programs.uploading import AlignedUpload, WholeUpload
+from partsong.sketch.operator import Operator
+from partsong.sketch.proportion import Proportion
 from partsong.streams import stream
 
 
@@ -57,6 +60,10 @@ class Consensus:
     FedAvg-NMF and Syn-SD are this with a mean, FedProx with a pull, FNMF with an aligned pull and a barycenter. The
     pull begins in round `free_rounds`: before that there is nothing worth being pulled to. With an aligned upload each
     round takes `sweeps` exchanges, of which the first alone iterates. Never sent: X_p, W_p.
+
+    With a `sketch` every local step of H is that of ½‖SᵀX_p − SᵀW_p H‖² for an S (n_p × d) drawn anew from the party's
+    own secret, which nobody else can draw; W's steps stay exact. With one participant per round and a `Relaxation`
+    these are Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
     """
 
     rank: int
@@ -70,6 +77,7 @@ class Consensus:
     upload: WholeUpload | AlignedUpload = WholeUpload()
     free_rounds: int = 0
     sweeps: int = 1
+    sketch: Proportion | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
@@ -80,6 +88,11 @@ class Consensus:
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError("A pull and extrapolation do not go together; use a solver with NoExtrapolation.")
+        if self.sketch is not None and not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError(
+                "Extrapolation asks the objective whether a step went up, which sketched steps do not know: "
+                "use a solver with NoExtrapolation, or no sketch."
+            )
 
     def start_party(self, shard: Shard, layout: Layout) -> ConsensusParty:
         """Neither W nor H yet."""
@@ -107,8 +120,10 @@ class Consensus:
     def _iterate(self, shard: Shard, party: ConsensusParty, model_Ht: Array | None, number: int) -> ConsensusParty:
         rule = self.solver.rule
         if party.W is None:
-            Ht = self.start.columns(shard, model_Ht, self.rank)
-            W = self.start.weights(shard, Ht, self.solver)
+            is_late = number > 0 and model_Ht is not None  # joins where there is something worth beginning from
+            start = CommonStart() if is_late else self.start
+            Ht = start.columns(shard, model_Ht, self.rank)
+            W = start.weights(shard, Ht, self.solver)
         else:
             Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
         rows = Rows(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
@@ -117,9 +132,18 @@ class Consensus:
         is_free = model_Ht is None or number < self.free_rounds
         pulls: Coupling = NoPull() if is_free else self.coupling
         tether = Tether(Ht if model_Ht is None else model_Ht)
-        rows, columns = take_turns(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
+        if self.sketch is None:
+            rows, columns = take_turns(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
+        else:
+            draws = (self._private_sketch(shard, party.count + i) for i in range(self.steps))
+            rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, tether, draws)
         scales = (0.0 if rows.memory is None else rows.memory.scale, columns.memory.scale)
         return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number, *scales)
+
+    def _private_sketch(self, shard: Shard, step: int) -> Operator:
+        """S (n × d) of one step, which the party alone can draw."""
+        assert self.sketch is not None
+        return self.sketch.draw(shard.matrix.shape[0], self.rank, shard.secret, "S1", shard.name, step)
 
     def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
         """The aggregate moves the model; what rounding under masks leaves below zero becomes zero."""

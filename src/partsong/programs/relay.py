@@ -20,15 +20,19 @@ LEG = "leg"
 
 @dataclass(frozen=True, slots=True)
 class RelayParty:
-    """The state in whichever program a party was last in, and whether that was the second."""
+    """The state in whichever program a party was last in, and whether that was the second.
+
+    `own` is the Hᵀ (m × k) that the party had found itself when the first leg ended; the second has none for it.
+    """
 
     inner: State
     is_second: bool = False
+    own: Array | None = None
 
     @property
     def Ht(self) -> Array | None:
-        """The party's own Hᵀ, where it has one."""
-        return getattr(self.inner, "Ht", None)
+        """The party's own Hᵀ: as it stands in the first leg, and as it last stood there in the second; or None."""
+        return self.own if self.is_second else getattr(self.inner, "Ht", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class Relay:
         from round r on: W_p ← argmin ‖X_p − W H‖ once, then gram and cross as in `second`
 
     The first leg gets near with little traffic, the second descends on the pooled objective itself, so that the model
-    ends where pooled NMF from that H would. Sent: what the programs send; broadcast: also which of them is meant.
+    ends where pooled NMF from that H would. Sent: what the programs send; broadcast: also which of them is meant. In
+    the second leg parties keep, and do not send, the H_p that they had found themselves, to compare with the model.
     """
 
     first: Program
@@ -125,7 +130,7 @@ class Relay:
             return replace(party, inner=inner), upload
         rows = party.inner if party.is_second else self._fitted(shard, plain)
         inner, upload = self.second.local(shard, rows, plain)
-        return RelayParty(inner, True), upload
+        return RelayParty(inner, True, party.Ht), upload
 
     def _fitted(self, shard: Shard, model: Message) -> Rows:
         H = shard.matrix.native(model["H"])

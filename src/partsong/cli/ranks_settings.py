@@ -1,0 +1,215 @@
+"""Options to settings for a fit over ranks: what all of them must have been given, and what each makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from partsong.cli.choices import RANK_AVERAGES, RANK_METHODS, RANK_SOLVERS, SKETCHED, WITH_SKETCHES
+from partsong.cli.fit_settings import FOR_SKETCHES, FitOptions
+from partsong.cli.outputs import as_json
+from partsong.cli.parts_folder import is_parts_folder
+from partsong.cli.ranks_company import heard
+from partsong.cli.wording import option
+from partsong.core import Program
+from partsong.engines.agreement import share
+from partsong.engines.communicator import Communicator
+from partsong.errors import FileError, ParameterError
+from partsong.io.opening import place_of
+
+if TYPE_CHECKING:
+    from partsong.io.blocks import Source
+
+FOREIGN = {"solver", "align", "start", "rounds", "local_steps", "faulty", "record", "checkpoint", "checkpoint_every", "resume"}  # noqa: E501  # fmt: skip
+OWN = {"as_json", "quiet"}
+"""Options that ranks may be given differently."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """What decides the numbers of a fit over ranks, and how it was run."""
+
+    method: str
+    n_components: int
+    init: str
+    alpha_w: float
+    alpha_h: float
+    l1_ratio: float
+    sketch: str | None
+    sketch_ratio: float | None
+    seed: int
+    dtype: str
+    tol: float
+    max_iter: int
+    time_budget: float | None
+    threads: int
+    engine: str
+    sums: str
+    ranks: int
+
+    @property
+    def is_sketched(self) -> bool:
+        """Whether each rank needs columns beside its rows."""
+        return self.method == SKETCHED
+
+
+def require_fitting(options: FitOptions, given: Collection[str]) -> None:
+    """Refuse options that mean nothing over ranks."""
+    engine = f"--engine {options.engine}"
+    if is_parts_folder(place_of(options.data)):
+        raise typer.BadParameter(
+            f"{options.data} is a folder of parts, and {engine} splits one file over the ranks. Fit the folder with "
+            "--engine parallel, or name one file; in Python partsong.engines.mpi.Mpi takes shards of your own.",
+            param_hint="--engine",
+        )
+    if options.method not in RANK_METHODS:
+        raise typer.BadParameter(
+            f"{options.method} is for folders of parts; {engine} has {', '.join(RANK_METHODS)}.", param_hint="--method"
+        )
+    foreign = sorted(FOREIGN.intersection(given))
+    if foreign:
+        flags = ", ".join(map(option, foreign))
+        hint = " Choose by --method instead." if "solver" in foreign else ""
+        raise typer.BadParameter(f"not with {engine}.{hint}", param_hint=flags)
+    if options.init not in ("auto", "random"):
+        raise typer.BadParameter("ranks start from random numbers: leave it out, or say random.", param_hint="--init")
+    idle = sorted(FOR_SKETCHES.intersection(given)) if options.method not in WITH_SKETCHES else []
+    if idle:
+        raise typer.BadParameter(
+            f"only for --method {', '.join(WITH_SKETCHES)}.", param_hint=", ".join(map(option, idle))
+        )
+
+
+def require_same_options(communicator: Communicator, options: FitOptions) -> None:
+    """Refuse ranks that were started with other options, at all of them."""
+    own = {entry.name: as_json(getattr(options, entry.name)) for entry in fields(options) if entry.name not in OWN}
+    with heard():
+        all_given = [json.loads(text) for text in share(communicator, json.dumps(own))]
+    for name in own:
+        for rank, other in enumerate(all_given):
+            if other.get(name) != all_given[0][name]:
+                raise typer.BadParameter(
+                    f"it is {all_given[0][name]} at rank 0 and {other.get(name)} at rank {rank}. Start every rank with "
+                    "the same command.",
+                    param_hint="DATA" if name == "data" else option(name),
+                )
+
+
+def require_same_file(communicator: Communicator, source: Source) -> None:
+    """Refuse files that differ from rank to rank in shape or number type."""
+    with heard():
+        seen = share(communicator, f"{source.shape[0]} × {source.shape[1]}, {source.dtype}")
+    for rank, other in enumerate(seen):
+        if other != seen[0]:
+            raise FileError(
+                f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Give all ranks the same file."
+            )
+
+
+def require_enough(source: Source, method: str, ranks: int) -> None:
+    """Each rank needs a row, and where both factors are distributed a column."""
+    nouns = ("rows", "columns") if method == SKETCHED else ("rows",)
+    for noun, size in zip(nouns, source.shape, strict=False):
+        if size < ranks:
+            raise ParameterError(
+                f"{source.path}: {size} {noun} cannot be split over {ranks} ranks: each needs at least one. "
+                f"Start at most {size} ranks."
+            )
+
+
+def common_seed(communicator: Communicator, options: FitOptions) -> int:
+    """The seed given, or else one that rank 0 has drawn."""
+    from partsong.streams import fresh_seed
+
+    with heard():
+        seeds = share(communicator, str(fresh_seed() >> 32 if options.seed is None else options.seed))
+    return int(seeds[0])
+
+
+def settle(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSettings:
+    """All settings; sketches need at least one row and one column for each component."""
+    from partsong.data.matrix import float_type
+    from partsong.settings import rank_of
+
+    is_sketched, rank = options.method == SKETCHED, rank_of(options.n_components, source.shape)
+    if is_sketched and rank > min(source.shape):
+        raise ParameterError(
+            f"n_components={rank}: a sketch of {source.shape[0]} rows or {source.shape[1]} columns has no more columns "
+            f"than that, and needs one for each component. Choose at most {min(source.shape)}, or another method."
+        )
+    known: dict[str, Any] = {entry.name: getattr(options, entry.name, None) for entry in fields(RankSettings)}
+    known |= {
+        "n_components": rank,
+        "init": "random",
+        "alpha_h": options.alpha_w if options.alpha_h is None else options.alpha_h,
+        "sketch": options.sketch if options.method in WITH_SKETCHES else None,
+        "sketch_ratio": options.sketch_ratio if options.method in WITH_SKETCHES else None,
+        "seed": seed,
+        "dtype": options.dtype or str(float_type(source.dtype)),
+        "threads": options.threads or 1,
+        "ranks": ranks,
+    }
+    return RankSettings(**known)
+
+
+def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
+    """The program, and its rounds for the iterations asked for."""
+    from partsong.settings import solver_of
+
+    penalties = settings.alpha_w, settings.alpha_h, settings.l1_ratio
+    if settings.method in RANK_AVERAGES:
+        return _average(settings)
+    if not settings.is_sketched:
+        from partsong.programs.shared_statistics import SharedStatistics
+
+        solver = solver_of(RANK_SOLVERS[settings.method], *penalties)
+        return SharedStatistics(settings.n_components, solver), settings.max_iter
+    from dataclasses import replace
+
+    from partsong import recipes
+    from partsong.programs.sketch_exchange import SketchExchange
+    from partsong.sketch.proportion import Proportion
+
+    given = solver_of("cd", *penalties)
+    program = SketchExchange(
+        settings.n_components,
+        sketch=Proportion(recipes.sketches()[settings.sketch or ""], settings.sketch_ratio or 1.0),
+        iterations=settings.max_iter,
+        n_rows=n_rows,
+    )
+    solver = replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H)
+    return replace(program, solver=solver), program.rounds_for()
+
+
+def _average(settings: RankSettings) -> tuple[Program, int]:
+    """A method in which each rank is a party; an iteration is one of its rounds."""
+    from dataclasses import replace
+
+    from partsong import recipes
+    from partsong.settings import solver_of
+    from partsong.sketch.proportion import Proportion
+
+    made: Any
+    if settings.method == "syn-sd":
+        made = recipes.syn_sd(settings.n_components)
+    else:
+        sketch = Proportion(recipes.sketches()[settings.sketch or ""], settings.sketch_ratio or 1.0)
+        variant = settings.method.removeprefix("syn-ssd-")
+        made = recipes.syn_ssd(settings.n_components, variant=variant, sketch=sketch)
+    given = solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
+    solver = replace(made.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H)
+    counts: Any = getattr(made, "rounds_for", None)
+    return replace(made, solver=solver), settings.max_iter if counts is None else counts(settings.max_iter)
+
+
+def told(settings: RankSettings) -> Mapping[str, Any]:
+    """What a model says of them."""
+    return {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in ("threads", "time_budget", "seed") and value is not None
+    }

@@ -1,0 +1,218 @@
+"""A block of a file's rows, or of its columns, read without holding the rest: what one of many ranks needs.
+
+.npy is mapped and copied in slabs; of SciPy's .npz (CSR or CSC) only the entries of the block are kept (`strips`). All
+other files are read whole and cut: every rank then needs the memory of the whole table for a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.check import inspect, require_transformable
+from partsong.data.finding import Finding, few
+from partsong.data.mapped import give_back_block, mapping
+from partsong.data.scan import BLOCK_BYTES, is_sparse, places
+from partsong.data.table import Table
+from partsong.errors import DataError, PartsongError, ShapeError, first_few
+from partsong.io.numpy_files import (
+    FEATURE_KEYS,
+    SAMPLE_KEYS,
+    _Header,
+    _header,
+    _member_headers,
+    _names,
+    _require_honest,
+    _require_numbers,
+)
+from partsong.io.opening import Wanted, parsing, place_of, require_plausible
+from partsong.io.read import _file_at, read_wanted
+from partsong.io.strips import Span, Strip, Strips
+
+COMPRESSED = {"csr", "csc"}
+
+Names = tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that blocks can be read of; rows are samples, as if it had been turned where that was asked for.
+
+    `holds_all` tells of a file that was read whole to get here.
+    """
+
+    path: Path
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    feature_names: Names
+    names_of_samples: Callable[[], Names]
+    cut: Callable[[Span, Span], Any]
+    holds_all: bool = False
+    named_from: int = 0
+
+    def block(self, rows: Span | None = None, columns: Span | None = None) -> Any:
+        """Rows a … b − 1 and columns c … d − 1 (None: all) as an array or CSR in memory."""
+        spans = rows or (0, self.shape[0]), columns or (0, self.shape[1])
+        for what, (start, stop), size in zip(("rows", "columns"), spans, self.shape, strict=True):
+            if not 0 <= start < stop <= size:
+                raise ShapeError(f"{self.path}: has no {what} {start} to {stop - 1}; there are {size}, counted from 0.")
+        with parsing(self.path, "a matrix"):
+            return self.cut(*spans)
+
+    def sample_names(self, rows: Span) -> Names:
+        """The names of some rows, if known."""
+        names = self.names_of_samples()
+        return None if names is None else names[rows[0] - self.named_from : rows[1] - self.named_from]
+
+    def after_reading(self, rows: Span) -> Source:
+        """The same without a table that was read whole; of the names of its samples those of some rows are kept."""
+        if not self.holds_all:
+            return self
+        names = self.sample_names(rows)
+        return replace(self, names_of_samples=lambda: names, cut=_has_gone, named_from=rows[0])
+
+
+def open_source(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> Source:
+    """A file by the ending of its name; of .npy and SciPy's .npz only what they say of themselves is read."""
+    place = _file_at(place_of(path))
+    name = place.name.lower()
+    if name.endswith(".npy"):
+        return _array(place, wanted)
+    if name.endswith(".npz"):
+        found = _compressed(place, wanted)
+        if found is not None:
+            return found
+    return _whole(read_wanted(place, wanted), place)
+
+
+def shape_of(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> tuple[int, int]:
+    """Rows and columns; see `open_source` for what it takes to know them."""
+    return open_source(path, wanted).shape
+
+
+def require_sound(block: Any, source: Source, first_row: int = 0, first_column: int = 0, dtype: Any = None) -> None:
+    """Refuse NaN, infinite and negative values by file and by rows and columns of the whole matrix.
+
+    A block may be as small as it likes: whether squares vanish is a question about the whole.
+    """
+    try:
+        require_transformable(block, None, dtype)
+    except PartsongError as error:
+        told = str(error)
+        if isinstance(error, DataError):
+            findings = (finding for finding in inspect(block) if finding.kind in _MARKS)
+            told = next((_globally(finding, block, first_row, first_column) for finding in findings), told)
+        raise type(error)(f"{source.path}: {told} `partsong check` shows all that is wrong with a file.") from error
+
+
+def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.asarray((values < 0) & (values > -np.inf))
+
+
+_MARKS: Mapping[str, Callable[[Any], Any]] = {"nan": np.isnan, "infinite": np.isinf, "negative": _is_negative}
+
+
+def _globally(finding: Finding, block: Any, first_row: int, first_column: int) -> str:
+    found = places(block, _MARKS[finding.kind])
+    rows = first_few(few(found.rows + first_row), found.rows.size, "row")
+    columns = first_few(few(found.columns + first_column), found.columns.size, "column")
+    what = finding.message.partition(":")[0]
+    return f"{what}: {found.count} cell(s) of this block, in {rows}; {columns}; counted from 0. {finding.remedy}"
+
+
+def _array(path: Path, wanted: Wanted) -> Source:
+    with parsing(path, "a NumPy array"):
+        with path.open("rb") as stream:
+            header = _header(stream)
+        _require_honest(str(path), header, path.stat().st_size)
+        _require_numbers(str(path), header.dtype)
+        if len(header.shape) != 2:
+            Table(np.empty(tuple(min(side, 1) for side in header.shape)), source=str(path))  # says what is wrong
+        is_mapped = header.n_bytes > header.offset and header.dtype.isnative
+        X = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+
+    def cut(rows: Span, columns: Span) -> Any:
+        return _slabs(X, columns, rows).T if wanted.transpose else _slabs(X, rows, columns)
+
+    shape = (header.shape[1], header.shape[0]) if wanted.transpose else (header.shape[0], header.shape[1])
+    return Source(path, shape, header.dtype.newbyteorder("="), None, lambda: None, cut)
+
+
+def _slabs(X: npt.NDArray[Any], rows: Span, columns: Span) -> npt.NDArray[Any]:
+    """A copy of a block, in the order of memory of X; pages of a mapped file are given back slab by slab."""
+    mapped, is_by_column = mapping(X), not X.flags.c_contiguous
+    out = np.empty(
+        (rows[1] - rows[0], columns[1] - columns[0]), X.dtype.newbyteorder("="), "F" if is_by_column else "C"
+    )
+    step = max(1, BLOCK_BYTES // max(1, out.itemsize * out.shape[0 if is_by_column else 1]))
+    long = columns if is_by_column else rows
+    for start in range(*long, step):
+        slab = start, min(start + step, long[1])
+        here = (rows, slab) if is_by_column else (slab, columns)
+        into = tuple(slice(a - begin, b - begin) for (a, b), (begin, _) in zip(here, (rows, columns), strict=True))
+        out[into] = X[slice(*here[0]), slice(*here[1])]
+        if mapped is not None:
+            give_back_block(mapped, X, *here)
+    return out
+
+
+def _compressed(path: Path, wanted: Wanted) -> Source | None:
+    """SciPy's CSR or CSC, or None for what has to be read whole."""
+    with parsing(path, "an .npz archive"):
+        with zipfile.ZipFile(path) as archive:
+            headers = dict(_member_headers(path, archive))
+        if not {"format", "shape", "data", "indices", "indptr"} <= headers.keys() or wanted.key or wanted.label:
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            form = _word(arrays["format"]) if headers["format"].n_bytes < 1000 else ""
+            if form not in COMPRESSED:
+                return None
+            sides = [int(side) for side in arrays["shape"].ravel()[:3]]
+            require_plausible(path, tuple(sides), headers["data"].shape[0] if headers["data"].shape else 0)
+            shape = (sides[1], sides[0]) if wanted.transpose else (sides[0], sides[1])
+            features = _names(path, headers, arrays, FEATURE_KEYS, shape[1])
+        strips = _strips(path, headers, *(sides if form == "csr" else sides[::-1]))
+
+    def names_of_samples() -> Names:
+        with np.load(path, allow_pickle=False) as arrays:
+            return _names(path, headers, arrays, SAMPLE_KEYS, shape[0])
+
+    def cut(rows: Span, columns: Span) -> Any:
+        is_by_row = (form == "csr") is not wanted.transpose
+        return strips.block(rows, columns) if is_by_row else strips.block(columns, rows).T.tocsr()
+
+    dtype = headers["data"].dtype.newbyteorder("=")
+    return Source(path, shape, dtype, features, names_of_samples, cut)
+
+
+def _strips(path: Path, headers: Mapping[str, _Header], n_major: int, n_minor: int) -> Strips:
+    _require_numbers(str(path), headers["data"].dtype)
+    indptr, indices, data = (Strip(path, name, headers[name]) for name in ("indptr", "indices", "data"))
+    if any(len(strip.header.shape) != 1 for strip in (indptr, indices, data)):
+        raise ShapeError(f"{path}: indptr, indices and data of a sparse matrix have one dimension. Export it again.")
+    return Strips(path, n_major, n_minor, indptr, indices, data)
+
+
+def _word(array: npt.NDArray[Any]) -> str:
+    value = array.ravel()[0] if array.size else ""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _has_gone(rows: Span, columns: Span) -> Any:
+    raise ValueError("what was read of it has been let go; open it again")
+
+
+def _whole(table: Table, path: Path) -> Source:
+    def cut(rows: Span, columns: Span) -> Any:
+        part = table.X[slice(*rows), slice(*columns)]
+        return part.copy() if not is_sparse(part) else part
+
+    shape = int(table.X.shape[0]), int(table.X.shape[1])
+    return Source(path, shape, table.X.dtype, table.feature_names, lambda: table.sample_names, cut, holds_all=True)

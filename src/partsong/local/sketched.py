@@ -1,0 +1,109 @@
+"""Sketched steps: the normal equations of W from X S and of H from Sᵀ X, and turns of W and H made of them.
+
+A product of three matrices is formed in the order that costs less. X S comes first where S has at most one entry in a
+row and X has more entries than X S; else S Bᵀ does, which is as small as a factor, so that X S is never there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from partsong import kernels
+from partsong.core import Array, Matrix
+from partsong.local.alternate import Alternate, Columns, Rows, rounded, start_rows
+from partsong.local.coupling import Coupling, Tether
+from partsong.local.equations import NormalEquations
+from partsong.sketch.operator import Operator
+
+BLOCK_BYTES = 16 << 20
+"""Entries of S that exist at a time."""
+
+
+def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
+    """The equations for W without a sketch: gram = H Hᵀ, cross = X Hᵀ."""
+    return NormalEquations(rounded(kernels.of(Ht).gram(Ht, exactly=False), Ht), matrix.times(Ht))
+
+
+def exact_columns(matrix: Matrix, W: Array) -> NormalEquations:
+    """The equations for Hᵀ without a sketch: gram = WᵀW, cross = XᵀW."""
+    return NormalEquations(rounded(kernels.of(W).gram(W), W), matrix.transposed_times(W))
+
+
+def sketched_rows(matrix: Matrix, S: Operator, B: Array) -> NormalEquations:
+    """The equations for W of ½‖X S − W B‖²: gram = B Bᵀ, cross = X S Bᵀ, with S (m × d) and B = H S (k × d)."""
+    if _places(S) is not None and matrix.stored > matrix.shape[0] * S.dimension:
+        return NormalEquations.of(S.sketch(matrix), B)
+    return NormalEquations(B @ B.T, matrix.times(_spread(matrix, S, B)))
+
+
+def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
+    """The equations for Hᵀ of ½‖SᵀX − SᵀW H‖², with S (n × d): gram = WᵀS SᵀW, cross = XᵀS SᵀW.
+
+    Of rows that S leaves out nothing is read: O(entries of the others · k).
+    """
+    B = S.sketch_transposed(W)
+    places = _places(S)
+    if places is not None and len(places.coordinates) < S.size:
+        kept = matrix.rows(places.coordinates)
+        return NormalEquations(B @ B.T, kept.transposed_times(_placed(matrix, places, B)))
+    if places is not None and matrix.stored > matrix.shape[1] * S.dimension:
+        return NormalEquations.of(S.sketch_transposed(matrix), B)
+    return NormalEquations(B @ B.T, matrix.transposed_times(_spread(matrix, S, B)))
+
+
+def first_rows(equations: NormalEquations) -> Array:
+    """W to begin with, w = c·1 as `start_rows` has it; what signs of S make of c below zero becomes zero."""
+    return start_rows(equations.gram, equations.cross).clip(min=0)
+
+
+def take_sketched_turns(
+    solver: Alternate,
+    matrix: Matrix,
+    rows: Rows,
+    columns: Columns,
+    coupling: Coupling,
+    tether: Tether,
+    draws: Iterable[Operator],
+) -> tuple[Rows, Columns]:
+    """For each S drawn: W ← rule(W; H) exactly, then H ← rule(H; SᵀW, SᵀX), pulled to the tether."""
+    n, m = matrix.shape
+    for S in draws:
+        memory = rows.memory or solver.rule.init(rows.W)
+        for_W = exact_rows(matrix, columns.Ht).penalised(solver.penalty_W, m)
+        W, memory = solver.rule.step(rows.W, for_W, memory)
+        rows = Rows(W, None, memory)
+        for_H = sketched_columns(matrix, S, W).penalised(solver.penalty_H, n)
+        Ht, after, tether = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, tether)
+        columns = replace(columns, Ht=Ht, point=Ht, memory=after)
+    return rows, columns
+
+
+def _places(S: Operator) -> Any:
+    """The entries of an S that has at most one in each row; None of any other."""
+    placed = getattr(S.pattern, "placed", None)
+    return None if placed is None else placed(0, S.size)
+
+
+def _placed(matrix: Matrix, places: Any, B: Array) -> Array:
+    """The rows of S Bᵀ that are not zero."""
+    return kernels.of(B).rows_of(B)[places.places] * matrix.native(places.weights[:, None])
+
+
+def _spread(matrix: Matrix, S: Operator, B: Array) -> Array:
+    """S Bᵀ (size × k), from some rows of S at a time."""
+    on = kernels.of(B)
+    places = _places(S)
+    if places is not None and len(places.coordinates) == S.size:
+        return _placed(matrix, places, B)
+    out = on.empty((S.size, B.shape[0]), B)
+    if places is not None:
+        out[:] = 0
+        out[places.coordinates] = _placed(matrix, places, B)
+        return out
+    height = max(1, BLOCK_BYTES // (8 * S.dimension))
+    for start in range(0, S.size, height):
+        stop = min(start + height, S.size)
+        out[start:stop] = matrix.native(S.rows(start, stop)) @ B.T
+    return out

@@ -1,0 +1,205 @@
+"""Federated NMF from sketches of all rows, for as long as these do not give the rows away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregate.linear import Sum
+from partsong.core import Array, Form, Layout, Message, Shard
+from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.local.alternate import Alternate
+from partsong.local.equations import NormalEquations
+from partsong.local.momentum import NoExtrapolation
+from partsong.local.proximal import ProximalDescent
+from partsong.local.rules import RuleState
+from partsong.local.sketched import exact_rows, first_rows, sketched_rows
+from partsong.local.start import random_columns
+from partsong.sketch.operator import Operator, Sketch
+from partsong.sketch.proportion import Proportion
+from partsong.sketch.recover import most_sketches
+from partsong.sketch.subsampling import Subsampling
+from partsong.streams import stream
+
+BUDGETS = ("own", "total")
+NOT_KNOWN_YET = 2**31
+"""Exchanges of a run whose rows have not been counted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedStatisticsParty:
+    """The shared seed, W (n × k), the rule's memory of it, and how many sketches of its rows have been sent."""
+
+    seed: int
+    W: Array | None = None
+    memory: RuleState = RuleState()
+    sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedStatisticsServer:
+    """Hᵀ (m × k), the rule's memory of it, the exchange that comes next, and the number of rows (0: not counted)."""
+
+    Ht: Array
+    memory: RuleState
+    turn: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedStatistics:
+    """DSANLS where parties own rows only ("modified DSANLS in the secure setting", Qian et al., 2020, Sec. 4).
+
+        exchange 0:     sent: n_p (1)
+        exchange t:     W_p ← rule(W_p; (H S')(H S')ᵀ, X_p S'(H S')ᵀ)      or exactly, without `columns_sketch`
+                        sent: X_pᵀ S_p (m × d), W_pᵀ S_p (k × d)
+        finish:         H ← rule(H; B Bᵀ, A Bᵀ), A = Σ X_pᵀ S_p, B = Σ W_pᵀ S_p      broadcast: H (k × m), t and n (2)
+
+    S_p (n_p × d) comes from the shared seed, the party's name and t, so that no party needs to know how many rows the
+    others have, and E[S Sᵀ] = I for all of them together. That needs entries of mean zero: Subsampling is refused,
+    which would also send rows of X_p as they are. S' (m × d') is the same at all parties.
+
+    Whoever knows the seed knows S. After ⌈n/d⌉ exchanges the sum is as good as X (Thm. 3; `recover_from_sketches`); a
+    single upload is as good as X_p after ⌈n_p/d⌉. Parties therefore refuse to send more than ⌊(n − 1)/d⌋ sketches:
+
+        budget="own"     n = n_p, as is right where the server sees single uploads
+        budget="total"   n = Σ n_p, only under a reduction that hides uploads and with the same parties in every sum, on
+                         which engines insist; such a run cannot be resumed
+
+    `is_guarded=False` sends on regardless. The bound is for one run: another seed's sketches come on top of these. It
+    says that X is not determined, not that nothing is known of it.
+    """
+
+    rank: int
+    rows_sketch: Sketch
+    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    columns_sketch: Proportion | None = None
+    budget: str = "own"
+    is_guarded: bool = True
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        d = self.rows_sketch.dimension
+        if not isinstance(self.rank, (int, np.integer)) or not 1 <= self.rank <= d:
+            raise ParameterError(
+                f"A sketch of d = {d} dimensions gives d equations: the rank must be from 1 to {d}; got {self.rank!r}."
+            )
+        if self.budget not in BUDGETS:
+            raise ParameterError(f'budget must be "own" or "total"; got {self.budget!r}.')
+        if isinstance(self.rows_sketch, Subsampling):
+            raise CompositionError(
+                "Subsampling would send rows of X as they are, and parties that choose rows for themselves do not make "
+                "up an S with E[S Sᵀ] = I. Use Gaussian, CountSketch or another sketch whose entries have mean zero."
+            )
+        if not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
+
+    def operator(self, seed: int, party: str, n_rows: int, turn: int) -> Operator:
+        """S_p of one exchange; its first n_p rows are used, of which there may be fewer than dimensions."""
+        return self.rows_sketch.draw(max(n_rows, self.rows_sketch.dimension), seed, "S", party, turn)
+
+    def start_party(self, shard: Shard, layout: Layout) -> SketchedStatisticsParty:
+        """No W yet, but the seed of all sketches."""
+        return SketchedStatisticsParty(layout.seed)
+
+    def start_server(self, layout: Layout) -> tuple[SketchedStatisticsServer, Message]:
+        """H from the shared seed."""
+        Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
+        server = SketchedStatisticsServer(Ht, self.solver.rule.init(Ht))
+        return server, _broadcast(server)
+
+    def local(
+        self, shard: Shard, party: SketchedStatisticsParty, model: Message
+    ) -> tuple[SketchedStatisticsParty, Message]:
+        """The step of W, and the sketches of X and W by one S; or the number of rows."""
+        turn, total_rows = (int(value) for value in model["turn"])
+        matrix = shard.matrix
+        if turn == 0:
+            return party, Message({"rows": np.array([float(matrix.shape[0])])})
+        self._require_budget(shard, party, turn, total_rows)
+        W, memory = self._row_step(shard, party, model, turn)
+        S = self.operator(party.seed, shard.name, matrix.shape[0], turn)
+        sketches = {"data": S.sketch_transposed(matrix), "weights": S.sketch_transposed(W)}
+        return SketchedStatisticsParty(party.seed, W, memory, party.sent + 1), Message(sketches)
+
+    def _row_step(
+        self, shard: Shard, party: SketchedStatisticsParty, model: Message, turn: int
+    ) -> tuple[Array, RuleState]:
+        matrix, m = shard.matrix, shard.matrix.shape[1]
+        H = matrix.native(model["H"])
+        Ht = kernels.of(H).rows_of(H)
+        if self.columns_sketch is None:
+            equations = exact_rows(matrix, Ht)
+        else:
+            S = self.columns_sketch.draw(m, self.rank, party.seed, "S'", turn)
+            equations = sketched_rows(matrix, S, S.sketch_transposed(Ht))
+        W, memory = party.W, party.memory
+        if W is None:
+            W = first_rows(equations)
+            memory = self.solver.rule.init(W)
+        return self.solver.rule.step(W, equations.penalised(self.solver.penalty_W, m), memory)
+
+    def _require_budget(self, shard: Shard, party: SketchedStatisticsParty, turn: int, total_rows: int) -> None:
+        """Before anything of this exchange is made."""
+        is_own = self.budget == "own"
+        rows, sent = (shard.matrix.shape[0], party.sent) if is_own else (total_rows, max(party.sent, turn - 1))
+        d = self.rows_sketch.dimension
+        most = most_sketches(rows, d)
+        if not self.is_guarded or sent < most:
+            return
+        whose = f"its {rows} rows" if is_own else f"the {rows} rows of all parties"
+        way = ' hide uploads by a reduction and take budget="total";' if is_own else ""
+        raise PartyError(
+            f"Party {shard.name!r} has sent {sent} sketches of dimension {d} and sends no more: from {most + 1} of "
+            f"them whoever knows the seed can solve for {whose}; ⌊({rows} − 1)/{d}⌋ = {most} leave them open. Stop "
+            f"after {most + 1} rounds, of which the first counts rows; or take a smaller sketch;{way} or accept it: "
+            "is_guarded=False."
+        )
+
+    def finish(self, server: SketchedStatisticsServer, aggregate: Message) -> tuple[SketchedStatisticsServer, Message]:
+        """The step of H from the sums of sketches; after the first exchange the number of all rows."""
+        if server.turn == 0:
+            after = replace(server, turn=1, rows=round(float(aggregate["rows"][0])))
+            return after, _broadcast(after)
+        A, B = aggregate["data"], aggregate["weights"]
+        Ht = kernels.of(A).like(kernels.of(server.Ht).to_numpy(server.Ht), A)
+        equations = NormalEquations.of(A, B).penalised(self.solver.penalty_H, server.rows)
+        Ht, memory = self.solver.rule.step(Ht, equations, server.memory)
+        after = replace(server, Ht=Ht, memory=memory, turn=server.turn + 1)
+        return after, _broadcast(after)
+
+    def components(self, server: SketchedStatisticsServer) -> Array:
+        """H (k × m) as it stands."""
+        return server.Ht.T
+
+    def metrics(self, server: SketchedStatisticsServer) -> Mapping[str, float]:
+        """Nothing: the server sees errors of sketches only."""
+        return {}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Sketches, which have signs, or the number of rows."""
+        d = self.rows_sketch.dimension
+        sketches = {"data": Form((layout.n_features, d)), "weights": Form((self.rank, d))}
+        return sketches, {"rows": Form((1,), non_negative=True)}
+
+    def ends_round(self, model: Message) -> bool:
+        """Whether H has moved: counting rows is not worth a look."""
+        return int(model["turn"][0]) > 1
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """With a budget of all rows together the whole run is one round under masks, so that every sum is over them.
+
+        A sum of fewer parties has fewer unknown rows. With own budgets any company will do.
+        """
+        if self.budget == "own":
+            return 0, 1
+        turn, rows = (int(value) for value in model["turn"])
+        most = most_sketches(rows, self.rows_sketch.dimension) + 1 if rows else NOT_KNOWN_YET
+        return turn, max(most, turn + 1, 2)
+
+
+def _broadcast(server: SketchedStatisticsServer) -> Message:
+    return Message({"H": server.Ht.T, "turn": np.array([server.turn, server.rows], np.int64)})

@@ -1,0 +1,118 @@
+"""What normal equations need of a sketched matrix: X S C and Xᵀ S C for narrow C, where X S need not be held.
+
+An S that keeps d of the coordinates leaves a smaller matrix of the same kind: sparse X stays sparse, and dense columns
+are taken a tile at a time. All other S are applied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels, threads
+from partsong.core import Array, Matrix
+from partsong.data.dense import DenseMatrix
+from partsong.data.mapped import mapping
+from partsong.data.matrix import as_matrix
+from partsong.data.sparse import SparseMatrix
+from partsong.data.tensor import TensorMatrix
+from partsong.data.tiles import Tiles, even_ranges
+from partsong.sketch.operator import Operator
+from partsong.sketch.subsampling import ChosenCoordinates
+
+Update = Callable[[int, int, Array], None]
+
+HEIGHT = 1024
+"""Rows of a few columns that are multiplied together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The coordinates of a block that an S keeps, counted within the block, their columns of S, and their factor."""
+
+    indices: np.ndarray
+    first: int
+    last: int
+    weight: float
+
+    @staticmethod
+    def of(S: Operator, start: int, length: int) -> Kept | None:
+        """Of S[start : start + length]; None where S does more than to keep some."""
+        if not isinstance(S.pattern, ChosenCoordinates):
+            return None
+        chosen = S.pattern.chosen
+        first, last = np.searchsorted(chosen, (start, start + length)).tolist()
+        return Kept(chosen[first:last] - start, first, last, (S.size / S.dimension) ** 0.5)
+
+    def of_columns(self, C: Array) -> Array:
+        """What C (d × k) has for these coordinates, with their factor."""
+        return C[self.first : self.last] * self.weight
+
+
+def walk(S: Operator, matrix: Matrix, C: Array, update: Update) -> None:
+    """For blocks of rows call update(start, stop, X S C of the block), for X (r × size) and C (d × k)."""
+    kept = Kept.of(S, 0, matrix.shape[1])
+    if kept is not None and isinstance(matrix, SparseMatrix):
+        SparseMatrix(_csr(matrix.by_row)[:, kept.indices]).walk(kept.of_columns(C), update)
+    elif kept is not None and isinstance(matrix, DenseMatrix) and _is_taken_in_tiles(matrix):
+        _walk_dense(matrix, kept.indices, kept.of_columns(C), update)
+    else:
+        as_matrix(S.sketch(matrix)).walk(C, update)
+
+
+def transposed_times(S: Operator, matrix: Matrix, C: Array) -> Array:
+    """Xᵀ S C (c × k), for X (size × c) and C (d × k)."""
+    kept = Kept.of(S, 0, matrix.shape[0])
+    if kept is None or isinstance(matrix, TensorMatrix):
+        return as_matrix(S.sketch_transposed(matrix)).times(C)
+    if isinstance(matrix, SparseMatrix):  # whose own `rows` would make a second copy of what is used once
+        return SparseMatrix(_csr(matrix.by_row)[kept.indices]).transposed_times(kept.of_columns(C))
+    return matrix.rows(kept.indices).transposed_times(kept.of_columns(C))
+
+
+def placed_rows(S: Operator, F: Array, start: int) -> Array:
+    """Fᵀ S[start : start + r] (k × d) for a factor F (r × k)."""
+    kept = Kept.of(S, start, F.shape[0])
+    if kept is None:
+        return S.sketch_transposed(F, start)
+    out = kernels.of(F).empty((S.dimension, F.shape[1]), F)
+    out[: kept.first], out[kept.last :] = 0, 0
+    out[kept.first : kept.last] = F[kept.indices] * kept.weight
+    return out.T
+
+
+def _is_taken_in_tiles(matrix: DenseMatrix) -> bool:
+    """Rows that are wide, or columns in a file, are better read by the sketch."""
+    if matrix.X.flags.c_contiguous:
+        return not Tiles(matrix.X, matrix.dtype).are_low
+    return _is_by_column(matrix)
+
+
+def _is_by_column(matrix: DenseMatrix) -> bool:
+    X = matrix.X
+    return bool(X.flags.f_contiguous and not X.flags.c_contiguous) and X.dtype == matrix.dtype and mapping(X) is None
+
+
+def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, update: Update) -> None:
+    """X[:, indices] C; of columns in one piece only these are read."""
+    tiles, columns = Tiles(matrix.X, matrix.dtype), matrix.X.T
+
+    def by_row(start: int, stop: int) -> None:
+        for a, b, tile in tiles.of_rows(start, stop):
+            update(a, b, np.take(tile, indices, axis=1) @ C)
+
+    def by_column(start: int, stop: int) -> None:
+        for a, b in even_ranges(start, stop, HEIGHT):
+            update(a, b, columns[indices, a:b].T @ C)
+
+    pieces = threads.ranges(matrix.shape[0], 2.0 * matrix.shape[0] * C.size)
+    threads.over(pieces, by_column if _is_by_column(matrix) else by_row)
+
+
+def _csr(side: Any) -> Any:
+    from scipy.sparse import csr_array
+
+    return csr_array(side)

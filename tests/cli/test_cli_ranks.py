@@ -1,0 +1,367 @@
+"""One file over ranks from the command line: real processes under mpiexec, and torch.distributed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import sparse
+
+import partsong
+
+MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+SOURCE = str(Path(partsong.__file__).parents[1])
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": SOURCE,
+    "COLUMNS": "200",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+needs_mpi = [
+    pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+AT_A_RANK = """
+import os, sys, time
+from pathlib import Path
+from mpi4py import MPI
+rank, folder = MPI.COMM_WORLD.Get_rank(), Path.cwd()
+words = [word.format(rank=rank) for word in sys.argv[1:]]
+(folder / f"began-{rank}").write_text(f"{time.time()} {os.getpid()}")
+if (folder / f"home-{rank}").is_dir():
+    os.chdir(folder / f"home-{rank}")
+sys.argv = ["partsong", *words]
+from partsong.cli.main import main
+main()
+"""
+"""The command line at one rank, in a folder of its own where there is one; {rank} in a word is its number."""
+
+
+def mpi_command(n, folder, *words):
+    script = folder / "at_a_rank.py"
+    script.write_text(AT_A_RANK)
+    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
+    options = ["--oversubscribe"] if "Open MPI" in version or "PRRTE" in version else []
+    return [MPIEXEC, "-n", str(n), *options, sys.executable, str(script), *map(str, words)]
+
+
+def mpiexec(n, folder, *words):
+    return subprocess.run(
+        mpi_command(n, folder, *words),
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def fit_over(n, folder, *words):
+    """What rank 0 says in JSON, and the model."""
+    done = mpiexec(n, folder, "fit", *words, "--engine", "mpi", "--json", "-o", f"m{n}.safetensors")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    return json.loads(line), partsong.load_model(folder / f"m{n}.safetensors")
+
+
+def model_in_one_process(folder, *words):
+    command = [sys.executable, "-m", "partsong.cli.main", "fit", *map(str, words), "-o", "m.safetensors", "--quiet"]
+    subprocess.run(command, cwd=folder, env=ENVIRONMENT, timeout=120, check=True)
+    return partsong.load_model(folder / "m.safetensors")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Rows that 2 and 3 do not divide, dense and sparse."""
+    rng = np.random.default_rng(0)
+    X = rng.random((91, 5)) @ rng.random((5, 23)) + 0.05 * rng.random((91, 23))
+    np.save(tmp_path / "x.npy", X)
+    S = sparse.random_array((91, 23), density=0.3, rng=rng, format="csr")
+    sparse.save_npz(tmp_path / "s.npz", S)
+    np.save(tmp_path / "t.npy", X.T)
+    return tmp_path
+
+
+CASES = {
+    "exact": ("x.npy", "exact", "hals"),
+    "sparse hals": ("s.npz", "hals", "cd"),
+    "mu": ("x.npy", "mu", "mu"),
+    "transposed bpp": ("t.npy", "bpp", "bpp"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestExactMethods:
+    pytestmark = needs_mpi
+
+    def test_the_model_does_not_depend_on_the_number_of_ranks(self, case, data):
+        name, method, solver = CASES[case]
+        settings = [name, "-k", 4, "--seed", 3, "--max-iter", 25, "--tol", 0]
+        settings += ["--transpose"] if name == "t.npy" else []
+        known = model_in_one_process(data, *settings, "--solver", solver, "--init", "random")
+        X = dense(data / name)
+        for n in (1, 2, 3):
+            said, model = fit_over(n, data, *settings, "--method", method, "--weights", "W.npy")
+            assert (said["ranks"], said["engine"], said["iterations"]) == (n, "mpi", 25)
+            assert_allclose(model.components, known.components, rtol=1e-8, atol=1e-8)
+            assert_allclose(model.relative_error, known.relative_error, rtol=1e-8)
+            assert_allclose(said["relative_error"], known.relative_error, rtol=1e-8)
+            assert model.settings["ranks"] == n
+            W = joined(data / "W.shards.json", n)
+            gap = np.linalg.norm(X - W @ model.components) / np.linalg.norm(X)
+            assert_allclose(gap, model.relative_error, rtol=1e-8)
+
+
+def dense(path):
+    if path.suffix == ".npz":
+        return sparse.load_npz(path).toarray()
+    X = np.load(path)
+    return X.T if path.name == "t.npy" else X
+
+
+def joined(listing, n):
+    """All of W from its shards, which lie where the list says and cover the rows once."""
+    told = json.loads(listing.read_text())
+    shards = told["shards"]
+    assert [shard["rank"] for shard in shards] == list(range(n))
+    assert [shard["file"] for shard in shards] == [f"W.rank{rank}of{n}.npy" for rank in range(n)]
+    parts = [np.load(listing.parent / shard["file"]) for shard in shards]
+    assert [len(part) for part in parts] == [stop - start for start, stop in (shard["rows"] for shard in shards)]
+    W = np.concatenate(parts)
+    assert list(W.shape) == told["shape"]
+    return W
+
+
+class TestOverMpi:
+    pytestmark = needs_mpi
+
+    def test_sums_in_order_and_a_run_folder(self, data):
+        words = ["x.npy", "-k", 3, "--seed", 1, "--max-iter", 8, "--tol", 0, "--sums", "in-order"]
+        said, first = fit_over(2, data, *words, "--run-folder", "run")
+        again = fit_over(2, data, *words)[1]
+        assert said["sums"] == "in-order"
+        assert_array_equal(first.components, again.components)
+        assert json.loads((data / "run/result.json").read_text()) == said
+        asked = json.loads((data / "run/settings.json").read_text())
+        assert (asked["ranks"], asked["engine"], asked["sums"]) == (2, "mpi", "in-order")
+        history = (data / "run/history.csv").read_text().splitlines()
+        assert len(history) == 9
+        kept = partsong.load_model(data / "run/model.safetensors")
+        assert_array_equal(kept.components, first.components)
+
+    @pytest.mark.parametrize("sketch", ["subsampling", "count"])
+    def test_sketched_exchange(self, data, sketch):
+        """With sketches as large as the data nothing is lost; smaller ones send less and still learn."""
+        words = ["s.npz", "-k", 4, "--seed", 2, "--tol", 0, "--method", "dsanls", "--sketch", sketch]
+        said, model = fit_over(2, data, *words, "--max-iter", 40, "--sketch-ratio", 0.5, "--weights", "W.npy")
+        assert said["iterations"] == 40
+        W, X = joined(data / "W.shards.json", 2), dense(data / "s.npz")
+        gap = np.linalg.norm(X - W @ model.components) / np.linalg.norm(X)
+        assert_allclose(gap, model.relative_error, rtol=1e-8)
+        exact = model_in_one_process(data, "s.npz", "-k", 4, "--seed", 2, "--init", "random")
+        assert model.relative_error < exact.relative_error + 0.05
+        assert model.settings["sketch"] == sketch
+
+    @pytest.mark.parametrize("method", ["syn-sd", "syn-ssd-uv"])
+    def test_ranks_as_parties_equal_a_federation_in_one_process(self, method, data):
+        settings = ["x.npy", "-k", 4, "--seed", 3, "--max-iter", 6, "--tol", 0, "--method", method]
+        said, model = fit_over(2, data, *settings, "--sums", "in-order")
+        assert said["iterations"] == 6
+        X = np.load(data / "x.npy")
+        parties = {f"rank-{i:06d}": part for i, part in enumerate((X[:46], X[46:]))}
+        same = partsong.FederatedNMF(4, method=method, rounds=6, tol=0, random_state=3).fit(parties)
+        known = np.array([row.relative_error for row in same.history_])
+        assert np.nanmin(np.abs(known / model.relative_error - 1)) < 1e-9, "the best round, with the ranks' own weights"
+
+    def test_text_is_read_whole_and_keeps_its_names(self, data):
+        X = np.load(data / "x.npy")
+        lines = [",".join(["sample", *(f"g{j}" for j in range(23))])]
+        lines += [",".join([f"s{i}", *map(repr, row.tolist())]) for i, row in enumerate(X)]
+        (data / "x.csv").write_text("\n".join(lines) + "\n")
+        _, model = fit_over(2, data, "x.csv", "-k", 3, "--seed", 1, "--max-iter", 5, "--weights", "W.csv")
+        assert model.feature_names == tuple(f"g{j}" for j in range(23))
+        second = partsong.read(data / "W.rank1of2.csv")
+        assert second.sample_names == tuple(f"s{i}" for i in range(46, 91))
+
+    def test_a_time_budget_ends_all_ranks(self, data):
+        began = time.monotonic()
+        words = ["x.npy", "-k", 4, "--tol", 0, "--max-iter", 10**8, "--time-budget", 8]
+        said, model = fit_over(3, data, *words)
+        assert said["outcome"] == "time-spent"
+        assert said["iterations"] == model.settings["iterations"] > 1
+        assert time.monotonic() - began < 60
+
+    def test_ranks_without_a_seed_agree_on_one(self, data):
+        said, model = fit_over(2, data, "x.npy", "-k", 3, "--max-iter", 3)
+        known = model_in_one_process(
+            data, "x.npy", "-k", 3, "--max-iter", 3, "--seed", said["seed"], "--init", "random"
+        )
+        assert_allclose(model.components, known.components, rtol=1e-8, atol=1e-8)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupt_at_one_rank_saves_the_model_of_all(self, data, number):
+        words = ["x.npy", "-k", 4, "--tol", 0, "--max-iter", 10**8, "--seed", 1]
+        words += ["--engine", "mpi", "--json", "-o", "m.safetensors", "--weights", "W.npy", "--run-folder", "run"]
+        command = mpi_command(2, data, "fit", *words)
+        process = subprocess.Popen(
+            command, cwd=data, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(data / "run/settings.json")
+        time.sleep(3)
+        os.kill(int((data / "began-1").read_text().split()[1]), number)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode in (130, 143), errors
+        assert "Traceback" not in errors
+        said = json.loads(output)
+        assert said["outcome"] == "interrupted"
+        assert said["iterations"] > 0
+        assert partsong.load_model(data / "m.safetensors").settings["iterations"] == said["iterations"]
+        assert len(joined(data / "W.shards.json", 2)) == 91
+
+
+def wait_for(path, seconds=60):
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} does not come"
+        time.sleep(0.05)
+
+
+def nan_at_the_second_rank(folder):
+    X = np.load(folder / "x.npy")
+    X[80, 7] = np.nan
+    np.save(folder / "x.npy", X)
+
+
+def file_at_the_first_rank_only(folder):
+    for rank in range(2):
+        (folder / f"home-{rank}").mkdir()
+    shutil.copy(folder / "x.npy", folder / "home-0")
+
+
+def another_file_at_the_second_rank(folder):
+    file_at_the_first_rank_only(folder)
+    np.save(folder / "home-1/x.npy", np.ones((90, 23)))
+
+
+def few_rows(folder):
+    np.save(folder / "x.npy", np.ones((1, 23)))
+
+
+def few_columns(folder):
+    np.save(folder / "x.npy", np.ones((91, 1)))
+
+
+FAILURES = {
+    "more ranks than rows": (few_rows, [], 1, "ParameterError", "1 rows cannot be split over 2 ranks"),
+    "more ranks than columns": (few_columns, ["--method", "dsanls"], 1, "ParameterError", "1 columns cannot be split"),
+    "NaN at one rank": (nan_at_the_second_rank, [], 1, "DataError", "NaN in data: 1 cell(s) of this block, in row 80;"),
+    "no file at one rank": (file_at_the_first_rank_only, [], 1, "FileError", "x.npy: there is no such file"),
+    "another file at one rank": (another_file_at_the_second_rank, [], 1, "FileError", "90 × 23, float64 at rank 1"),
+    "other seeds": (None, ["--seed", "{rank}"], 2, "UsageError", "it is 0 at rank 0 and 1 at rank 1"),
+    "no folder for the model": (None, ["-o", "none/m.safetensors"], 1, "FileError", "there is no folder"),
+    "no folder for weights": (None, ["--weights", "none/W.npy"], 1, "FileError", "there is no folder"),
+    "sketch below the rank": (None, ["--method", "dsanls", "-k", 24], 1, "ParameterError", "one for each component"),
+    "federated method": (None, ["--method", "fnmf"], 2, "UsageError", "fnmf is for folders of parts"),
+    "other start": (None, ["--init", "nndsvd"], 2, "UsageError", "start from random numbers"),
+    "another solver": (None, ["--solver", "mu"], 2, "UsageError", "--method"),
+    "checkpoint": (None, ["--checkpoint", "c"], 2, "UsageError", "not with --engine mpi"),
+    "sketch without use": (None, ["--sketch", "count"], 2, "UsageError", "dsanls"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+class TestFailures:
+    pytestmark = needs_mpi
+
+    def test_all_ranks_end_with_one_message_and_no_file(self, case, data):
+        spoil, words, code, kind, message = FAILURES[case]
+        if spoil is not None:
+            spoil(data)
+        before = names_in(data)
+        given = ["fit", "x.npy", "-k", 2, "--engine", "mpi", "--json", "-o", "m.safetensors", *words]
+        done = mpiexec(2, data, *given)
+        ended = time.time()
+        assert done.returncode == code, done.stderr
+        (line,) = done.stdout.splitlines()
+        said = json.loads(line)
+        assert (said["type"], said["exit_code"]) == (kind, code)
+        assert message in said["error"]
+        assert done.stderr.count(message) == 1, "people are told once as well"
+        assert "Traceback" not in done.stderr
+        assert names_in(data) == before
+        assert ended - max(float((data / f"began-{rank}").read_text().split()[0]) for rank in range(2)) < 10
+
+
+def names_in(folder):
+    return sorted(str(path) for path in folder.rglob("*") if not path.name.startswith(("began-", "at_a_rank")))
+
+
+class TestWithoutMpi:
+    def test_what_is_for_ranks_alone_is_refused_elsewhere(self, invoke, data_npy, parts):
+        for words in (["--sums", "in-order"], ["--sketch", "count"], ["--sketch-ratio", 0.5], ["--method", "dsanls"]):
+            for data in (data_npy, parts):
+                assert "--engine mpi" in invoke("fit", data, "-k", 2, "-o", "m.safetensors", *words, code=2).stderr
+        for value in (0, 1.5):
+            words = ["--method", "dsanls", "--engine", "mpi", "--sketch-ratio", value]
+            assert "--sketch-ratio" in invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", *words, code=2).stderr
+
+
+class TestOverTorch:
+    pytestmark = needs_torch
+
+    def test_two_ranks_and_one_agree_with_one_process(self, data):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        settings = ["x.npy", "-k", "4", "--seed", "3", "--max-iter", "20", "--tol", "0"]
+        known = model_in_one_process(data, *settings, "--solver", "cd", "--init", "random")
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+        for n, start in ((2, launcher), (1, [])):
+            words = ["-m", "partsong", "fit", *settings, "--method", "hals", "--engine", "torch", "--json"]
+            command = [sys.executable, *start, *words, "-o", "t.safetensors", "--weights", "W.npy"]
+            done = subprocess.run(
+                command, cwd=data, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            said = json.loads(done.stdout)
+            assert (said["ranks"], said["engine"]) == (n, "torch")
+            model = partsong.load_model(data / "t.safetensors")
+            assert_allclose(model.components, known.components, rtol=1e-8, atol=1e-8)
+            assert len(joined(data / "W.shards.json", n)) == 91
+
+    def test_bad_values_at_one_rank_end_both(self, data):
+        nan_at_the_second_rank(data)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+        words = ["-m", "partsong", "fit", "x.npy", "-k", "2", "--engine", "torch", "-o", "t.safetensors", "--json"]
+        done = subprocess.run(
+            [sys.executable, *launcher, *words],
+            cwd=data,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert json.loads(done.stdout)["type"] == "DataError"
+        assert done.stderr.count("in row 80;") == 1
+        assert not (data / "t.safetensors").exists()
