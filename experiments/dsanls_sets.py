@@ -94,6 +94,10 @@ SETS = {
     "dblp-twin": DataSet(
         "generated, 317080 × 317080, 0.0024 % (as DBLP)", sparse_twin(317_080, 317_080, 2_416_812), is_generated=True
     ),
+    **{
+        f"square-{side}": DataSet(f"generated, {side} × {side}", dense_twin(side, side), 20, is_generated=True)
+        for side in (1000, 3000, 10_000, 20_000)
+    },
 }  # fmt: skip
 """In the paper: BOATS, FACE, MNIST, GISETTE, RCV1, DBLP."""
 

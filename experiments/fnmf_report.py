@@ -212,7 +212,8 @@ def worst_ratios(found: Records) -> dict[str, float]:
     return worst
 
 
-def _renewed(block: re.Match[str], table: str | None) -> str:
+def renewed(block: re.Match[str], table: str | None) -> str:
+    """A block of the document with its new table, or as it was."""
     return block[0] if table is None else f"{block[1]}{table}\n{block[3]}"
 
 
@@ -229,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measured = json.loads(chosen.barycenters.read_text(encoding="utf-8"))
         tables |= {kind: barycenters(measured, kind) for kind in ("idealised", "realistic")}
     text = chosen.document.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda block: _renewed(block, tables.get(block["name"])), text)
+    text = BLOCK.sub(lambda block: renewed(block, tables.get(block["name"])), text)
     chosen.document.write_text(text, encoding="utf-8")
     if drawn := convergence(found):
         chosen.document.with_name("fnmf-convergence.svg").write_text(drawn, encoding="utf-8")

@@ -78,7 +78,7 @@ class Damped:
 
     def step(self, F, gram, cross, counts=True):
         self.scale = self.scale or float(np.trace(gram)) / len(gram)
-        F = stepped(F, gram, cross, (1e-3 + 1e-3 * self.count) * self.scale)
+        F = stepped(F, gram, cross, (ProximalDescent().alpha + ProximalDescent().beta * self.count) * self.scale)
         self.count += counts
         return F
 

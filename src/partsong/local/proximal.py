@@ -24,8 +24,8 @@ class ProximalDescent:
     """
 
     sweeps: int = 1
-    alpha: float = 1e-3
-    beta: float = 1e-3
+    alpha: float = 0.01
+    beta: float = 0.01
 
     def __post_init__(self) -> None:
         if self.sweeps < 1 or self.alpha < 0 or self.beta < 0:
