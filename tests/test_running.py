@@ -435,14 +435,14 @@ def test_only_whole_rounds_count_for_convergence():
     assert len(flat.history) == 3 * (WINDOW + 1)
 
 
-def test_a_run_that_ends_within_its_first_round_has_a_model():
-    stopped = Follower(Stop(time_budget=1e-9), is_whole=lambda done: False).follow(rounds_of([0.9] * 3))
-    assert stopped.outcome is Outcome.TIME_SPENT
-    assert stopped.best == 0
+def test_runs_end_with_whole_rounds_only():
+    thirds = {"is_whole": lambda done: done.index % 3 == 2}
+    late = Follower(Stop(time_budget=1e-9), **thirds).follow(rounds_of([0.9] * 9))
+    assert (late.outcome, len(late.history), late.best) == (Outcome.TIME_SPENT, 3, 2)
     pressed = Interrupts()
     pressed.count = 1
-    interrupted = follow([0.9] * 3, is_whole=lambda done: False, interrupts=pressed)
-    assert interrupted.history[-1].objective == 0.9
+    wished = follow([0.9] * 9, interrupts=pressed, **thirds)
+    assert (wished.outcome, len(wished.history), wished.best) == (Outcome.INTERRUPTED, 3, 2)
     assert follow([0.9] * 3, is_whole=lambda done: False, last=3).history[-1].objective == 0.9
 
 

@@ -353,6 +353,9 @@ class Program(Protocol):
     `exchange(model) -> (number, total)` as well: for which of them, from 0, a model is sent, and how many there are.
     Under a reduction that hides uploads all exchanges of a round are over the same parties. A program whose model is
     worth a look only now and then has `ends_round(model)`: whether it is so after the exchange that led to this model.
+    `why_in_the_open` and `why_hidden`, where a program has them and they are not empty, say why its uploads must not,
+    or must, be hidden; `needs_everyone` that a sum over some of the parties means nothing to it; `works(model)` whether
+    parties work in the exchange for which a model is sent.
     """
 
     @property

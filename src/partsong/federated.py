@@ -67,7 +67,7 @@ class FederatedNMF(
     of Qian et al. (2020) hold their steps back: "syn-sd" averages by position, "syn-ssd-u", "-v" and "-uv" sketch the
     steps of W, H or both and let W fit the mean of all H in every step, "asyn-sd" and "asyn-ssd-v" let nobody wait for
     others (here over a virtual clock, on which a party's work lasts in proportion to its rows). A Program value
-    (`partsong.recipes` has more) may be given instead of a name.
+    (`partsong.recipes` has more) may be given instead of a name; it is run synchronously, whatever it is.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
 

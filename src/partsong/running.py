@@ -182,7 +182,8 @@ class Follower:
     `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
     (by default what the server knows, or else the square of the error); `last` is the number of rounds; `present` are
     the parties over whose rows a simulation computes the error (by default all that the run has ever known).
-    `is_whole` tells whether a round ends with an exchange; of others nothing is measured, and they are not compared.
+    `is_whole` tells whether a round ends with an exchange; of others nothing is measured, they are not compared, and no
+    run ends with them.
     What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history. A
     time budget is about all of it but `away`, the seconds that a caller of ours has kept for itself between rounds.
     """
@@ -222,10 +223,12 @@ class Follower:
                 self.watch(done, row)
                 paused = time.perf_counter()
                 spent = earlier + paused - self.began - self.away
-                course.outcome = self._ending(done, course, spent, paused - turned)
+                is_whole = not math.isnan(row.objective)
+                course.outcome = self._ending(done, course, spent, paused - turned) if is_whole else None
                 del done  # as large as the parties' states
                 yield row
-                apart, turned = apart + time.perf_counter() - paused, time.perf_counter()
+                apart += time.perf_counter() - paused
+                turned = time.perf_counter() if is_whole else turned
                 if course.outcome is not None:
                     return
             course.outcome = Outcome.MAX_ROUNDS
@@ -241,7 +244,7 @@ class Follower:
 
     def _measured(self, done: Round) -> tuple[float, float, tuple[float, float]]:
         """Error, objective and drifts of the model after an exchange that ends a round, or the run."""
-        if not (self.is_whole(done) or self.interrupts.count or done.index + 1 >= self.last):
+        if not (self.is_whole(done) or done.index + 1 >= self.last):
             return math.nan, math.nan, (math.nan, math.nan)
         error = self.error_of(done)
         objective = self.objective_of(done, error)

@@ -118,6 +118,8 @@ def fit_told(settings: Mapping[str, Any]) -> dict[str, Any]:
         "solver": _rule_of,
         "init": lambda value: one_of("init", value, INITS),
         "tol": lambda value: stop_of(value, None),
+        "sketch": lambda value: one_of("sketch", value, tuple(recipes.sketches())),
+        "sketch_ratio": lambda value: sketch_of("sanls", "count", value),
         "max_iter": lambda value: whole_number("max_iter", value),
     }
     return {name: settings[name] for name in checks.keys() & settings.keys() if _is_taken(checks[name], settings[name])}

@@ -102,10 +102,12 @@ def conclude_aloud(task: Task, run: Run) -> Finished:
 
 
 def reports_of(pursuit: Pursuit) -> Iterator[RoundReport]:
-    """A report after every round."""
-    course = pursuit.course
+    """A report after every round; exchanges within one are passed over."""
+    course, rounds = pursuit.course, 0
     for row in pursuit:
-        yield RoundReport(row.iteration, row, course.outcome, pursuit.task.program, course.latest)
+        if not math.isnan(row.objective) or course.outcome is not None:
+            rounds += 1
+            yield RoundReport(rounds, row, course.outcome, pursuit.task.program, course.latest)
 
 
 def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport], prepared: float) -> Iterator[RoundReport]:

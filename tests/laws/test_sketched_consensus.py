@@ -190,7 +190,9 @@ def test_all_parties_sketch_with_one_s2_whatever_their_rows():
                 assert_allclose(message["sketch"], done.checkpoint.parties[party].Ht.T @ S2, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [lambda: program_of("V"), lambda: Consensus(K, steps=3, sketch=SOME)])
+@pytest.mark.parametrize(
+    "make", [lambda: program_of("V"), lambda: Consensus(K, Alternate(ProximalDescent()), 3, sketch=SOME)]
+)
 def test_s1_is_the_partys_own(make):
     """Another secret is another run, and the shared seed alone does not tell S1."""
     program, shards = make(), shards_of(data(), ())
@@ -373,9 +375,9 @@ def test_weighted_means_follow_the_rows():
     [
         (lambda: SketchedConsensus(0), ParameterError),
         (lambda: SketchedConsensus(K, inner=0), ParameterError),
-        (lambda: SketchedConsensus(K, Alternate(momentum=Extrapolation())), CompositionError),
+        (lambda: SketchedConsensus(K, Alternate(ProximalDescent(), momentum=Extrapolation())), CompositionError),
         (lambda: SketchedConsensus(K, aggregation=FixedPoint()), CompositionError),
-        (lambda: Consensus(K, Alternate(momentum=Extrapolation()), sketch=SOME), CompositionError),
+        (lambda: Consensus(K, Alternate(ProximalDescent(), momentum=Extrapolation()), sketch=SOME), CompositionError),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(make, error):

@@ -14,7 +14,6 @@ import typer
 
 from partsong import threads
 from partsong.cli.fit_report import warn_of_empty_model
-from partsong.cli.fit_session import FINISHING
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.fit_tasks import using_threads
 from partsong.cli.holdings import header_notes, require_meaningful, warn_of, warn_of_identifiers
@@ -51,6 +50,10 @@ from partsong.io.opening import Wanted, place_of
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
 from partsong.streams import key
+
+FINISHING_ALL = (
+    "Interrupted: all ranks end after this iteration, and the model is saved. A second Ctrl-C gives up, and nothing is."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _fit(seat: Seat) -> RankResult:
     task = Task(program, [shard], schedule, stop, seat.engine, threads=settings.threads)
     together(communicator, lambda: _begin(seat))
     sent: list[Sent] = []
-    with held(FINISHING if seat.is_first else "") as pressed:
+    with held(FINISHING_ALL if seat.is_first else "") as pressed:
         unison = Unison(communicator, pressed, began, settings.time_budget)
         run = _rounds(seat, task, unison, sent)
         with threads.kernels_on(settings.threads):

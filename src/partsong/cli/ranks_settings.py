@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from partsong.io.blocks import Source
 
 FOREIGN = {"solver", "align", "start", "rounds", "local_steps", "faulty", "record", "checkpoint", "checkpoint_every", "resume"}  # noqa: E501  # fmt: skip
+MARKED_BYTES = 1 << 16
 OWN = {"as_json", "quiet"}
 """Options that ranks may be given differently."""
 
@@ -100,14 +103,23 @@ def require_same_options(communicator: Communicator, options: FitOptions) -> Non
 
 
 def require_same_file(communicator: Communicator, source: Source) -> None:
-    """Refuse files that differ from rank to rank in shape or number type."""
+    """Refuse files that differ from rank to rank in shape, number type, size, or what they begin and end with."""
     with heard():
-        seen = share(communicator, f"{source.shape[0]} × {source.shape[1]}, {source.dtype}")
+        seen = share(communicator, f"{source.shape[0]} × {source.shape[1]}, {source.dtype}, {_mark_of(source)}")
     for rank, other in enumerate(seen):
         if other != seen[0]:
             raise FileError(
                 f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Give all ranks the same file."
             )
+
+
+def _mark_of(source: Source) -> str:
+    """The size of a file and a checksum of its first and last bytes: enough to tell other data, and quickly read."""
+    with source.path.open("rb") as file:
+        checksum = zlib.crc32(file.read(MARKED_BYTES))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MARKED_BYTES))
+        return f"{size} bytes, checksum {zlib.crc32(file.read(MARKED_BYTES), checksum):08x}"
 
 
 def require_enough(source: Source, method: str, ranks: int) -> None:

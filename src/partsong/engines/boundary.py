@@ -38,6 +38,11 @@ def stated_by(program: Program, layout: Layout) -> Expected:
 def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
     """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
     reduction.check(program.aggregation)
+    needs_open, needs_hidden = (getattr(program, name, "") for name in ("why_in_the_open", "why_hidden"))
+    if needs_open and reduction.hides_uploads:
+        raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {needs_open}")
+    if needs_hidden and not reduction.hides_uploads:
+        raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {needs_hidden}")
     for name, form in (pair for kind in expected or () for pair in kind.items()):
         if form.lone and reduction.hides_uploads:
             raise CompositionError(

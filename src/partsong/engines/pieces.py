@@ -99,6 +99,11 @@ def agreed_terms(program: Program, schedule: Schedule, layout: Layout, reduction
             "none. Let a party be slow instead (Durations(stragglers={name: factor}) on the virtual clock), leave out "
             "its shard, or use a synchronous engine."
         )
+    if getattr(program, "needs_everyone", False) and len(layout.parties) > 1:
+        raise CompositionError(
+            f"{type(program).__name__} needs the sum over all parties, and an asynchronous server takes in one upload "
+            "at a time. Use a program whose server moves with each (Consensus with Relaxation), or another engine."
+        )
     expected = stated_by(program, layout)
     check_together(program, reduction, expected)
     return Terms(program, schedule, layout, reduction, expected, record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -137,9 +138,11 @@ class TorchCommunicator:
         return carried.to(tensor.device)
 
     def abort(self, message: str) -> None:
-        """Say so; torchrun ends the other ranks once this one has ended, and those that wait for it lose touch."""
+        """Say so and end this process at once, and torchrun ends the others: leaving in order would wait for them."""
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(1)
 
     def _tensor(self, parcel: Buffer) -> Any:
         data = np.frombuffer(bytearray(parcel), np.uint8) if isinstance(parcel, bytes) else parcel

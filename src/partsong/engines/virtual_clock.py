@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from partsong.core import Checkpoint, Engine, Message, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.company import exchange_of
 from partsong.errors import ParameterError
 from partsong.streams import stream
 
@@ -104,8 +104,9 @@ class Clocked:
         self.durations.check([shard.name for shard in shards])
         by_name = {shard.name: shard for shard in shards}
         model: Message | None = None if resume is None else resume.model
+        works: Any = getattr(program, "works", None)
         for done in self.engine.run(program, shards, schedule, reduction=reduction, resume=resume):
-            is_work = model is None or exchange_of(program, model)[0] == 0
+            is_work = model is None or works is None or works(model)
             lasts = [self.durations.of(by_name[name], done.index, schedule.seed) for name in done.bytes_up]
             model = done.model
             yield replace(done, seconds=max(lasts) if is_work else self.durations.latency)

@@ -117,8 +117,11 @@ class Strips:
         from scipy import sparse
 
         starts = self.indptr.read(major[0], major[1] + 1).astype(np.int64, copy=False)
-        if starts[0] < 0 or starts[-1] > len(self.data) or (np.diff(starts) < 0).any():
-            raise FormatError(f"{self.path}: indptr does not ascend to the number of entries. Export the matrix again.")
+        is_whole = starts[0] >= 0 and starts[-1] <= len(self.data) and int(self.indptr.read(0, 1)[0]) == 0
+        if not is_whole or (np.diff(starts) < 0).any():
+            raise FormatError(
+                f"{self.path}: indptr does not ascend from 0 to the number of entries. Export the matrix again."
+            )
         span = int(starts[0]), int(starts[-1])
         if minor == (0, self.n_minor):
             indices, data, ends = self.indices.read(*span), self.data.read(*span), starts - starts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from partsong import kernels
@@ -28,8 +29,8 @@ class CoordinateDescent:
     beta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1 or self.alpha < 0 or self.beta < 0:
-            raise ParameterError(f"CoordinateDescent needs sweeps ≥ 1, alpha ≥ 0 and beta ≥ 0; got {self}.")
+        if self.sweeps < 1 or not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf):
+            raise ParameterError(f"CoordinateDescent needs sweeps ≥ 1, and alpha and beta ≥ 0 and finite; got {self}.")
 
     @property
     def claims(self) -> frozenset[Claim]:

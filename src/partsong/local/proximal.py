@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from partsong.core import Array, Claim
 from partsong.errors import ParameterError
@@ -28,8 +30,8 @@ class ProximalDescent:
     beta: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1 or self.alpha < 0 or self.beta < 0:
-            raise ParameterError(f"ProximalDescent needs sweeps ≥ 1, alpha ≥ 0 and beta ≥ 0; got {self}.")
+        if self.sweeps < 1 or not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf):
+            raise ParameterError(f"ProximalDescent needs sweeps ≥ 1, and alpha and beta ≥ 0 and finite; got {self}.")
 
     @property
     def claims(self) -> frozenset[Claim]:
@@ -68,6 +70,19 @@ def warn_unless_convergent(alpha: float, beta: float) -> None:
         warnings.warn(
             f"With beta = 0 (alpha = {alpha:g}) the proximal weights do not grow, and sketched steps are not known to "
             "converge (Σ 1/μ² is infinite): they end in noise around a stationary point. Take beta > 0.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def warn_if_noisy(rule: Any) -> None:
+    """A UserWarning where a rule's steps do not shrink enough for Theorem 1: weights, or step sizes, that stay."""
+    if hasattr(rule, "alpha") and hasattr(rule, "beta"):
+        warn_unless_convergent(rule.alpha, rule.beta)
+    elif getattr(rule, "decay", 1.0) == 0:
+        warnings.warn(
+            f"{rule} has steps that do not shrink, and sketched ones are not known to converge (Σ η² is infinite): "
+            "they end in noise around a stationary point. Take decay > 0.",
             UserWarning,
             stacklevel=4,
         )

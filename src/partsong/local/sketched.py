@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from partsong import kernels
 from partsong.core import Array, Matrix
@@ -16,9 +15,7 @@ from partsong.local.alternate import Alternate, Columns, Rows, rounded, start_ro
 from partsong.local.coupling import Coupling, Tether
 from partsong.local.equations import NormalEquations
 from partsong.sketch.operator import Operator
-
-BLOCK_BYTES = 16 << 20
-"""Entries of S that exist at a time."""
+from partsong.sketch.spreading import placed, places_of, spread
 
 
 def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
@@ -33,9 +30,9 @@ def exact_columns(matrix: Matrix, W: Array) -> NormalEquations:
 
 def sketched_rows(matrix: Matrix, S: Operator, B: Array) -> NormalEquations:
     """The equations for W of ½‖X S − W B‖²: gram = B Bᵀ, cross = X S Bᵀ, with S (m × d) and B = H S (k × d)."""
-    if _places(S) is not None and matrix.stored > matrix.shape[0] * S.dimension:
+    if places_of(S) is not None and matrix.stored > matrix.shape[0] * S.dimension:
         return NormalEquations.of(S.sketch(matrix), B)
-    return NormalEquations(B @ B.T, matrix.times(_spread(matrix, S, B)))
+    return NormalEquations(B @ B.T, matrix.times(spread(matrix, S, B)))
 
 
 def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
@@ -44,13 +41,13 @@ def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
     Of rows that S leaves out nothing is read: O(entries of the others · k).
     """
     B = S.sketch_transposed(W)
-    places = _places(S)
+    places = places_of(S)
     if places is not None and len(places.coordinates) < S.size:
         kept = matrix.rows(places.coordinates)
-        return NormalEquations(B @ B.T, kept.transposed_times(_placed(matrix, places, B)))
+        return NormalEquations(B @ B.T, kept.transposed_times(placed(matrix, places, B)))
     if places is not None and matrix.stored > matrix.shape[1] * S.dimension:
         return NormalEquations.of(S.sketch_transposed(matrix), B)
-    return NormalEquations(B @ B.T, matrix.transposed_times(_spread(matrix, S, B)))
+    return NormalEquations(B @ B.T, matrix.transposed_times(spread(matrix, S, B)))
 
 
 def first_rows(equations: NormalEquations) -> Array:
@@ -78,32 +75,3 @@ def take_sketched_turns(
         Ht, after, tether = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, tether)
         columns = replace(columns, Ht=Ht, point=Ht, memory=after)
     return rows, columns
-
-
-def _places(S: Operator) -> Any:
-    """The entries of an S that has at most one in each row; None of any other."""
-    placed = getattr(S.pattern, "placed", None)
-    return None if placed is None else placed(0, S.size)
-
-
-def _placed(matrix: Matrix, places: Any, B: Array) -> Array:
-    """The rows of S Bᵀ that are not zero."""
-    return kernels.of(B).rows_of(B)[places.places] * matrix.native(places.weights[:, None])
-
-
-def _spread(matrix: Matrix, S: Operator, B: Array) -> Array:
-    """S Bᵀ (size × k), from some rows of S at a time."""
-    on = kernels.of(B)
-    places = _places(S)
-    if places is not None and len(places.coordinates) == S.size:
-        return _placed(matrix, places, B)
-    out = on.empty((S.size, B.shape[0]), B)
-    if places is not None:
-        out[:] = 0
-        out[places.coordinates] = _placed(matrix, places, B)
-        return out
-    height = max(1, BLOCK_BYTES // (8 * S.dimension))
-    for start in range(0, S.size, height):
-        stop = min(start + height, S.size)
-        out[start:stop] = matrix.native(S.rows(start, stop)) @ B.T
-    return out

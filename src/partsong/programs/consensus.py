@@ -15,6 +15,7 @@ from partsong.errors import CompositionError, ParameterError
 from partsong.local.alternate import Alternate, Rows
 from partsong.local.coupling import Coupling, NoPull, Tether
 from partsong.local.momentum import NoExtrapolation
+from partsong.local.proximal import warn_if_noisy
 from partsong.local.sketched import take_sketched_turns
 from partsong.local.start import random_columns
 from partsong.local.turns import take_turns
@@ -88,6 +89,8 @@ class Consensus:
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError("A pull and extrapolation do not go together; use a solver with NoExtrapolation.")
+        if self.sketch is not None:
+            warn_if_noisy(self.solver.rule)
         if self.sketch is not None and not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError(
                 "Extrapolation asks the objective whether a step went up, which sketched steps do not know: "
@@ -166,6 +169,10 @@ class Consensus:
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """What the upload says of itself."""
         return (self.upload.expected(self.rank, layout),)
+
+    def works(self, model: Message) -> bool:
+        """Whether parties iterate: in the first sweep of a round only."""
+        return int(model["turn"][1]) == 0
 
     def exchange(self, model: Message) -> tuple[int, int]:
         """The sweep that a model is sent for, and how many a round has."""

@@ -101,6 +101,11 @@ class Relay:
         return self.second.rank
 
     @property
+    def needs_everyone(self) -> bool:
+        """As the second leg does."""
+        return self.second.needs_everyone
+
+    @property
     def solver(self) -> RowSolver:
         """That of the second leg, which has the last word."""
         return self.second.solver

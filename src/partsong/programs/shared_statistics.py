@@ -35,6 +35,11 @@ class SharedStatistics:
         if self.rank < 1:
             raise ParameterError(f"The rank must be at least 1; got {self.rank}.")
 
+    @property
+    def needs_everyone(self) -> bool:
+        """H is fitted to the sums alone."""
+        return True
+
     def start_party(self, shard: Shard, layout: Layout) -> Rows:
         """No W yet: it starts from H and each row alone, in the first round."""
         return Rows()

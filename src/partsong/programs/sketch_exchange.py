@@ -14,7 +14,7 @@ from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.local.alternate import Alternate
 from partsong.local.momentum import NoExtrapolation
 from partsong.local.multiplicative import Multiplicative
-from partsong.local.proximal import ProximalDescent, warn_unless_convergent
+from partsong.local.proximal import ProximalDescent, warn_if_noisy
 from partsong.local.start import random_columns
 from partsong.programs.sketch_turns import SketchParty, Turns, whole_columns
 from partsong.sketch.proportion import Proportion
@@ -60,8 +60,9 @@ class SketchExchange:
 
     `fresh=False` sketches in exchange 2t the W from before it, as the paper prints (its code does not): steps of W and
     H at a time. `capped` keeps entries below √(2‖X‖_F), (22) in the paper, once the first sum has told ‖X‖_F: from
-    exchange 1 on. With `n_rows`, the rows of all parties, engines hold uploads to their sizes, and else to finite
-    numbers.
+    exchange 1 on. It is for factors of one scale, and so for data on a scale of about 1: here H starts there, and W
+    takes the units of X. With `n_rows`, the rows of all parties, engines hold uploads to their sizes, and else to
+    finite numbers.
     """
 
     rank: int
@@ -87,8 +88,18 @@ class SketchExchange:
                 "Multiplicative steps need products without signs, which only a subsampling leaves as they are. "
                 "Take kind=Subsampling, or ProximalDescent."
             )
-        if self.sketch.ratio < 1 and hasattr(rule, "alpha") and hasattr(rule, "beta"):
-            warn_unless_convergent(rule.alpha, rule.beta)
+        if not (self.sketch.ratio == 1 and self.has_no_signs):  # S = I
+            warn_if_noisy(rule)
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Every node has a part of both factors."""
+        return True
+
+    @property
+    def why_in_the_open(self) -> str:
+        """Masks would promise what the blocks have given away already."""
+        return LONE
 
     @property
     def has_no_signs(self) -> bool:
@@ -183,7 +194,7 @@ class SketchExchange:
     def ends_round(self, model: Message) -> bool:
         """Whether the exchange before this model has told the error of a whole H."""
         iteration, is_second = divmod(int(model["turn"][0]), 2)
-        return bool(is_second) and self.is_whole(iteration)
+        return bool(is_second) and iteration > 0 and self.is_whole(iteration)
 
     def metrics(self, server: SketchServer) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ of the latest whole H and the objective over ½‖X‖², after the exchange that told them."""

@@ -14,7 +14,7 @@ from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import NormalEquations
 from partsong.local.momentum import NoExtrapolation
-from partsong.local.proximal import ProximalDescent
+from partsong.local.proximal import ProximalDescent, warn_if_noisy
 from partsong.local.rules import RuleState
 from partsong.local.sketched import exact_columns, exact_rows, first_rows, sketched_columns, sketched_rows
 from partsong.programs.joining import CommonStart
@@ -81,6 +81,8 @@ class SketchedConsensus:
             value = getattr(self, name)
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise ParameterError(f"SketchedConsensus needs a whole number {name} ≥ 1; got {value!r}.")
+        if self.rows_sketch is not None or self.columns_sketch is not None:
+            warn_if_noisy(self.solver.rule)
         if not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
         if not isinstance(self.aggregation, (Mean, WeightedMean)):
@@ -88,6 +90,11 @@ class SketchedConsensus:
                 f"A sketch of H can be averaged and not aligned, so {self.aggregation} cannot be used: take Mean or "
                 "WeightedMean."
             )
+
+    @property
+    def needs_everyone(self) -> bool:
+        """W fits the mean of all H_p."""
+        return True
 
     def rounds_for(self, outer: int) -> int:
         """Exchanges that so many outer rounds take."""
@@ -118,7 +125,8 @@ class SketchedConsensus:
             S = self._shared_sketch(party, shard.matrix.shape[1], step)
         Ht: Array = party.Ht
         sent = {"H": Ht.T} if S is None else {"sketch": S.sketch_transposed(Ht)}
-        return party, Message(sent, float(shard.matrix.shape[0]))
+        weight = float(shard.matrix.shape[0]) if isinstance(self.aggregation, WeightedMean) else 1.0
+        return party, Message(sent, weight)
 
     def _begin(self, shard: Shard, party: SteppingParty, Ht: Array, outer: int) -> SteppingParty:
         rule = self.solver.rule

@@ -14,10 +14,11 @@ from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.local.alternate import Alternate
 from partsong.local.equations import NormalEquations
 from partsong.local.momentum import NoExtrapolation
-from partsong.local.proximal import ProximalDescent
+from partsong.local.proximal import ProximalDescent, warn_if_noisy
 from partsong.local.rules import RuleState
 from partsong.local.sketched import exact_rows, first_rows, sketched_rows
 from partsong.local.start import random_columns
+from partsong.sketch.count import CountSketch
 from partsong.sketch.operator import Operator, Sketch
 from partsong.sketch.proportion import Proportion
 from partsong.sketch.recover import most_sketches
@@ -89,6 +90,12 @@ class SketchedStatistics:
             )
         if self.budget not in BUDGETS:
             raise ParameterError(f'budget must be "own" or "total"; got {self.budget!r}.')
+        warn_if_noisy(self.solver.rule)
+        if self.is_guarded and isinstance(self.rows_sketch, CountSketch):
+            raise CompositionError(
+                "A count sketch sends every row of X that is alone in its place as it is, up to its sign. Use Gaussian "
+                "or Hadamard, or accept it: is_guarded=False."
+            )
         if isinstance(self.rows_sketch, Subsampling):
             raise CompositionError(
                 "Subsampling would send rows of X as they are, and parties that choose rows for themselves do not make "
@@ -96,6 +103,21 @@ class SketchedStatistics:
             )
         if not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
+
+    @property
+    def needs_everyone(self) -> bool:
+        """The sketches of all parties are one sketch of all rows."""
+        return True
+
+    @property
+    def why_hidden(self) -> str:
+        """A budget for all rows together says nothing of what a single party may show."""
+        if self.budget == "own" or not self.is_guarded:
+            return ""
+        return (
+            'budget="total" counts sketches of all rows, and single uploads give the rows of a small party away long '
+            'before. Take budget="own", or a reduction that hides uploads.'
+        )
 
     def operator(self, seed: int, party: str, n_rows: int, turn: int) -> Operator:
         """S_p of one exchange; its first n_p rows are used, of which there may be fewer than dimensions."""

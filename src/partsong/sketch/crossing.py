@@ -1,7 +1,8 @@
 """What normal equations need of a sketched matrix: X S C and Xᵀ S C for narrow C, where X S need not be held.
 
 An S that keeps d of the coordinates leaves a smaller matrix of the same kind: sparse X stays sparse, and dense columns
-are taken a tile at a time. All other S are applied first.
+are taken a tile at a time. Of all other S, sparse X sees S C, which is as small as a factor; to dense X they are
+applied first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
 from partsong.data.tiles import Tiles, even_ranges
 from partsong.sketch.operator import Operator
+from partsong.sketch.spreading import spread
 from partsong.sketch.subsampling import ChosenCoordinates
 
 Update = Callable[[int, int, Array], None]
@@ -59,6 +61,8 @@ def walk(S: Operator, matrix: Matrix, C: Array, update: Update) -> None:
         SparseMatrix(_csr(matrix.by_row)[:, kept.indices]).walk(kept.of_columns(C), update)
     elif kept is not None and isinstance(matrix, DenseMatrix) and _is_taken_in_tiles(matrix):
         _walk_dense(matrix, kept.indices, kept.of_columns(C), update)
+    elif isinstance(matrix, SparseMatrix) and matrix.stored < matrix.shape[0] * S.dimension:
+        matrix.walk(spread(matrix, S, C.T), update)
     else:
         as_matrix(S.sketch(matrix)).walk(C, update)
 
@@ -66,6 +70,8 @@ def walk(S: Operator, matrix: Matrix, C: Array, update: Update) -> None:
 def transposed_times(S: Operator, matrix: Matrix, C: Array) -> Array:
     """Xᵀ S C (c × k), for X (size × c) and C (d × k)."""
     kept = Kept.of(S, 0, matrix.shape[0])
+    if kept is None and isinstance(matrix, SparseMatrix) and matrix.stored < matrix.shape[1] * S.dimension:
+        return matrix.transposed_times(spread(matrix, S, C.T))
     if kept is None or isinstance(matrix, TensorMatrix):
         return as_matrix(S.sketch_transposed(matrix)).times(C)
     if isinstance(matrix, SparseMatrix):  # whose own `rows` would make a second copy of what is used once

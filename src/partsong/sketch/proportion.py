@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from partsong.errors import ParameterError
 from partsong.sketch.operator import Operator, Sketch, dimension_for
@@ -19,7 +20,7 @@ class Proportion:
     ratio: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
+        if not isinstance(self.ratio, Real) or isinstance(self.ratio, bool) or not 0 < float(self.ratio) <= 1:
             raise ParameterError(f"The ratio of a sketch must be above 0 and at most 1; got {self.ratio!r}.")
 
     def dimension(self, size: int, rank: int) -> int:
