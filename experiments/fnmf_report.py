@@ -128,6 +128,21 @@ def scaling(found: Records, cases: Sequence[tuple[str, str, int]], field: str) -
     return "\n".join(lines)
 
 
+def scaling_drawn(found: Records, cases: Sequence[tuple[float, str, int]], axis: str) -> str:
+    """The mean RMSD of a party over cases, each (place, data, parties), as a picture; nothing without runs."""
+    lines = []
+    for method in ("pooled", "FedAvg", "FedProx", "FNMF-LAP", "FNMF-SK", "FNMF-SK_ρ"):
+        points = []
+        for place, data, parties in cases:
+            here = [r for p, r in found.items() if (p.data, p.method, p.parties) == (data, method, parties)]
+            points += [(place, float(np.mean([r["rmsd_sum"] / parties for r in here])))] if here else []
+        if points:
+            lines.append(Line(method, style_of(len(lines)), *(tuple(values) for values in zip(*points, strict=True))))
+    if not lines:
+        return ""
+    return picture(Quantity(axis, lambda v: f"{v:g}"), Quantity("RMSD of a party", lambda v: f"{v:g}", 0.0), lines)
+
+
 def relay_ratios(found: Records) -> dict[tuple[str, str, str], np.ndarray]:
     """Data, method and start -> Σ RMSD over the pooled one of the same seed, seeds × exchanges."""
     pooled = {(p.data, p.seed): r["rmsd_sum"] for p, r in found.items() if p.method == "pooled" and p.rounds == ROUNDS}
@@ -232,8 +247,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = chosen.document.read_text(encoding="utf-8")
     text = BLOCK.sub(lambda block: renewed(block, tables.get(block["name"])), text)
     chosen.document.write_text(text, encoding="utf-8")
-    if drawn := convergence(found):
-        chosen.document.with_name("fnmf-convergence.svg").write_text(drawn, encoding="utf-8")
+    pictures = {
+        "convergence": convergence(found),
+        "shortage": scaling_drawn(
+            found, [(c, blocks(ROWS_IN_ALL // c), c) for c in PARTIES], "parties, 2000 rows in all"
+        ),
+        "absent": scaling_drawn(found, [(100 * a, blocks(100, a), 20) for a in ABSENT], "per cent of parts absent"),
+    }
+    for name, drawn in pictures.items():
+        if drawn:
+            chosen.document.with_name(f"fnmf-{name}.svg").write_text(drawn, encoding="utf-8")
     for label, ratio in sorted(worst_ratios(found).items(), key=lambda pair: pair[1]):
         print(f"{ratio:.3f}  {label}")
 

@@ -259,6 +259,11 @@ def another_file_at_the_second_rank(folder):
     np.save(folder / "home-1/x.npy", np.ones((90, 23)))
 
 
+def other_numbers_at_the_second_rank(folder):
+    file_at_the_first_rank_only(folder)
+    np.save(folder / "home-1/x.npy", 2 * np.load(folder / "x.npy"))
+
+
 def few_rows(folder):
     np.save(folder / "x.npy", np.ones((1, 23)))
 
@@ -273,6 +278,7 @@ FAILURES = {
     "NaN at one rank": (nan_at_the_second_rank, [], 1, "DataError", "NaN in data: 1 cell(s) of this block, in row 80;"),
     "no file at one rank": (file_at_the_first_rank_only, [], 1, "FileError", "x.npy: there is no such file"),
     "another file at one rank": (another_file_at_the_second_rank, [], 1, "FileError", "90 × 23, float64, "),
+    "other numbers at one rank": (other_numbers_at_the_second_rank, [], 1, "FileError", "Give all ranks the same file"),
     "other seeds": (None, ["--seed", "{rank}"], 2, "UsageError", "it is 0 at rank 0 and 1 at rank 1"),
     "no folder for the model": (None, ["-o", "none/m.safetensors"], 1, "FileError", "there is no folder"),
     "no folder for weights": (None, ["--weights", "none/W.npy"], 1, "FileError", "there is no folder"),
