@@ -13,6 +13,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 # The CPU build carries the local version +cpu, so this pin can never bring in a CUDA build of several gigabytes.
 TORCH ?= torch==2.13.0+cpu
 
+# Tests that run at the same time; parts of the suite wait for processes of their own.
+TEST_PROCESSES ?= 2
+
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -qq -c constraints.txt
@@ -39,7 +42,7 @@ demo: $(CORE)
 	@$(VENV)/bin/partsong demo
 
 test: $(WITH_TORCH)
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest tests --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 lint: $(DEV)
 	$(RUN) -m ruff check .
