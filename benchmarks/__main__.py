@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import machine
 
-PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "report")
+PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "ranks-memory", "game", "report")
 USUAL = ("speed", "floor", "memory", "compiling")
 
 
@@ -42,7 +42,11 @@ def main(words: list[str]) -> None:
             _tune(chosen, words)
         if "federation" in parts:
             _federate(chosen, words)
-        if set(parts) - {"tuning", "federation"}:
+        if "ranks-memory" in parts:
+            _over_ranks(chosen, words)
+        if "game" in parts:
+            _play(chosen)
+        if set(parts) - {"tuning", "federation", "ranks-memory", "game"}:
             _measure(chosen, parts, words)
 
 
@@ -130,6 +134,14 @@ def _draw(results, output: Path) -> dict[str, str]:  # type: ignore[no-untyped-d
     return pictures
 
 
+def _play(chosen: argparse.Namespace) -> None:
+    from benchmarks import game
+
+    lines = game.measure(chosen.quick, say)
+    if chosen.output:
+        chosen.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def _tune(chosen: argparse.Namespace, words: list[str]) -> None:
     from benchmarks import tuning
 
@@ -168,6 +180,19 @@ def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(heading + federation.written(found), encoding="utf-8")
     say(f"{output.name} written")
+
+
+def _over_ranks(chosen: argparse.Namespace, words: list[str]) -> None:
+    from benchmarks import ranks_memory
+
+    found = ranks_memory.measure(chosen.quick, say)
+    shape = ranks_memory.QUICK_SHAPE if chosen.quick else ranks_memory.SHAPE
+    heading = f"# Memory of a fit over ranks\n\n{machine.processor()}.\n\n```\n{machine.command(words)}\n```\n\n"
+    text = heading + ranks_memory.written(found, shape)
+    if chosen.output and chosen.parts == ["ranks-memory"]:
+        chosen.output.write_text(text, encoding="utf-8")
+    else:
+        print(text)
 
 
 def say(line: str) -> None:

@@ -122,7 +122,7 @@ def runs(chosen: argparse.Namespace) -> Iterator[tuple[str, int, str, int]]:
     for name in sets if chosen.quick else chosen.sets.split(","):
         ranks = [int(k) for k in chosen.ranks.split(",")] if chosen.ranks else [sets[name].rank]
         for rank in ranks:
-            for seed in range(chosen.seeds):
+            for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
                 for method in chosen.methods.split(","):
                     yield name, rank, method, seed
 
@@ -135,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", default="", help="values of k for Fig. 4 (default: that of each set)")
     parser.add_argument("--seconds", type=float, default=15.0, help="time of each method on each set")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets for half a second")
     parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
     chosen = parser.parse_args(arguments)

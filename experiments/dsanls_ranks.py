@@ -87,7 +87,8 @@ def seconds_of(process: subprocess.Popen[str]) -> float:
     said, _ = process.communicate(timeout=600)
     if process.returncode:
         raise SystemExit(f"mpiexec ended with {process.returncode}")
-    return float(json.loads(said.strip().splitlines()[-1])["seconds"])
+    told = said[said.index("{") : said.rindex("}") + 1]  # terminals' codes may stand around it
+    return float(json.loads(told)["seconds"])
 
 
 def in_process(name: str, method: str, rank: int, iterations: int) -> float:

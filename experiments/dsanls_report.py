@@ -2,8 +2,9 @@
 
     python -m experiments.dsanls_report FOLDER
 
-FOLDER holds dsanls-curves.jsonl, dsanls-ranks.json and dsanls-secure.jsonl, or some of them. Text between
-`<!-- table: NAME -->` and `<!-- end -->` is replaced; everything else in the document is left as it is.
+FOLDER holds dsanls-curves.jsonl, dsanls-ranks-k.jsonl (Fig. 4), dsanls-ranks.json and dsanls-speeds.jsonl (Fig. 3),
+dsanls-secure.jsonl and dsanls-rates.jsonl, or some of them. Text between `<!-- table: NAME -->` and `<!-- end -->` is
+replaced; everything else in the document is left as it is.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.dsanls_curves import CONTESTANTS
+from experiments.dsanls_secure import METHODS
 from experiments.dsanls_sets import SETS
 from experiments.fnmf_report import BLOCK, renewed
 from experiments.measures import spread
@@ -50,11 +52,6 @@ def of(runs: Runs, **wanted: Any) -> list[dict[str, Any]]:
     return sorted(found, key=lambda run: run["seed"])
 
 
-def goal_of(runs: Runs, name: str, seed: int, rank: int) -> float:
-    """1.05 times the last error of HALS from the same start."""
-    return SLACK * of(runs, data=name, method="HALS", seed=seed, rank=rank)[0]["points"][-1][2]
-
-
 def final_errors(runs: Runs) -> str:
     """Sets × methods: the error at the end of the same time, and the iterations made."""
     methods = [method for method in CONTESTANTS if of(runs, method=method)]
@@ -63,8 +60,8 @@ def final_errors(runs: Runs) -> str:
         cells = []
         for method in methods:
             own = of(runs, data=name, method=method)
-            iterations = statistics.median(run["points"][-1][0] for run in own) if own else 0
-            cells.append(f"{spread([run['points'][-1][2] for run in own], 4)} ({iterations:.0f})" if own else "–")
+            ends = [run["points"][-1][2] for run in own]
+            cells.append(f"{spread(ends, 4)} ({_iterations(own):.0f})" if own else "–")
         one = of(runs, data=name, method="HALS")[0]
         setting = f"{one['rank']}, {one['points'][-1][1]:.0f}, {len(of(runs, data=name, method='HALS'))}"
         lines.append(f"| {SETS[name].title} | {setting} | {' | '.join(cells)} |")
@@ -72,17 +69,24 @@ def final_errors(runs: Runs) -> str:
 
 
 def times_to_goal(runs: Runs) -> str:
-    """Seconds to 1.05 × the last error of HALS, as a ratio to the time of HALS itself: medians over seeds."""
+    """Seconds to 1.05 × the last error of HALS, as a ratio to the time of HALS itself: medians over seeds.
+
+    A goal of 1 or more is that of W = 0, and says nothing.
+    """
     methods = [method for method in CONTESTANTS if of(runs, method=method)]
     others = [method for method in methods if method != "HALS"]
     lines = [f"| set | HALS, seconds | {' | '.join(others)} |", "|---|---|" + "---|" * len(others)]
     for name in names_in(runs):
         cells, base = [], {}
+        goals = {run["seed"]: SLACK * run["points"][-1][2] for run in of(runs, data=name, method="HALS")}
+        if max(goals.values()) >= 1:
+            lines.append(f"| {SETS[name].title} | goal above 1 | {' | '.join('–' for _ in others)} |")
+            continue
         for run in of(runs, data=name, method="HALS"):
-            base[run["seed"]] = seconds_to(run["points"], goal_of(runs, name, run["seed"], run["rank"]))
+            base[run["seed"]] = seconds_to(run["points"], goals[run["seed"]])
         for method in others:
             ratios = [
-                seconds_to(run["points"], goal_of(runs, name, run["seed"], run["rank"])) / base[run["seed"]]
+                seconds_to(run["points"], goals[run["seed"]]) / base[run["seed"]]
                 for run in of(runs, data=name, method=method)
                 if run["seed"] in base
             ]
@@ -100,7 +104,7 @@ def by_rank(runs: Runs) -> str:
     for rank in ranks:
         own = [of(runs, method=method, rank=rank) for method in methods]
         cells = [
-            f"{spread([r['points'][-1][2] for r in some], 4)} ({some[0]['points'][-1][0]:.0f})" if some else "–"
+            f"{spread([r['points'][-1][2] for r in some], 4)} ({_iterations(some):.0f})" if some else "–"
             for some in own
         ]
         lines.append(f"| {rank} | {' | '.join(cells)} |")
@@ -152,10 +156,9 @@ def ranks_counted(found: Runs) -> str:
 
 def secure(runs: Runs, split: str) -> str:
     """Fig. 6 or 7: methods × sets, the error at half and at the end of the virtual time."""
-    sets = list(dict.fromkeys(run["data"] for run in runs))
-    methods = list(dict.fromkeys(run["method"] for run in runs))
+    sets = names_in(runs)
     lines = [f"| method | {' | '.join(sets)} |", "|---|" + "---|" * len(sets)]
-    for method in methods:
+    for method in METHODS:
         cells = []
         for name in sets:
             own = of(runs, data=name, split=split, method=method)
@@ -165,10 +168,53 @@ def secure(runs: Runs, split: str) -> str:
             last = own[0]["points"][-1][1]
             half = [_error_at(run["points"], last / 2) for run in own]
             ends = [run["points"][-1][2] for run in own]
-            iterations = statistics.median(run["points"][-1][0] for run in own)
-            cells.append(f"{np.mean(half):.4f} → {spread(ends, 4)} ({iterations:.0f})")
+            cells.append(f"{np.mean(half):.4f} → {spread(ends, 4)} ({_iterations(own):.0f})")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def rates(runs: Runs, split: str) -> str:
+    """Fig. 8 or 9: sets and methods × numbers of parties, iterations per virtual second (medians over seeds)."""
+    found = {
+        (name, method, parties): [
+            run["rate"] for run in of(runs, data=name, split=split, method=method, parties=parties)
+        ]
+        for name in names_in(runs)
+        for method in METHODS
+        for parties in sorted({run["parties"] for run in runs})
+    }
+    return _over_numbers(found)
+
+
+def speeds(runs: Runs) -> str:
+    """Fig. 3, measured: sets and methods × numbers of ranks, iterations per second (medians over repeats)."""
+    found = {
+        (name, method, ranks): [1 / run["seconds"] for run in of(runs, data=name, method=method, ranks=ranks)]
+        for name in names_in(runs)
+        for method in CONTESTANTS
+        for ranks in sorted({run["ranks"] for run in runs})
+    }
+    return _over_numbers(found)
+
+
+def _over_numbers(found: Mapping[tuple[str, str, int], Sequence[float]]) -> str:
+    """(set, method) × N: medians, and how many times the first one the last is; rows with gaps are left out."""
+    numbers = sorted({number for _, _, number in found})
+    titles = " | ".join(f"N = {number}" for number in numbers)
+    last = f"{numbers[-1]} over {numbers[0]}"
+    lines = [f"| set | method | {titles} | {last} |", "|---|---|" + "---|" * (len(numbers) + 1)]
+    for name, method in dict.fromkeys((name, method) for name, method, _ in found):
+        if not all(found[name, method, number] for number in numbers):
+            continue
+        middles = [statistics.median(found[name, method, number]) for number in numbers]
+        cells = [f"{middle:.{0 if middle >= 100 else 1}f}" for middle in middles]
+        lines.append(f"| {name} | {method} | {' | '.join(cells)} | {middles[-1] / middles[0]:.2f} |")
+    return "\n".join(lines)
+
+
+def _iterations(runs: Runs) -> float:
+    """Made in the whole time: the median over seeds."""
+    return statistics.median(run["points"][-1][0] for run in runs)
 
 
 def _error_at(points: Sequence[Sequence[float]], seconds: float) -> float:
@@ -178,7 +224,7 @@ def _error_at(points: Sequence[Sequence[float]], seconds: float) -> float:
 
 def drawn(runs: Runs, name: str, seed: int = 0) -> str:
     """Error over seconds on one set."""
-    own = [(run["method"], run["points"]) for run in of(runs, data=name, seed=seed) if run["method"] in CONTESTANTS]
+    own = [(method, run["points"]) for method in CONTESTANTS for run in of(runs, data=name, seed=seed, method=method)]
     lines = [
         Line(method, style_of(i), tuple(p[1] for p in points), tuple(p[2] for p in points))
         for i, (method, points) in enumerate(own)
@@ -189,7 +235,8 @@ def drawn(runs: Runs, name: str, seed: int = 0) -> str:
 def tables_of(folder: Path) -> dict[str, str]:
     """All tables that the files in a folder give."""
     curves, by_k = read_lines(folder / "dsanls-curves.jsonl"), read_lines(folder / "dsanls-ranks-k.jsonl")
-    hidden = read_lines(folder / "dsanls-secure.jsonl")
+    hidden, paces = read_lines(folder / "dsanls-secure.jsonl"), read_lines(folder / "dsanls-rates.jsonl")
+    several = read_lines(folder / "dsanls-speeds.jsonl")
     place = folder / "dsanls-ranks.json"
     found: dict[str, str] = {}
     plain = [run for run in curves if run["method"] in CONTESTANTS]
@@ -201,6 +248,10 @@ def tables_of(folder: Path) -> dict[str, str]:
         found["by-solver"] = by_solver(curves)
     if hidden:
         found |= {split: secure(hidden, split) for split in ("equal", "half")}
+    if paces:
+        found |= {f"rates-{split}": rates(paces, split) for split in ("equal", "half")}
+    if several:
+        found["speeds"] = speeds(several)
     if place.exists():
         ranks = json.loads(place.read_text("utf-8"))
         found |= {"ranks-measured": ranks_measured(ranks), "ranks-counted": ranks_counted(ranks)}

@@ -1,4 +1,4 @@
-"""Fig. 6 to 9 of the DSANLS paper: the secure methods at 10 parties, in equal shares and with half of it at one.
+"""Fig. 6 and 7 of the DSANLS paper: the secure methods at 10 parties, in equal shares and with half of it at one.
 
     python -m experiments.dsanls_secure --output dsanls-secure.jsonl
 
@@ -108,6 +108,25 @@ def error_of(program: Any, shards: Sequence[Shard], done: Round) -> float:
     return float(max(0.0, square) / sum(shard.matrix.squared_norm for shard in shards)) ** 0.5
 
 
+def program_of(method: str, rank: int, rule: Any) -> Timed:
+    """The method's program, with a record of how long its pieces of work took."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return Timed(METHODS[method](rank, rule))
+
+
+def is_whole(program: Timed, done: Round) -> bool:
+    """Whether H is that of a finished outer round."""
+    ends: Any = getattr(program.program, "ends_round", None)
+    return ends is None or ends(done.model)
+
+
+def iterations_in(program: Timed, pieces: int) -> int:
+    """Steps of both factors in so many pieces of work: STEPS in each, or in the STEPS + 1 of a round of Syn-SSD."""
+    exchanges: Any = getattr(program.program, "rounds_for", None)
+    return pieces * STEPS // (1 if exchanges is None else exchanges(1))
+
+
 def rounds_of(method: str, program: Timed, shards: Sequence[Shard], seed: int) -> Iterator[tuple[Round, float]]:
     """Exchanges with the virtual seconds of each."""
     schedule, reduction = Schedule(FOREVER, seed), InTheOpen()
@@ -126,18 +145,13 @@ def rounds_of(method: str, program: Timed, shards: Sequence[Shard], seed: int) -
 
 def curve(method: str, rule: Any, shards: Sequence[Shard], rank: int, seconds: float, seed: int) -> list[list[float]]:
     """(iterations of the fastest party, virtual seconds, error) now and then."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        program = Timed(METHODS[method](rank, rule))
+    program = program_of(method, rank, rule)
     points: list[list[float]] = []
     clock, due = 0.0, 0.0
-    ends: Any = getattr(program.program, "ends_round", None)
     for done, taken in rounds_of(method, program, shards, seed):
         clock += taken
-        is_whole = ends is None or ends(done.model)
-        if is_whole and (clock >= due or clock >= seconds):
-            pieces = max(len(times) for times in program.taken.values())
-            iterations = pieces * (1 if ends is not None else STEPS)
+        if is_whole(program, done) and (clock >= due or clock >= seconds):
+            iterations = iterations_in(program, max(len(times) for times in program.taken.values()))
             with threads.kernels_on(threads.available()):
                 points.append([iterations, clock, error_of(program, shards, done)])
             due = clock * LATER
@@ -161,11 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default="face,mnist,gisette-twin", help="names, separated by commas")
     parser.add_argument("--splits", default="equal,half")
-    parser.add_argument("--parties", default="10", help="numbers of parties, separated by commas (Fig. 8 and 9)")
+    parser.add_argument("--parties", default="10", help="numbers of parties, separated by commas")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rank", type=int, default=20, help="k (the paper has 100)")
     parser.add_argument("--rows", type=int, default=10_000, help="at most so many rows, the first ones (0: all)")
     parser.add_argument("--seconds", type=float, default=1.0, help="virtual time of each run")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets, few parties")
     parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
     chosen = parser.parse_args(arguments)
@@ -173,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = list(sets) if chosen.quick else chosen.sets.split(",")
     if chosen.quick:
         chosen.parties, chosen.rank, chosen.seconds, chosen.seeds = "3", 4, 0.05, 1
+    seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
     there: dict[tuple[Any, ...], dict[str, Any]] = {}
     if chosen.output is not None and chosen.output.exists():
         for line in chosen.output.read_text("utf-8").splitlines():
@@ -183,8 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         X = X[: chosen.rows] if chosen.rows else X
         for split in chosen.splits.split(","):
             for parties in (int(number) for number in chosen.parties.split(",")):
-                for method in METHODS:
-                    wanted = [s for s in range(chosen.seeds) if (name, split, parties, method, s) not in there]
+                for method in chosen.methods.split(","):
+                    wanted = [s for s in seeds if (name, split, parties, method, s) not in there]
                     if not wanted:
                         continue
                     weight = best_weight(method, X, chosen.rank, parties, split, chosen.seconds)

@@ -287,7 +287,7 @@ def test_every_method_copes_with_odd_parties(method):
 def test_what_left_a_party_adds_up_to_what_it_sent(federation, method):
     found = partsong.compare(federation, 3, [method], rounds=5, local_steps=None, random_state=0).findings[0]
     assert sum(sent.bytes_total for sent in found.sent) == found.bytes_up_per_party
-    exchanges = {"syn-ssd-u": 11, "syn-ssd-v": 11, "syn-ssd-uv": 11}.get(method, 1)
+    exchanges = {"syn-ssd-u": 11, "syn-ssd-v": 11, "syn-ssd-uv": 11, "game": len(federation)}.get(method, 1)
     times = sum(sent.times for sent in found.sent if sent.array == "weight")
     assert times == (found.rounds * exchanges if found.sent else 0)
 
@@ -307,6 +307,9 @@ def test_the_curve_knows_what_was_sent_by_each_round(federation, method):
     sketch = 8 * 9 + 8
     kinds = {"exact": [sums] * 5, "fnmf": [components, *[sums] * 4], "syn-ssd-v": [11 * components] * 5}
     kinds |= dict.fromkeys(("syn-ssd-u", "syn-ssd-uv"), [components + 10 * sketch] * 5)
+    parties = len(federation)
+    block = 8 * (3 * -(-columns // parties) + 3 + 7) + 8  # of columns, its place, totals
+    kinds["game"] = [parties * block] * 5
     assert sent.tolist() == kinds.get(method, [components] * len(sent))
 
 

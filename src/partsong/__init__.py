@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partsong.io.model_file import load_model as load_model
     from partsong.io.model_file import save_model as save_model
     from partsong.io.read import read as read
+    from partsong.pca import PCAGame as PCAGame
 
 __version__ = "0.1.0"
 
@@ -35,9 +36,10 @@ _HOMES = {
     "load_model": "partsong.io.model_file",
     "save_model": "partsong.io.model_file",
     "read": "partsong.io.read",
+    "PCAGame": "partsong.pca",
 }
 
-__all__ = ["NMF", "FederatedNMF", "Model", "__version__", "compare", "load_model", "read", "save_model"]
+__all__ = ["NMF", "FederatedNMF", "Model", "PCAGame", "__version__", "compare", "load_model", "read", "save_model"]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,7 @@ DESCRIPTIONS = {
     "syn-ssd-uv": "As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched.",
     "asyn-sd": "As syn-sd, but no party waits for another: the server moves towards each H as it comes.",
     "asyn-ssd-v": "As asyn-sd, with sketched steps of H.",
+    "game": "Rows play single cells with columns, which travel from party to party; a round is a sweep.",
     "exact": "Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.",
     POOLED: "All rows in one place: what nobody is allowed to do.",
 }

@@ -74,12 +74,20 @@ class PartyError(PartsongError, RuntimeError):
     """A party failed, or sent something that cannot be used, in a named round and stage."""
 
 
+class BudgetSpent(PartyError):
+    """A party has made as many noisy releases as its privacy budget allows; nothing more was computed or drawn."""
+
+
 class UploadError(PartyError, ValueError):
     """A party's upload is not what its program said it would be, and was refused before it entered a sum."""
 
 
 class DivergenceError(UploadError):
     """NaN or infinite numbers in an upload or a sum: in data that were checked, the iteration has run away."""
+
+
+class StepTooLarge(DivergenceError):
+    """A step size that was given makes things worse; the text says which would be safe."""
 
 
 class DivergenceWarning(UserWarning):

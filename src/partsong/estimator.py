@@ -17,8 +17,11 @@ from partsong.data.matrix import as_matrix
 from partsong.errors import ParameterError
 from partsong.finished import Finished, top_features
 from partsong.fitting import RowFit, fit_rows
+from partsong.game_names import names_of
 from partsong.given import given_beginning, given_weights
 from partsong.local.alternate import Alternate
+from partsong.local.game import Game
+from partsong.local.observed import ObservedRows
 from partsong.local.start import Beginning
 from partsong.progress import progress
 from partsong.running import Run, Stop
@@ -26,18 +29,20 @@ from partsong.saving import fill_from_file, forget_origin, save_fitted
 from partsong.settings import (
     INITS,
     fit_told,
+    game_of,
     one_of,
     penalties_of,
     precision_of,
     rank_of,
+    require_missing,
     require_verbosity,
+    row_solver_of,
     sketch_of,
-    solver_of,
     stop_of,
     threads_of,
     whole_number,
 )
-from partsong.validation import NonNegativeTransformer, validated, whole_seed
+from partsong.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
 
 
 class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -52,10 +57,14 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     ----------
     n_components : int or None
         Rank k; None takes min(n, m, 20). It may exceed n and m, within reason.
-    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls"} or an update rule
+    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls", "game"}, an update rule or a Game
         "hals" makes several sweeps per product and extrapolates; the others are the plain rules. "sanls" sees only a
         random sketch of X in each step, and its steps are held back more and more (Qian et al., 2020): for matrices so
-        large that one product with all of X is a lot.
+        large that one product with all of X is a lot. "game" lets rows of W and columns of H play single cells
+        (Singh, 2021): an iteration is a sweep over all cells, and `partsong.local.game.Game` has its variants.
+    missing : {"refuse", "ignore"}
+        "game" only: with "ignore", NaN in a dense X and whatever a sparse X does not store are unknown cells, which
+        nobody plays. Errors are then over known cells, and a column without any is zero in `components_`.
     sketch : {"subsampling", "gaussian", "count", "hadamard"}
         The kind of sketch that "sanls" takes; subsampling is the cheapest.
     sketch_ratio : float in (0, 1]
@@ -110,6 +119,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         l1_ratio: float = 0.0,
         sketch: str = "subsampling",
         sketch_ratio: float = 0.1,
+        missing: str = "refuse",
         random_state: Any = None,
         verbose: int = 0,
         dtype: Any = None,
@@ -126,6 +136,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self.l1_ratio = l1_ratio
         self.sketch = sketch
         self.sketch_ratio = sketch_ratio
+        self.missing = missing
         self.random_state = random_state
         self.verbose = verbose
         self.dtype = dtype
@@ -147,7 +158,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         """
         check_is_fitted(self)
         precision = self.components_.dtype
-        matrix = as_matrix(validated(self, X, reset=False, dtype=precision), precision)
+        matrix = self._matrix(X, precision, reset=False)
         with threads.kernels_on(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
@@ -173,7 +184,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             path,
             {
                 "method": "centralised",
-                "solver": self.solver if isinstance(self.solver, str) else repr(self.solver),
+                **self._solver_told(),
                 "init": self.init,
                 "tol": float(self.tol),
                 "max_iter": int(self.max_iter),
@@ -181,17 +192,31 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
                 "alpha_h": float(alpha_H),
                 "l1_ratio": float(self.l1_ratio),
                 **({"sketch": self.sketch, "sketch_ratio": self.sketch_ratio} if self.solver == "sanls" else {}),
+                **({} if self.missing == "refuse" else {"missing": self.missing}),
                 "dtype": str(self.components_.dtype),
                 **({} if self.n_samples_ is None else {"n_samples": self.n_samples_}),
             },
         )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "ignore"
+        return tags
+
+    def _solver_told(self) -> dict[str, Any]:
+        """The solver by its name, a game by the names of its parts."""
+        if isinstance(self.solver, Game):
+            return {"solver": "game", **names_of(self.solver)}
+        return {"solver": self.solver if isinstance(self.solver, str) else repr(self.solver)}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NMF:
         """A fitted estimator from a model file, ready to transform; also from files of the command line.
 
         Of models that `NMF` or `partsong fit` learned from one table it has the settings as well. Where a federation
-        had another share of L1 on H than on W, `l1_ratio` is that on W: transforming takes no other.
+        had another share of L1 on H than on W, `l1_ratio` is that on W: transforming takes no other. A solver that was
+        given as a value is told as text, and comes back as the usual one; games come back as they were, unless they
+        have parts without a name.
         """
         estimator = cls()
         settings = fill_from_file(estimator, path)
@@ -202,14 +227,14 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     def _fit(self, X: Any, W: Any, H: Any) -> Finished:
         began = time.perf_counter()
         stop, precision = self._check_settings(), precision_of(self.dtype)
-        matrix = as_matrix(validated(self, X, reset=True, dtype=precision), precision)
+        matrix = self._matrix(X, precision, reset=True)
         rank = rank_of(self.n_components, matrix.shape)
         beginning = self._beginning(matrix, rank, W, H)
         init = "auto" if self.init == "custom" else self.init
         seed = whole_seed(self.random_state)
         sketch = sketch_of(self.solver, self.sketch, self.sketch_ratio)
         most, workers = int(self.max_iter), threads_of(self.n_threads)
-        settings = RowFit(rank, self._solver(), init, seed, most, stop, workers, sketch)
+        settings = RowFit(rank, self._solver(), init, seed, most, stop, workers, sketch, game_of(self.solver))
         title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
         exchanges = most if sketch is None else 2 * most + 1
         with progress(self.verbose, exchanges, self.time_budget, title) as bar:
@@ -226,13 +251,19 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             raise ParameterError(f"W and H are used with init='custom' only; init is {self.init!r}.")
         return None
 
-    def _solver(self) -> Alternate:
-        return solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
+    def _matrix(self, X: Any, precision: Any, *, reset: bool) -> Matrix:
+        if self.missing == "ignore":
+            return validated_cells(self, X, reset=reset, dtype=precision)
+        return as_matrix(validated(self, X, reset=reset, dtype=precision), precision)
+
+    def _solver(self) -> Alternate | ObservedRows:
+        return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""
         self._solver()
         sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        require_missing(self.missing, self.solver)
         one_of("init", self.init, INITS)
         whole_number("max_iter", self.max_iter)
         threads_of(self.n_threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,31 @@ from partsong.core import Array, Program, Shard
 from partsong.interrupts import held
 from partsong.local.alternate import Alternate
 from partsong.running import Run
+
+Result = TypeVar("Result")
+
+
+class Gathering(Protocol):
+    """Who completes a model together, each with shards of its own, and how what one has becomes what all have."""
+
+    def jointly(self, work: Callable[[], Result]) -> Result:
+        """work() here, which fails for everybody where it fails for one."""
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """Σ over all, the same bits everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """All shards are here."""
+
+    def jointly(self, work: Callable[[], Result]) -> Result:
+        """work()."""
+        return work()
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """As it is."""
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +101,29 @@ class OnDemand:
             self.__dict__.pop("_unfinished", None)
 
 
-def complete(solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: bool) -> Finished:
+def complete(
+    solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: bool, among: Gathering = Alone()
+) -> Finished:
     """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
 
     Without penalties rows of H get Euclidean norm 1. W is solved for the sorted H, so that transforming the same
-    rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed. Where components
-    depend on each other W is not unique, and the order is that of a nearby solution.
+    rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed, which are those of
+    everybody `among` whom the shards are. Where components depend on each other W is not unique, and the order is that
+    of a nearby solution.
     """
+
+    def solved(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray]:
+        weights = among.jointly(lambda: _solve(solver, shards, Ht, exactly))
+        return weights, _shares(among.total(_gram(weights, Ht)), Ht)
+
     if rescale:
         Ht = _unit_columns(Ht)
-    Ht = _sorted(Ht, _shares(_solve(solver, shards, Ht, exactly=False), Ht))
-    weights = _solve(solver, shards, Ht)
-    shares = _shares(weights, Ht)
+    Ht = _sorted(Ht, solved(Ht, exactly=False)[1])
+    weights, shares = solved(Ht)
     if (np.diff(shares) > 0).any():  # close calls
         Ht = _sorted(Ht, shares)
-        weights = _solve(solver, shards, Ht)
-        shares = _shares(weights, Ht)
-    error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
-    norm = sum(shard.matrix.squared_norm for shard in shards)
+        weights, shares = solved(Ht)
+    error, norm = among.total(among.jointly(lambda: _squares(shards, weights, Ht)))
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
     return Finished(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
 
@@ -105,7 +135,7 @@ def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Ru
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale)
 
 
-def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array, exactly: bool = True) -> dict[str, Array]:
+def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array, exactly: bool) -> dict[str, Array]:
     return {s.name: solver.solve_rows(s.matrix, s.matrix.native(Ht), exactly=exactly) for s in shards}
 
 
@@ -122,12 +152,26 @@ def _unit_columns(Ht: Array) -> Array:
     return on.like(np.ascontiguousarray(values / np.where(sizes > 0, sizes, 1).astype(values.dtype)), Ht)
 
 
-def _shares(weights: dict[str, Array], Ht: Array) -> np.ndarray:
+def _gram(weights: dict[str, Array], Ht: Array) -> np.ndarray:
+    """Σ_p W_pᵀW_p (k × k) in float64; zero where there are no rows."""
+    gram = np.zeros((Ht.shape[1], Ht.shape[1]))
+    for W in weights.values():
+        gram += kernels.of(W).to_numpy(kernels.of(W).gram(W))
+    return gram
+
+
+def _shares(gram: np.ndarray, Ht: Array) -> np.ndarray:
     """share_j = Σ_l (WᵀW)_jl (HHᵀ)_jl / Σ: what component j contributes to ‖W H‖²."""
-    grams = [kernels.of(W).to_numpy(kernels.of(W).gram(W)).astype(np.float64) for W in weights.values()]
-    contribution = (sum(grams[1:], grams[0]) * kernels.of(Ht).to_numpy(kernels.of(Ht).gram(Ht))).sum(axis=1)
+    contribution = (gram * kernels.of(Ht).to_numpy(kernels.of(Ht).gram(Ht))).sum(axis=1)
     total = float(contribution.sum())
     return contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))
+
+
+def _squares(shards: Sequence[Shard], weights: dict[str, Array], Ht: Array) -> np.ndarray:
+    """‖X − W H‖² and ‖X‖² over the rows that are here."""
+    error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
+    norm = sum(shard.matrix.squared_norm for shard in shards)
+    return np.array([error, norm], np.float64)
 
 
 def top_features(H: np.ndarray, names: Sequence[str] | None, n: int) -> list[list[str | int]]:

@@ -18,16 +18,20 @@ import numpy as np
 from partsong import kernels, threads
 from partsong.aggregate.reduction import InTheOpen
 from partsong.core import Array, Checkpoint, Engine, Layout, Matrix, Outcome, Reduction, Round, Schedule, Shard
+from partsong.data.observed import ObservedMatrix
 from partsong.engines.sequential import Sequential
 from partsong.errors import DivergenceWarning, ParameterError
 from partsong.finished import Finished, complete, finish
 from partsong.interrupts import Interrupts, held
 from partsong.local.alternate import Alternate, Rows
+from partsong.local.game import Game, balance, first_weights
 from partsong.local.multiplicative import Multiplicative
+from partsong.local.observed import ObservedRows
 from partsong.local.start import Beginning, anchors, double_svd, random_beginning
 from partsong.programs.shared_statistics import SharedStatistics
 from partsong.programs.sketch_exchange import SketchExchange
 from partsong.programs.sketch_turns import SketchParty
+from partsong.programs.strata_play import PlayInStrata, PlayParty
 from partsong.running import Course, Follower, HistoryRow, Run, Stop, known_error
 from partsong.sketch.proportion import Proportion
 from partsong.streams import stream
@@ -52,16 +56,21 @@ class EmptyModelWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class RowFit:
-    """Centralised NMF as a value: rank, solver, start, and when to stop; with a `sketch`, steps see sketched data."""
+    """Centralised NMF as a value: rank, solver, start, and when to stop.
+
+    With a `sketch` steps see sketched data; with a `game` players meet over single cells, and the solver fits rows to
+    what they end with.
+    """
 
     rank: int
-    solver: Alternate
+    solver: Alternate | ObservedRows
     init: str = "auto"
     seed: int = 0
     max_iter: int = 500
     stop: Stop = Stop()
     threads: int = 1
     sketch: Proportion | None = None
+    game: Game | None = None
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
@@ -126,8 +135,11 @@ def fit_rows(
 
 def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
     """Centralised NMF as the program of a single party; the start is computed when the task is pursued."""
+    if settings.game is not None:
+        return _game_task(matrix, settings, settings.game, beginning)
     if settings.sketch is not None:
         return _sketched_task(matrix, settings, settings.sketch, beginning)
+    assert isinstance(settings.solver, Alternate)
     program = SharedStatistics(settings.rank, settings.solver)
 
     def begin() -> Checkpoint:
@@ -140,8 +152,29 @@ def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = No
     return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
 
 
+def _game_task(matrix: Matrix, settings: RowFit, game: Game, beginning: Beginning | None) -> Task:
+    """An iteration is a sweep over all cells; columns without a known cell begin, and stay, at zero."""
+    assert isinstance(settings.solver, ObservedRows)
+    program = PlayInStrata(settings.rank, game, settings.solver)
+
+    def begin() -> Checkpoint:
+        with threads.kernels_on(settings.threads):
+            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
+            Ht = chosen.Ht + 0
+            if isinstance(matrix, ObservedMatrix):
+                Ht[matrix.empty_columns] = 0
+            W = first_weights(matrix, Ht) if chosen.W is None else chosen.W
+            scale = balance(W, Ht) if beginning is None else 1.0
+        server, model = program.start_from(Ht / scale)
+        return Checkpoint(0, {"all": PlayParty(0, 1, settings.seed, W * scale)}, server, model)
+
+    schedule = Schedule(settings.max_iter, settings.seed, kernel_threads=settings.threads)
+    return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
+
+
 def _sketched_task(matrix: Matrix, settings: RowFit, sketch: Proportion, beginning: Beginning | None) -> Task:
     """An iteration is two exchanges, of a party with itself; its H is looked at now and then."""
+    assert isinstance(settings.solver, Alternate)
     most, rows = settings.max_iter, matrix.shape[0]
     program = SketchExchange(settings.rank, settings.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
 
@@ -303,14 +336,19 @@ def _first_server(task: Task) -> Any:
 
 
 def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
-    """The start that the settings name; "auto" takes anchors."""
+    """The start that the settings name; "auto" takes anchors, and random numbers where some cells are unknown."""
     generator = stream(settings.seed, "start")
-    if settings.init == "random":
+    is_partly_known = isinstance(matrix, ObservedMatrix)
+    if is_partly_known and settings.init not in ("auto", "random"):
+        raise ParameterError(f"init={settings.init!r} needs all cells of X, and some are unknown. Take init='random'.")
+    if settings.init == "random" or is_partly_known:
         return random_beginning(matrix, settings.rank, generator)
     if settings.init in ("nndsvd", "nndsvda"):
         fill = matrix.mean if settings.init == "nndsvda" else 0.0
         return double_svd(matrix, settings.rank, generator, fill=fill)
     beginning = anchors(matrix, settings.rank, generator)
-    if isinstance(settings.solver.rule, Multiplicative):  # zeros would stay zeros for ever
+    if isinstance(settings.solver, Alternate) and isinstance(
+        settings.solver.rule, Multiplicative
+    ):  # zeros would stay zeros for ever
         return Beginning(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
     return beginning

@@ -12,6 +12,7 @@ ASYNCHRONOUS = ("asyn-sd", "asyn-ssd-v")
 
 METHODS = (
     "exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", *SKETCHED, *ASYNCHRONOUS,
+    "game",
 )  # fmt: skip
 ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
 STARTS = ("common", "independent")
@@ -35,7 +36,7 @@ ONE_ROUND = ("ipalm-once", "mur-once", LOCAL_ONLY)
 INDEPENDENT = (*ALIGNED, *ONE_ROUND)
 """Methods whose parties begin with an H of their own unless told otherwise."""
 
-COMMON_ONLY = ("exact", "syn-sd", *SKETCHED, *ASYNCHRONOUS)
+COMMON_ONLY = ("exact", "syn-sd", *SKETCHED, *ASYNCHRONOUS, "game")
 """Methods whose parties must begin with one H."""
 
 LOCAL_STEPS = {
@@ -47,6 +48,7 @@ LOCAL_STEPS = {
     "ipalm-once": 1000,
     "mur-once": 1000,
     **dict.fromkeys(("syn-sd", *SKETCHED, *ASYNCHRONOUS), 10),
+    "game": 1,
     LOCAL_ONLY: 100,
 }
 """What a party does between two exchanges unless told otherwise."""

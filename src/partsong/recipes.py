@@ -18,19 +18,28 @@ from partsong.local.alternate import Alternate
 from partsong.local.coordinate import CoordinateDescent
 from partsong.local.coupling import AlignedPull, Pull
 from partsong.local.equations import Penalty
+from partsong.local.game import Game
 from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.local.multiplicative import Multiplicative
+from partsong.local.orders import Alternating, Order, Raster, Shuffled, Simultaneous, Stratified
 from partsong.local.pivoting import BlockPivoting
 from partsong.local.proximal import ProximalDescent
+from partsong.local.self_play import NoSelfPlay, SelfPlay, ShrinkOthers, ShrinkSmallest
+from partsong.local.step_sizes import SafeStep, StepSize
 from partsong.methods import STARTS
+from partsong.privacy.accounting import multiplier_for
+from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, Mechanism
 from partsong.programs.consensus import Consensus
 from partsong.programs.joining import CommonStart, IndependentStart, Overwrite
+from partsong.programs.private_consensus import PrivateConsensus
+from partsong.programs.private_statistics import PrivateStatistics
 from partsong.programs.relay import Relay
 from partsong.programs.shared_statistics import SharedStatistics
 from partsong.programs.sketch_exchange import SketchExchange
 from partsong.programs.sketched_consensus import SketchedConsensus
 from partsong.programs.sketched_statistics import SketchedStatistics
+from partsong.programs.strata_play import PlayInStrata
 from partsong.programs.uploading import AlignedUpload
 from partsong.sketch.count import CountSketch
 from partsong.sketch.gaussian import Gaussian
@@ -95,6 +104,18 @@ def shared_statistics(rank: int, *, sweeps: int = SWEEPS, accelerate: bool = Fal
     """
     solver = plain(CoordinateDescent(sweeps=sweeps))
     return SharedStatistics(rank, replace(solver, momentum=Extrapolation()) if accelerate else solver)
+
+
+def row_private(
+    rank: int, *, epsilon: float, row_bound: float, delta: float = 1e-5, rounds: int = 10, **settings: Any
+) -> PrivateStatistics:
+    """Shared statistics with noise on every sum: (ε, δ) for each row over `rounds` rounds, after which parties refuse.
+
+    `row_bound` is the norm beyond which rows are scaled down; like everything else here it must come from no data.
+    Sent per round and party: WᵀW (k × k) and WᵀX (k × m) with noise. Never sent: X_p, W_p, the number of rows.
+    """
+    multiplier = multiplier_for(epsilon, delta, rounds)
+    return PrivateStatistics(rank, multiplier, row_bound, most=rounds, **settings)
 
 
 def fedavg(rank: int, *, steps: int = 10, weighted: bool = True, start: str = COMMON) -> Consensus:
@@ -268,6 +289,60 @@ def asyn_ssd_v(
     Sent per arrival: H_p (k × m). Never sent: X_p, W_p.
     """
     return replace(asyn_sd(rank, steps=steps, rho=rho, rule=rule), sketch=sketch)
+
+
+def game(
+    rank: int,
+    *,
+    order: Order = Stratified(),
+    step: StepSize = SafeStep(),
+    self_play: SelfPlay = NoSelfPlay(),
+    repeats: int = 1,
+) -> PlayInStrata:
+    """The NNMF game between parties (Singh, 2021): row players stay, column players travel from party to party.
+
+    A round is an exchange for each party. Sent in one by a party: a block of columns of H (k × m/N). Never sent: X_p,
+    W_p.
+    """
+    return PlayInStrata(rank, Game(order, step, self_play), repeats=repeats)
+
+
+def game_consensus(rank: int, *, game: Game = Game(), steps: int = 10, start: str = COMMON) -> Consensus:
+    """FedAvg whose parties play `steps` sweeps of the game on their own rows. Sent: H_p (k × m). Never: X_p, W_p."""
+    return Consensus(rank, steps=steps, start=_started(start), game=game)
+
+
+def party_private(
+    program: Consensus, *, epsilon: float, delta: float, rounds: int, clip: float = 1.0, kind: str = "gaussian"
+) -> PrivateConsensus:
+    """A consensus with (ε, δ)-differential privacy of each party's data over `rounds` uploads in all.
+
+    Relation: all data of one party are exchanged for any other. `clip` is the most that an H_p with rows of norm 1 may
+    lie from the model; choose it from what is public. "laplace" needs no δ, and clips and adds noise by the L1 norm.
+    Sent: H_p with noise (k × m). Never: X_p, W_p, n_p.
+    """
+    from partsong.privacy.accounting import multiplier_for
+
+    made: dict[str, Callable[[float, float], Mechanism]] = {"gaussian": ClippedGaussian, "laplace": ClippedLaplace}
+    if kind not in made:
+        raise ParameterError(f"Noise is {' or '.join(made)}; got {kind!r}.")
+    return PrivateConsensus(program, made[kind](clip, multiplier_for(epsilon, delta, rounds, kind)), rounds)
+
+
+def orders() -> dict[str, Order]:
+    """The orders of play behind `--play`."""
+    return {
+        "stratified": Stratified(),
+        "sequential": Raster(),
+        "random": Shuffled(),
+        "simultaneous": Simultaneous(),
+        "alternating": Alternating(),
+    }
+
+
+def self_plays() -> dict[str, SelfPlay]:
+    """What columns may do alone, behind `--self-play`."""
+    return {"none": NoSelfPlay(), "min": ShrinkSmallest(), "max": ShrinkOthers()}
 
 
 def _started(start: str, *, announced: bool = False) -> CommonStart | IndependentStart:

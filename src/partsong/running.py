@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partsong.core import Outcome, Round, State
-from partsong.errors import DivergenceError, ParameterError
+from partsong.errors import DivergenceError, ParameterError, StepTooLarge
 from partsong.interrupts import Interrupts
 from partsong.streams import key
 
@@ -237,7 +237,7 @@ class Follower:
                 raise  # there is no model to keep
             course.outcome = Outcome.INTERRUPTED
         except DivergenceError as error:
-            if course.best is None:
+            if course.best is None and not isinstance(error, StepTooLarge):
                 raise
             told = " ".join((str(error), *getattr(error, "__notes__", ())))
             course.outcome, course.trouble = Outcome.DIVERGED, told

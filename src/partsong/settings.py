@@ -13,9 +13,12 @@ import numpy as np
 from partsong import fitting, recipes, threads
 from partsong.core import Alignment, Program, UpdateRule
 from partsong.errors import ParameterError
+from partsong.game_names import game_told
 from partsong.local.alternate import Alternate
 from partsong.local.equations import Penalty
+from partsong.local.game import Game
 from partsong.local.momentum import Extrapolation, NoExtrapolation
+from partsong.local.observed import ObservedRows
 from partsong.methods import ALIGNED, COMMON_ONLY, LONG_ROUNDS, METHODS, STARTS
 from partsong.running import Stop
 from partsong.sketch.proportion import Proportion
@@ -27,6 +30,9 @@ PROGRAM = (
 
 INITS = (*fitting.INITS, "custom")
 """Where `NMF` may start."""
+
+MISSING = ("refuse", "ignore")
+"""What NaN, and what a sparse matrix does not store, may mean: an error and zero, or nothing at all."""
 
 DEFAULT_RANK = 20
 GENEROUS_RANK = 1000
@@ -78,6 +84,37 @@ def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: An
     return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
 
 
+def game_of(solver: Any) -> Game | None:
+    """The game that is meant, by its name or as a value; None for solvers that are none."""
+    if isinstance(solver, Game):
+        return solver
+    return Game() if isinstance(solver, str) and solver == "game" else None
+
+
+def row_solver_of(
+    solver: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0
+) -> Alternate | ObservedRows:
+    """What fits rows to a model; a game has no penalties, and can do with known cells alone."""
+    if game_of(solver) is None:
+        return solver_of(solver, alpha_W, alpha_H, l1_ratio)
+    plain = solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    if plain.penalty_W or plain.penalty_H:
+        raise ParameterError(
+            "A game has no penalties: alpha_W and alpha_H must be 0. Columns that play against themselves shape H "
+            "instead: Game(self_play=ShrinkOthers())."
+        )
+    return ObservedRows(plain)
+
+
+def require_missing(missing: Any, solver: Any) -> None:
+    """Cells that are not known can be left out by a game only."""
+    if one_of("missing", missing, MISSING) == "ignore" and game_of(solver) is None:
+        raise ParameterError(
+            f'missing="ignore" is for solver="game", in which unknown cells are not played; the solver is {solver!r}. '
+            "Take that, or fill the gaps."
+        )
+
+
 def sketch_of(solver: Any, sketch: Any, ratio: Any) -> Proportion | None:
     """The sketch that "sanls" works with; None for all other solvers, which do not take one."""
     share = real_number("sketch_ratio", ratio)
@@ -115,14 +152,16 @@ def fit_told(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("method") != "centralised":
         return {}
     checks: dict[str, Callable[[Any], Any]] = {
-        "solver": _rule_of,
+        "solver": row_solver_of,
+        "missing": lambda value: one_of("missing", value, MISSING),
         "init": lambda value: one_of("init", value, INITS),
         "tol": lambda value: stop_of(value, None),
         "sketch": lambda value: one_of("sketch", value, tuple(recipes.sketches())),
         "sketch_ratio": lambda value: sketch_of("sanls", "count", value),
         "max_iter": lambda value: whole_number("max_iter", value),
     }
-    return {name: settings[name] for name in checks.keys() & settings.keys() if _is_taken(checks[name], settings[name])}
+    told = {name: settings[name] for name in checks.keys() & settings.keys() if _is_taken(checks[name], settings[name])}
+    return {**told, "solver": game_told(settings)} if told.get("solver") == "game" else told
 
 
 def _is_taken(check: Callable[[Any], Any], value: Any) -> bool:
@@ -144,10 +183,11 @@ def _rule_of(rule: Any) -> UpdateRule:
     if isinstance(rule, str) and rule in rules:
         return rules[rule]
     if isinstance(rule, str):
-        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join(rules)}.")
+        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join((*rules, 'game'))}.")
     if isinstance(rule, type) or not all(callable(getattr(rule, name, None)) for name in ("init", "step")):
         raise ParameterError(
-            f"solver must be one of {', '.join(rules)}, or an update rule such as CoordinateDescent(sweeps=2); "
+            f"solver must be one of {', '.join((*rules, 'game'))}, or an update rule such as "
+            "CoordinateDescent(sweeps=2), or a Game; "
             f"got {rule!r}."
         )
     return rule
@@ -267,4 +307,6 @@ def program_of(method: str, rank: int, *, steps: int, align: Alignment, start: s
             return recipes.asyn_sd(rank, steps=steps)
         case "asyn-ssd-v":
             return recipes.asyn_ssd_v(rank, steps=steps)
+        case "game":
+            return recipes.game(rank, repeats=steps)
     raise ParameterError(f"Unknown method {method!r}; choose one of {', '.join(METHODS)}.")

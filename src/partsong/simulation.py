@@ -89,7 +89,9 @@ def simulation_by_name(
             program, shards, replace(schedule, rounds=rounds * several), stop=stop, engine=clock, exchanges=several
         )
     counts: Any = getattr(program, "rounds_for", None)
+    among: Any = getattr(program, "exchanges_among", None)
     exchanges = rounds if counts is None else counts(rounds)
+    exchanges = exchanges if among is None else rounds * among(len(shards))
     return simulation_of(program, shards, replace(schedule, rounds=exchanges), stop=stop, engine=engine)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,17 @@ from partsong.data.check import error_of, require_factorizable, require_transfor
 from partsong.data.finding import SHOWN
 from partsong.data.form import array_of, form_errors
 from partsong.data.names import column_labels, column_names
+from partsong.data.observed import ObservedMatrix, observed
 from partsong.data.table import Table
-from partsong.errors import DataTypeError, FeatureError, ParameterError, ShapeError, UnreadableError, first_few
+from partsong.errors import (
+    DataError,
+    DataTypeError,
+    FeatureError,
+    ParameterError,
+    ShapeError,
+    UnreadableError,
+    first_few,
+)
 from partsong.streams import fresh_seed
 
 
@@ -28,6 +38,30 @@ def validated(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> Any:
     require = require_factorizable if reset else require_transformable
     require(rows, column_names(X), dtype)
     return rows
+
+
+def validated_cells(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> ObservedMatrix:
+    """The known cells of X; columns of which nothing is known are told of in a fit."""
+    rows = numbers_of(_with_gaps(X) if isinstance(X, np.ma.MaskedArray) else X)
+    agree_on_columns(estimator, X, reset=reset)
+    cells = observed(rows, dtype)
+    if not cells.stored and reset:
+        raise DataError("No cell of X is known. Give at least one number; NaN and what is not stored are unknown.")
+    if reset and len(cells.empty_columns):
+        shown = first_few(cells.empty_columns[:SHOWN].tolist(), len(cells.empty_columns), "column")
+        warnings.warn(
+            f"Nothing is known of {shown} (counted from 0): they are zero in every component.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return cells
+
+
+def _with_gaps(X: Any) -> np.ndarray:
+    """NaN where a masked array hides something."""
+    kind = X.dtype if X.dtype.kind not in "biu" else np.dtype(np.float64)
+    filled: np.ndarray = X.astype(kind, copy=False).filled(np.nan)
+    return filled
 
 
 def numbers_of(X: Any) -> Any:

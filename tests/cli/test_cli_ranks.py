@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -20,82 +19,29 @@ from scipy import sparse
 
 import partsong
 
-MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-SOURCE = str(Path(partsong.__file__).parents[1])
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": SOURCE,
-    "COLUMNS": "200",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}
-
-needs_mpi = [
-    pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed"),
-    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed"),
-]
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
-AT_A_RANK = """
-import os, sys, time
-from pathlib import Path
-from mpi4py import MPI
-rank, folder = MPI.COMM_WORLD.Get_rank(), Path.cwd()
-words = [word.format(rank=rank) for word in sys.argv[1:]]
-(folder / f"began-{rank}").write_text(f"{time.time()} {os.getpid()}")
-if (folder / f"home-{rank}").is_dir():
-    os.chdir(folder / f"home-{rank}")
-sys.argv = ["partsong", *words]
-from partsong.cli.main import main
-main()
-"""
-"""The command line at one rank, in a folder of its own where there is one; {rank} in a word is its number."""
+sys.path.insert(0, str(Path(__file__).parent))
+from rank_launcher import (
+    ENVIRONMENT,
+    fit_over,
+    mpi_command,
+    mpiexec,
+    names_in,
+    needs_mpi,
+    needs_torch,
+    wait_for,
+    write_data,
+)
 
 
-def mpi_command(n, folder, *words):
-    script = folder / "at_a_rank.py"
-    script.write_text(AT_A_RANK)
-    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
-    options = ["--oversubscribe"] if "Open MPI" in version or "PRRTE" in version else []
-    return [MPIEXEC, "-n", str(n), *options, sys.executable, str(script), *map(str, words)]
-
-
-def mpiexec(n, folder, *words):
-    return subprocess.run(
-        mpi_command(n, folder, *words),
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def fit_over(n, folder, *words):
-    """What rank 0 says in JSON, and the model."""
-    done = mpiexec(n, folder, "fit", *words, "--engine", "mpi", "--json", "-o", f"m{n}.safetensors")
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    return json.loads(line), partsong.load_model(folder / f"m{n}.safetensors")
+@pytest.fixture
+def data(tmp_path):
+    return write_data(tmp_path)
 
 
 def model_in_one_process(folder, *words):
     command = [sys.executable, "-m", "partsong.cli.main", "fit", *map(str, words), "-o", "m.safetensors", "--quiet"]
     subprocess.run(command, cwd=folder, env=ENVIRONMENT, timeout=120, check=True)
     return partsong.load_model(folder / "m.safetensors")
-
-
-@pytest.fixture
-def data(tmp_path):
-    """Rows that 2 and 3 do not divide, dense and sparse."""
-    rng = np.random.default_rng(0)
-    X = rng.random((91, 5)) @ rng.random((5, 23)) + 0.05 * rng.random((91, 23))
-    np.save(tmp_path / "x.npy", X)
-    S = sparse.random_array((91, 23), density=0.3, rng=rng, format="csr")
-    sparse.save_npz(tmp_path / "s.npz", S)
-    np.save(tmp_path / "t.npy", X.T)
-    return tmp_path
 
 
 CASES = {
@@ -235,13 +181,6 @@ class TestOverMpi:
         assert len(joined(data / "W.shards.json", 2)) == 91
 
 
-def wait_for(path, seconds=60):
-    until = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} does not come"
-        time.sleep(0.05)
-
-
 def nan_at_the_second_rank(folder):
     X = np.load(folder / "x.npy")
     X[80, 7] = np.nan
@@ -312,10 +251,6 @@ class TestFailures:
         assert "Traceback" not in done.stderr
         assert names_in(data) == before
         assert ended - max(float((data / f"began-{rank}").read_text().split()[0]) for rank in range(2)) < 10
-
-
-def names_in(folder):
-    return sorted(str(path) for path in folder.rglob("*") if not path.name.startswith(("began-", "at_a_rank")))
 
 
 class TestWithoutMpi:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -115,6 +116,27 @@ class Slow:
         return self.inner.local(shard, party, model)
 
 
+@dataclass(frozen=True)
+class SlowServer:
+    """Workers wait for their answers."""
+
+    inner: object
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def finish(self, server, aggregate):
+        time.sleep(0.2)
+        return self.inner.finish(server, aggregate)
+
+
+class Unwilling(InTheOpen):
+    """Takes nobody in."""
+
+    def enrol(self, name, secret, layout):
+        raise DataError("row 3 is no good")
+
+
 def run(engine, program, own, arrivals=ARRIVALS, reduction=InTheOpen(), resume=None, seed=3, **more):
     return engine.run(program, own, Schedule(arrivals, seed, **more), reduction=reduction, resume=resume)
 
@@ -200,6 +222,7 @@ def refusals(make, rank, size, own):
         "shard at rank 0": lambda: run(make(), PROGRAM, own or shards_of(NAMES[:1])),
         "twin": lambda: run(make(), PROGRAM, twin),
         "masked": lambda: run(make(), PROGRAM, own, reduction=PairwiseMasks()),
+        "enrol": lambda: run(make(), PROGRAM, own, reduction=Unwilling()),
         "absent": lambda: run(make(), PROGRAM, own, absent={1: frozenset({"p00"})}),
         "sweeps": lambda: run(make(), recipes.fnmf_by_sums(4, steps=3), own),
         "ours": lambda: run(make(), Failing(PROGRAM, "p00", "ours"), own, 500),
@@ -210,16 +233,111 @@ def refusals(make, rank, size, own):
     return {what: attempted(attempt) for what, attempt in attempts.items()}
 
 
+class Tired(Exception):
+    """What a caller raises in its own loop."""
+
+
+def plain(start, has_enough):
+    for done in start():
+        if has_enough(done):
+            break
+
+
+def closed(start, has_enough):
+    with closing(start()) as rounds:
+        for done in rounds:
+            if has_enough(done):
+                break
+
+
+def passed_on(start, has_enough):
+    def again():
+        for done in start():  # noqa: UP028
+            yield done
+
+    plain(again, has_enough)
+
+
+def leaving(make, rank, size):
+    """Callers that leave their loops at one rank after another, in every way, and whole runs in between; in one job."""
+    own, results = own_shards(rank, size), {}
+    for leaver in range(size):
+        for loop in (plain, closed, passed_on):
+            for how in ("break", "raise"):
+                told = left(lambda: run(make(), PROGRAM, own, 5000), loop, rank == leaver, how)
+                results[f"{loop.__name__} {how} {leaver}"] = told
+                check_a_whole_run(make, own)
+    results["interrupted"] = interrupted(make, rank, own)
+    check_a_whole_run(make, own)
+    return results
+
+
+def left(start, loop, is_leaver, how):
+    """How a run has ended here, where the leaver has had enough after its second round; and the seconds it took."""
+    count, marks, began = 0, [], time.monotonic()
+
+    def has_enough(done):
+        nonlocal count
+        count += 1
+        marks[:] = [type(done).__name__, getattr(done, "left_at", None)]
+        if is_leaver and count == 2 and how == "raise":
+            raise Tired("of it all")
+        return is_leaver and count == 2
+
+    try:
+        loop(start, has_enough)
+    except (PartsongError, Tired) as error:
+        marks = [type(error).__name__, str(error)]
+    return [*marks, time.monotonic() - began]
+
+
+def tired(make, rank, own, folder):
+    """The caller at rank 0 raises while p00 is busy for a minute."""
+    for _ in run(make(), Failing(PROGRAM, "nowhere", "ours", folder, 60.0), own, 5000):
+        if rank == 0 and Path(folder, "asleep").exists():
+            Path(folder, "failed-at").write_text(str(time.time()))
+            raise Tired("of it all")
+
+
+def check_a_whole_run(make, own):
+    last = list(run(make(), PROGRAM, own, ARRIVALS))[-1]
+    assert last.index == ARRIVALS - 1
+    assert getattr(last, "left_at", None) is None
+
+
+def interrupted(make, rank, own):
+    """Ctrl-C at rank 1, while it waits for a server that takes its time."""
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, press)
+    try:
+        for count, _ in enumerate(run(make(), SlowServer(PROGRAM), own, 5000)):
+            if rank == 1 and count == 1:
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+    except (PartsongError, KeyboardInterrupt) as error:
+        return [type(error).__name__, str(error)]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def main(make, rank, size, case, folder):
     """One rank of a case; writes what came of it."""
     os.chdir(folder)
     own = own_shards(rank, size)
     if own:
         list(run(Sequential(), PROGRAM, own, 2))  # loads kernels, so that nobody begins late
-    if case == "agree":
-        results = agreeing(make, rank, size)
+    if case in ("agree", "leave"):
+        results = {"agree": agreeing, "leave": leaving}[case](make, rank, size)
     elif case == "speeds":
         results = told(run(make(), Slow(PROGRAM, (("p00", 0.02), ("p01", 0.12))), own, 60))
+    elif case == "straggler":
+        began = time.monotonic()
+        results = told(run(make(), Slow(PROGRAM, (("p01", 2.0),)), own, 40))
+        results = {"rounds": results, "seconds": time.monotonic() - began}
+    elif case == "tired caller":
+        results = tired(make, rank, own, folder)
     else:
         where, how, slow = case.split("-")
         results = told(run(make(), Failing(PROGRAM, where, how, folder, float(slow)), own, 1000))
@@ -227,11 +345,11 @@ def main(make, rank, size, case, folder):
 
 
 if __name__ == "__main__":
-    from partsong.engines import mpi
+    from partsong.engines import mpi, mpi_calls
     from partsong.engines.asynchronous_mpi import AsynchronousMpi
 
     world = mpi.Mpi().communicator()
-    mpi.PIECE = 300
+    mpi_calls.PIECE = 300
     main(AsynchronousMpi, world.rank, world.size, *sys.argv[1:])
     left_open = run(AsynchronousMpi(), PROGRAM, own_shards(world.rank, world.size), 50)
     next(left_open)

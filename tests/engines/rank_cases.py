@@ -182,11 +182,11 @@ def main(make, communicator, case, folder, as_tensors=False):
 
 
 if __name__ == "__main__":
-    from partsong.engines import mpi
+    from partsong.engines import mpi, mpi_calls
 
     communicator = mpi.Mpi().communicator()
     if communicator.size == 3:
-        mpi.PIECE = 1000
+        mpi_calls.PIECE = 1000
     main(mpi.Mpi, communicator, *sys.argv[1:])
     left_open = run(mpi.Mpi(), PROGRAMS["exact"], shards_of(communicator.size)[communicator.rank :][:1])
     next(left_open)

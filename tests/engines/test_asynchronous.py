@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 
 import numpy as np
@@ -587,6 +587,7 @@ def check_refusals(server, *workers):
         "no shard": ("ParameterError", "rank 1 has none"),
         "shard at rank 0": ("ParameterError", "Rank 0 is the server"),
         "masked": ("CompositionError", "one upload at a time"),
+        "enrol": ("DataError", "row 3 is no good"),
         "absent": ("ParameterError", "stragglers"),
         "sweeps": ("CompositionError", "sweeps=1"),
         "ours": ("DataError", "row 3 is no good"),
@@ -606,6 +607,43 @@ def check_refusals(server, *workers):
 
 
 @needs_mpi
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_caller_that_leaves_its_loop_ends_the_run_everywhere_and_says_why(n, tmp_path):
+    done, _ = mpiexec(n, "leave", tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    results = results_of(n, tmp_path)
+    for loop, leaver, rank in product(("plain", "closed", "passed_on"), range(n), range(n)):
+        broken, raised = (results[rank][f"{loop} {how} {leaver}"] for how in ("break", "raise"))
+        assert max(broken[-1], raised[-1]) < 10, "seconds"
+        if rank == leaver:
+            assert raised[:2] == ["Tired", "of it all"]
+        else:
+            assert raised[0] == "PartyError"
+            assert f"The caller at rank {leaver} ended the run" in raised[1]
+            assert ("Tired: of it all" if loop == "closed" else "of asynchronous_cases.py") in raised[1]
+        if rank and rank != leaver:
+            assert broken[:2] == ["Ending", leaver]
+    for rank in range(n):
+        kind, words = results[rank]["interrupted"]
+        assert kind == ("KeyboardInterrupt" if rank == 1 else "PartyError")
+        assert rank == 1 or "Rank 1 failed: KeyboardInterrupt" in words
+
+
+@needs_mpi
+def test_a_run_ends_once_the_slowest_has_been_heard_whose_last_piece_is_not_taken_in(tmp_path):
+    done, _ = mpiexec(3, "straggler", tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    results = results_of(3, tmp_path)
+    server, fast, slow = (of_rank["rounds"] for of_rank in results)
+    assert {tuple(one["participants"]) for one in server} == {("p00",)}
+    assert (len(server), len(fast), len(slow)) == (40, 41, 1)
+    assert slow[-1]["states"] == {}
+    for worker in (fast, slow):
+        check_the_end(server, worker)
+    assert max(of_rank["seconds"] for of_rank in results) < 10
+
+
+@needs_mpi
 def test_who_is_faster_contributes_more(tmp_path):
     done, _ = mpiexec(3, "speeds", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -621,6 +659,7 @@ def test_who_is_faster_contributes_more(tmp_path):
         ("p01-bug-0", "ZeroDivisionError: row 3 is no good"),
         ("p01-ours-60", "Rank 2 failed: DataError: row 3 is no good"),
         ("server-ours-60", "Rank 0 failed: DataError: row 3 is no good"),
+        ("tired caller", "The caller at rank 0 ended the run"),
         ("p01-exit-0", ""),
         ("p01-kill-0", ""),
         ("server-kill-0", ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from functools import partial
@@ -90,6 +91,39 @@ def test_a_rank_that_dies_or_fails_ends_the_others_within_ten_seconds(case, tmp_
         assert "lost touch with another rank" in errors[0]
     else:
         assert "Rank 1 failed: DataError: row 3 is no good" in errors[1]
+
+
+def torchrun(n, case, folder, timeout=60):
+    """The finished job of n ranks, and the time when it ended; one that does not end is ended with its ranks."""
+    script = Path(__file__).with_name("torchrun_cases.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", str(script)]
+    job = subprocess.Popen(
+        [*command, case, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        return job.communicate(timeout=timeout)[1], job.returncode, time.time()
+    except subprocess.TimeoutExpired:
+        job.terminate()  # torchrun passes it on to its ranks
+        job.communicate()
+        raise
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("bug", "ZeroDivisionError: row 3 is no good"),
+        ("ours-60", "Rank 1 failed: DataError: row 3 is no good"),
+    ],
+)
+def test_a_rank_that_fails_in_the_middle_ends_a_job_of_torchrun_within_ten_seconds(case, words, tmp_path):
+    told, code, ended = torchrun(2, case, tmp_path)
+    assert code != 0
+    assert words in told
+    assert ended - float((tmp_path / "failed-at").read_text()) < 10
 
 
 def test_there_must_be_a_process_group():

@@ -13,6 +13,7 @@ from partsong.core import Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
+from partsong.local.step_sizes import ConstantStep
 from partsong.streams import key
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
@@ -31,9 +32,14 @@ PROGRAMS = {
     "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=4), 3),
     "syn-sd": recipes.syn_sd(4, steps=4),
     "asyn-ssd-v": recipes.asyn_ssd_v(4, steps=4),
+    "game": recipes.game(4),
+    "game with a given step": recipes.game(4, step=ConstantStep(0.01)),
+    "consensus of games": recipes.game_consensus(4, steps=4),
 }
-WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper"]
-"""The paper's start is a mean over as many draws as there are parties, so those who never come count in it."""
+WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper" and not name.startswith("game")]
+"""The paper's start is a mean over as many draws as there are parties, so those who never come count in it; games deal
+out the columns among all parties.
+"""
 
 
 def everyone_but(*present):

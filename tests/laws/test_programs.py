@@ -28,7 +28,9 @@ from partsong.local.equations import Penalty
 from partsong.local.gradient import InertialPalm, ProjectedGradient
 from partsong.local.momentum import Extrapolation
 from partsong.local.multiplicative import Multiplicative
+from partsong.local.orders import Shuffled
 from partsong.local.pivoting import BlockPivoting
+from partsong.local.step_sizes import DecayingStep
 from partsong.programs.consensus import Consensus
 from partsong.programs.joining import IndependentStart
 from partsong.programs.shared_statistics import SharedStatistics
@@ -50,6 +52,9 @@ PROGRAMS = {
     "fedavg uniform": recipes.fedavg(4, steps=3, weighted=False),
     "local only": recipes.local_only(4, steps=5),
     "consensus ipalm": Consensus(4, Alternate(InertialPalm(inertia=0.2)), 3, IndependentStart()),
+    "consensus of games": recipes.game_consensus(4, steps=3),
+    "game": recipes.game(4),
+    "game in a random order": recipes.game(4, order=Shuffled(), step=DecayingStep(0.01)),
 }
 
 
@@ -197,6 +202,9 @@ def test_only_declared_arrays_are_sent(name):
             if name.startswith("shared"):
                 assert names == {"gram": (k, k), "cross": (k, m), "totals": (3,)}
                 assert message.nbytes == 8 * (k * k + k * m + 3) + 8
+            elif name.startswith("game"):
+                assert names == {"H": (k, -(-m // 3)), "place": (3,), "totals": (7,)}
+                assert message.nbytes == 8 * (k * -(-m // 3) + 3 + 7) + 8
             else:
                 assert names == {"H": (k, m)}
                 assert message.nbytes == 8 * k * m + 8

@@ -31,6 +31,7 @@ from partsong.errors import (
     PartyError,
     UploadError,
 )
+from partsong.privacy.masking import MaskedSum
 from partsong.programs.uploading import AlignedUpload
 from partsong.running import Course, Follower, Stop
 from partsong.streams import key
@@ -40,13 +41,14 @@ PROGRAMS = {
     "exact accelerated": recipes.shared_statistics(4, accelerate=True),
     "fedavg": recipes.fedavg(4, steps=3),
     "fedprox": recipes.fedprox(4, steps=3),
+    "consensus of games": recipes.game_consensus(4, steps=3),
     "fnmf paper": recipes.fnmf(4, variant="paper", steps=3),
     "fnmf robust": recipes.fnmf(4, steps=3),
     "fnmf by sums": recipes.fnmf_by_sums(4, steps=3),
     "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=3), 2),
     "by sums, then exact": recipes.then_exact(recipes.fnmf_by_sums(4, steps=3), 2),
 }
-REDUCTIONS = [InTheOpen(), PairwiseMasks()]
+REDUCTIONS = [InTheOpen(), PairwiseMasks(), MaskedSum()]
 ENGINES = [Sequential(), Parallel(2)]
 
 

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from partsong.methods import LOCAL_ONLY
+from partsong.methods import ASYNCHRONOUS, LOCAL_ONLY
 from partsong.methods import METHODS as FEDERATED
 from partsong.methods import SKETCHED as SKETCHED_AVERAGES
 
 if TYPE_CHECKING:
+    from partsong.cli.fit_settings import FederationSettings
+    from partsong.cli.game_settings import GameSettings
     from partsong.core import Engine
+    from partsong.local.game import Game
 
 SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls")
+GAME = "game"
+"""A solver of one file, and a method between parties and over ranks."""
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 DTYPES = ("float32", "float64")
 RANKED = ("mpi", "torch")
@@ -25,6 +30,15 @@ ENGINES = ("sequential", "parallel", *RANKED)
 FAULTY = ("stop", "leave-out")
 CENTRALISED = "centralised"
 
+AT_ONCE = ("simultaneous", "alternating")
+PLAYS = ("stratified", "sequential", "random", *AT_ONCE)
+SAFE = "safe"
+SELF_PLAYS = ("none", "min", "max")
+SHRINK = 0.99
+LEADERS = ("rows", "columns")
+IGNORE = "ignore"
+MISSING = ("refuse", IGNORE)
+
 METHODS = (*FEDERATED, LOCAL_ONLY)
 
 RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
@@ -32,8 +46,8 @@ RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
 SKETCHED = "dsanls"
 RANK_AVERAGES = ("syn-sd", *SKETCHED_AVERAGES)
 """Methods over ranks that are also for folders of parts: a rank is then a party."""
-WITH_SKETCHES = (SKETCHED, *SKETCHED_AVERAGES)
-RANK_METHODS = (*RANK_SOLVERS, SKETCHED, *RANK_AVERAGES)
+WITH_SKETCHES = (SKETCHED, *SKETCHED_AVERAGES, "asyn-ssd-v")
+RANK_METHODS = (*RANK_SOLVERS, SKETCHED, *RANK_AVERAGES, *ASYNCHRONOUS, GAME)
 SUMS = ("all-reduce", "in-order")
 SKETCHES = ("subsampling", "gaussian", "count", "hadamard")
 
@@ -81,14 +95,26 @@ def positive(value: float | None) -> float | None:
     return value
 
 
-def program_named(method: str, rank: int, local_steps: int, align: str, start: str) -> Any:
+def program_named(settings: FederationSettings) -> Any:
     """The program of a federation."""
     from partsong import recipes
+    from partsong.programs.strata_play import PlayInStrata
     from partsong.settings import alignment_of, program_of
 
-    if method == LOCAL_ONLY:
-        return recipes.local_only(rank, steps=local_steps)
-    return program_of(method, rank, steps=local_steps, align=alignment_of(align), start=start)
+    rank, steps = settings.n_components, settings.local_steps
+    if settings.method == LOCAL_ONLY:
+        return recipes.local_only(rank, steps=steps)
+    if settings.is_game:
+        return PlayInStrata(rank, game_named(settings), repeats=steps)
+    return program_of(settings.method, rank, steps=steps, align=alignment_of(settings.align), start=settings.start)
+
+
+def game_named(settings: GameSettings) -> Game:
+    """The game that these settings are about."""
+    from partsong.game_names import game_named as named
+
+    parts = ("play", "step", "step_decay", "self_play", "shrink", "leader")
+    return named({part: getattr(settings, part) for part in parts})
 
 
 def engine_named(name: str, threads: int, record: bool) -> Engine:
@@ -110,6 +136,7 @@ def state_types() -> tuple[type, ...]:
     from partsong.programs.sketch_exchange import SketchServer
     from partsong.programs.sketch_turns import SketchParty
     from partsong.programs.sketched_consensus import MeanServer, SteppingParty
+    from partsong.programs.strata_play import PlayParty, PlayServer
 
     plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
-    return (*plain, SketchParty, SketchServer, SteppingParty, MeanServer, Midway, Piece)
+    return (*plain, SketchParty, SketchServer, SteppingParty, MeanServer, PlayParty, PlayServer, Midway, Piece)

@@ -11,10 +11,15 @@ from partsong.cli.choices import (
     DTYPES,
     ENGINES,
     FAULTY,
+    GAME,
     INITS,
     METHODS,
+    MISSING,
+    PLAYS,
     RANK_METHODS,
     RANKED,
+    SAFE,
+    SELF_PLAYS,
     SKETCHED,
     SKETCHES,
     SOLVERS,
@@ -25,6 +30,7 @@ from partsong.cli.choices import (
     positive,
 )
 from partsong.cli.fit_settings import FitOptions
+from partsong.cli.game_options import Leader, Missing, Play, SelfPlay, Shrink, Step, StepDecay
 from partsong.cli.guard import guarded
 from partsong.cli.options import (
     AsJson,
@@ -45,6 +51,7 @@ EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
     "partsong fit big.npy -k 50 -o model.safetensors --checkpoint fit.ckpt --time-budget 3600",
     "partsong fit big.npy -o model.safetensors --resume fit.ckpt",
+    "partsong fit ratings.npz -k 20 --solver game --missing ignore -o model.safetensors",
     "mpiexec -n 4 partsong fit X.npz -k 50 --method dsanls --engine mpi -o model.safetensors --weights W.npy",
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
 )
@@ -94,8 +101,8 @@ def fit(
         _option(
             "--solver",
             panel=MODEL,
-            help=f"How W and H are updated, one of {', '.join(SOLVERS)}. hals suits most data.",
-            callback=one_of(SOLVERS),
+            help=f"How W and H are updated, one of {', '.join((*SOLVERS, GAME))}. hals suits most data.",
+            callback=one_of((*SOLVERS, GAME)),
         ),
     ] = "hals",
     init: Annotated[
@@ -135,11 +142,19 @@ def fit(
             panel=STOPPING,
             min=0.0,
             callback=finite,
-            help="Stop once an iteration lowers the squared error by less than this share of it; 0: never.",
+            help="Stop once an iteration lowers the squared error by less than this share of it; 0: never. asyn-… over "
+            "ranks: once it changes by less from turn to turn, in which every worker is heard.",
         ),
     ] = 1e-4,
     max_iter: Annotated[
-        int, _option("--max-iter", panel=STOPPING, min=1, help="Most iterations, where DATA is one table.")
+        int,
+        _option(
+            "--max-iter",
+            panel=STOPPING,
+            min=1,
+            help="Most iterations, where DATA is one table (of a game: sweeps over all cells); for asyn-… over ranks, "
+            "most arrivals at the server.",
+        ),
     ] = 500,
     rounds: Annotated[
         int, _option("--rounds", panel=STOPPING, min=1, help="Most rounds, where DATA is a folder of parts.")
@@ -162,7 +177,8 @@ def fit(
             "one round of that, then exact ones; fedavg: averages by position, round by round; fedprox: the same, "
             "pulled to the model; ipalm-once, mur-once, local-only: one average; syn-sd: damped steps and averages; "
             "syn-ssd-u, -v, -uv: the same with sketches, and W fitted to the mean of all H in every step; asyn-sd, "
-            "asyn-ssd-v: nobody waits for others. Over ranks: "
+            "asyn-ssd-v: nobody waits for others (over ranks: --engine mpi, rank 0 is the server); game: rows play "
+            "with columns, which travel from party to party. Over ranks: "
             f"{', '.join(RANK_METHODS)}.",
             callback=one_of(tuple(dict.fromkeys((*METHODS, *RANK_METHODS)))),
         ),
@@ -234,7 +250,8 @@ def fit(
         _option(
             "--sketch",
             panel=RANKS,
-            help=f"How {SKETCHED}, syn-ssd-… over ranks and --solver sanls sketch, one of {', '.join(SKETCHES)}.",
+            help=f"How {SKETCHED}, syn-ssd-… and asyn-ssd-v over ranks and --solver sanls sketch, one of "
+            f"{', '.join(SKETCHES)}.",
             callback=one_of(SKETCHES),
         ),
     ] = SKETCHES[0],
@@ -248,6 +265,13 @@ def fit(
             callback=positive,
         ),
     ] = 0.1,
+    play: Play = PLAYS[0],
+    step: Step = SAFE,
+    step_decay: StepDecay = None,
+    self_play: SelfPlay = SELF_PLAYS[0],
+    shrink: Shrink = None,
+    leader: Leader = None,
+    missing: Missing = MISSING[0],
     seed: Annotated[
         OptionalInt, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a new one, printed")
     ] = None,

@@ -6,8 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partsong.cli.choices import IGNORE
 from partsong.cli.fit_settings import FitOptions
-from partsong.cli.holdings import Holdings, require_usable, warn_of_identifiers
+from partsong.cli.gaps import require_known, with_known_cells
+from partsong.cli.holdings import (
+    Holdings,
+    require_usable,
+    warn_of_identifiers,
+)
 from partsong.cli.parts_folder import in_one_order, read_part
 from partsong.cli.parts_listing import listed
 from partsong.errors import FormatError, PartsongError
@@ -26,7 +32,15 @@ def faulty_of(options: FitOptions, given: Collection[str], context: Mapping[str,
     return options.faulty if "faulty" in given else str(stored.get("faulty", options.faulty))
 
 
-def read_sound_parties(path: Path, dtype: str | None, late: Collection[str]) -> tuple[Holdings, dict[str, str]]:
+def missing_of(options: FitOptions, given: Collection[str], context: Mapping[str, Any] | None) -> str:
+    """What unknown cells lead to: as given, else as in the run that is resumed."""
+    stored = {} if context is None else context["settings"]
+    return options.missing if "missing" in given else str(stored.get("missing") or options.missing)
+
+
+def read_sound_parties(
+    path: Path, dtype: str | None, late: Collection[str], missing: str = "refuse"
+) -> tuple[Holdings, dict[str, str]]:
     """The parties whose files can be used, and of the others why not; the list of parts itself has to be right.
 
     Those who are `late` are left out, whatever has become of their files: the run that is resumed began without them.
@@ -42,6 +56,9 @@ def read_sound_parties(path: Path, dtype: str | None, late: Collection[str]) -> 
     faults |= of_other_columns({name: Columns(t.X.shape[1], t.feature_names) for name, t in tables.items()})
     for name in tables.keys() - faults.keys():
         try:
+            tables[name] = with_known_cells(tables[name], missing)
+            if missing == IGNORE:
+                require_known([tables[name]])
             require_usable(tables[name], dtype, party=name)
         except PartsongError as error:
             faults[name] = str(error)

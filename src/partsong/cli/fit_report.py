@@ -30,6 +30,8 @@ ENDINGS = {
     Outcome.INTERRUPTED: "interrupted; the model so far was saved",
     Outcome.DIVERGED: "diverged; the best model before was saved",
 }
+TROUBLE = "The fit diverged: check the data and the penalties, or take another solver."
+PLAYED = "The fit diverged, and the best model before was saved."
 ALL_OF_IT = "the one round that this method has"
 
 
@@ -96,10 +98,12 @@ class Result:
 
         A method of one round ends with the outcome max-rounds: it has no way to converge.
         """
+        game = {"game": self.settings.rules()} if self.settings.is_game else {}
         parties, senders = len(self.holdings.tables), {party for _, party, up, _ in self.sent if up}
         return {
             "model": self.model,
             "method": self.settings.method,
+            **game,
             "n_components": self.settings.n_components,
             "shape": self.holdings.shape,
             "parties": parties,
@@ -123,7 +127,7 @@ class Result:
 def report(result: Result) -> None:
     """One JSON object, or a few lines, or nothing."""
     if result.run.outcome is Outcome.DIVERGED:
-        told = "The fit diverged: check the data and the penalties, or take another solver."
+        told = PLAYED if result.settings.is_game else TROUBLE
         typer.echo(visible(f"{told} {as_options(result.run.trouble)}".rstrip()), err=True)
     if result.options.as_json:
         put_json(result.as_dict())
@@ -151,6 +155,8 @@ def _lines(result: Result) -> list[tuple[str, str]]:
         ("iterations", f"{said['iterations']} in {result.seconds:.2f} s: {result.ending}"),
         ("seed", f"{said['seed']}"),
     ]
+    if result.settings.is_game:
+        lines.insert(2, ("game", result.settings.in_words()))
     if result.holdings.is_federation:
         lines.append(
             ("sent per party", f"{said['bytes_up_per_party']:,} bytes up, {said['bytes_down_per_party']:,} down")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import typer
 
 from partsong.cli import run_folder, traffic
 from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
+from partsong.cli.choices import GAME, IGNORE
 from partsong.cli.fit_outputs import require_companions, require_outputs
-from partsong.cli.fit_parties import faulty_of, left_out_before, read_sound_parties
+from partsong.cli.fit_parties import faulty_of, left_out_before, missing_of, read_sound_parties
 from partsong.cli.fit_report import Result, report, warn_of_empty_model
 from partsong.cli.fit_settings import (
     FitOptions,
@@ -26,6 +27,7 @@ from partsong.cli.fit_settings import (
     settle,
 )
 from partsong.cli.fit_tasks import model_of, task_of, using_threads
+from partsong.cli.game_settings import require_game
 from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings, require_meaningful
 from partsong.cli.outputs import warn, warn_of_formulas
 from partsong.cli.parts_folder import is_parts_folder
@@ -80,7 +82,10 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     require_companions(options, given)
     require_one_process(options.method, options.solver, given)
     is_federation = is_parts_folder(place_of(options.data))
-    require_fitting_options(given, is_federation)
+    require_fitting_options(given, is_federation, method=options.method, solver=options.solver)
+    if options.resume is None:
+        is_game = (options.method if is_federation else options.solver) == GAME
+        require_game(asdict(options), given, is_game=is_game, is_between_parties=is_federation)
     if not is_federation:
         require_meaningful(options.data, _wanted(options))
     require_outputs(options)
@@ -97,22 +102,24 @@ def _wanted(options: FitOptions) -> Wanted:
 
 def _prepare(options: FitOptions, given: Collection[str], is_federation: bool) -> Session:
     earlier, sent, context = open_checkpoint(options.resume) if options.resume is not None else (None, [], None)
-    before, known, missing = [], {}, dict[str, str]()
+    before, known, unsound = [], {}, dict[str, str]()
+    missing = missing_of(options, given, context)
     if options.resume is not None and context is not None and earlier is not None:
         before, known = left_out_before(options.resume, context, earlier.checkpoint.index), context["data"]
     if is_federation and faulty_of(options, given, context) == LEAVE_OUT:
         late = {entry.party for entry in before if entry.party not in known}
-        holdings, missing = read_sound_parties(options.data, options.dtype, late)
+        holdings, unsound = read_sound_parties(options.data, options.dtype, late, missing)
     else:
-        holdings = read_holdings(options.data, _wanted(options), options.dtype)
+        wanted = replace(_wanted(options), gaps=missing == IGNORE)
+        holdings = read_holdings(options.data, wanted, options.dtype, missing)
     settings = settle(options, given, holdings, None if context is None else context["settings"])
     data = {}
     if options.checkpoint is not None or options.resume is not None or options.record:
         data = {name: fingerprint(table) for name, table in holdings.tables.items()}
     if options.resume is not None and context is not None:
-        data |= {name: print_of for name, print_of in known.items() if name in missing}
+        data |= {name: print_of for name, print_of in known.items() if name in unsound}
         require_same_run(options.resume, context, settings, data)
-    return Session(options, settings, holdings, data, Attendance(missing, warn, before), earlier, sent)
+    return Session(options, settings, holdings, data, Attendance(unsound, warn, before), earlier, sent)
 
 
 def _fit(session: Session) -> bool:

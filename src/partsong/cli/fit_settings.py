@@ -11,7 +11,8 @@ from typing import Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED, METHODS, RANKED
+from partsong.cli.choices import CENTRALISED, GAME, METHODS, RANKED
+from partsong.cli.game_settings import GameSettings, complete_game
 from partsong.cli.holdings import ALONE, Holdings
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
@@ -43,6 +44,13 @@ class FitOptions:
     sums: str
     sketch: str
     sketch_ratio: float
+    play: str
+    step: str | float
+    step_decay: float | None
+    self_play: str
+    shrink: float | None
+    leader: str | None
+    missing: str
     seed: int | None
     dtype: str | None
     threads: int | None
@@ -62,7 +70,7 @@ class FitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSettings:
+class RowSettings(GameSettings):
     """What decides the numbers of a centralised fit."""
 
     method: str
@@ -83,7 +91,7 @@ class RowSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FederationSettings:
+class FederationSettings(GameSettings):
     """What decides the numbers of a simulated federation."""
 
     method: str
@@ -128,16 +136,20 @@ def require_one_process(method: str, solver: str, given: Collection[str]) -> Non
         raise typer.BadParameter(f"only for --solver sanls, or {engines}.", param_hint=", ".join(map(option, idle)))
 
 
-def require_fitting_options(given: Collection[str], is_federation: bool) -> None:
+def require_fitting_options(given: Collection[str], is_federation: bool, *, method: str = "", solver: str = "") -> None:
     """Refuse options that mean nothing for this kind of DATA."""
     foreign = sorted((FOR_FILES if is_federation else FOR_PARTS).intersection(given))
     if not foreign:
         return
     flags = ", ".join(map(option, foreign))
     if not is_federation:
-        raise typer.BadParameter("only for a folder that `partsong split` wrote; DATA is a file.", param_hint=flags)
+        told = "only for a folder that `partsong split` wrote; DATA is a file."
+        hint = f" Play it by --solver {GAME}." if method == GAME else ""
+        raise typer.BadParameter(f"{told}{hint}", param_hint=flags)
     hint = ""
-    if "max_iter" in foreign:
+    if solver == GAME:
+        hint = f" Use --method {GAME} instead."
+    elif "max_iter" in foreign:
         hint = " Use --rounds instead."
     elif "weights" in foreign:
         hint = " Weights stay with their party: use `partsong transform` on its file."
@@ -170,6 +182,7 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
     known["threads"] = known["threads"] or threads.available()
     if "alpha_h" in known and known["alpha_h"] is None:
         known["alpha_h"] = known["alpha_w"]
+    complete_game(known, given, is_between_parties=holdings.is_federation)
     if holdings.is_federation:
         _complete_federation(known, given)
     return known

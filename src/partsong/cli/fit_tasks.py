@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from partsong.cli.choices import engine_named, program_named
+from partsong.cli.choices import engine_named, game_named, program_named
 from partsong.cli.fit_settings import FederationSettings, RowSettings, Settings
+from partsong.cli.game_settings import FOR_GAMES
 from partsong.cli.holdings import ALONE, Holdings
-from partsong.core import Schedule, Shard
+from partsong.core import Matrix, Schedule, Shard
 from partsong.data.matrix import as_matrix
+from partsong.data.observed import observed
+from partsong.data.table import Table
 from partsong.finished import Finished
 from partsong.fitting import RowFit, Task, rows_task
 from partsong.io import provenance
 from partsong.io.model_file import Model
 from partsong.running import Stop
-from partsong.settings import sketch_of, solver_of
+from partsong.settings import row_solver_of, sketch_of
 from partsong.simulation import simulation_by_name
 from partsong.streams import key
 
@@ -29,33 +32,36 @@ HARDWARE = {"threads", "engine", "time_budget"}
 def task_of(settings: Settings, holdings: Holdings, *, record: bool) -> Task:
     """The task; its start is computed when it is pursued."""
     if isinstance(settings, RowSettings):
-        matrix = as_matrix(holdings.tables[ALONE].X, settings.dtype)
-        return rows_task(matrix, _row_fit(settings))
+        return rows_task(matrix_of(holdings.tables[ALONE], settings), _row_fit(settings))
     return _federation(settings, holdings, record)
+
+
+def matrix_of(table: Table, settings: Settings) -> Matrix:
+    """The rows in the precision of the fit; what is not known is not in it."""
+    return observed(table.X, settings.dtype) if settings.knows_some else as_matrix(table.X, settings.dtype)
 
 
 def _row_fit(settings: RowSettings) -> RowFit:
     return RowFit(
         rank=settings.n_components,
-        solver=solver_of(settings.solver, settings.alpha_w, settings.alpha_h, settings.l1_ratio),
+        solver=row_solver_of(settings.solver, settings.alpha_w, settings.alpha_h, settings.l1_ratio),
         init=settings.init,
         seed=settings.seed,
         max_iter=settings.max_iter,
         stop=Stop(settings.tol, settings.time_budget),
         threads=settings.threads,
         sketch=sketch_of(settings.solver, settings.sketch, settings.sketch_ratio),
+        game=game_named(settings) if settings.is_game else None,
     )
 
 
 def _federation(settings: FederationSettings, holdings: Holdings, record: bool) -> Task:
     """The same parties, secrets and streams as FederatedNMF makes of a list of matrices."""
     shards = [
-        Shard(name, as_matrix(table.X, settings.dtype), key(settings.seed, "secret", name))
+        Shard(name, matrix_of(table, settings), key(settings.seed, "secret", name))
         for name, table in holdings.tables.items()
     ]
-    program = program_named(
-        settings.method, settings.n_components, settings.local_steps, settings.align, settings.start
-    )
+    program = program_named(settings)
     schedule = Schedule(settings.rounds, settings.seed, faulty=settings.faulty)
     stop, engine = Stop(settings.tol, settings.time_budget), engine_named(settings.engine, settings.threads, record)
     task = simulation_by_name(settings.method, program, shards, settings.rounds, schedule, stop, engine)
@@ -64,7 +70,11 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
 
 def model_of(settings: Settings, holdings: Holdings, done: Finished, iterations: int) -> Model:
     """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths."""
-    told = {name: value for name, value in asdict(settings).items() if name not in HARDWARE and name != "seed"}
+    told = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in HARDWARE and name != "seed" and not (value is None and name in FOR_GAMES)
+    }
     n_samples, _ = holdings.shape
     return Model(
         components=done.H,

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from partsong.cli.choices import IGNORE
+from partsong.cli.gaps import (
+    hinting_at_games,
+    known_by_column,
+    require_known,
+    warn_of_unknown_columns,
+    with_known_cells,
+)
 from partsong.cli.outputs import warn
 from partsong.cli.parts_folder import holds_matrix, is_parts_folder, read_parts
 from partsong.cli.parts_listing import LISTING
@@ -53,7 +61,7 @@ class Holdings:
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
-def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None) -> Holdings:
+def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None, missing: str = "refuse") -> Holdings:
     """Read DATA and refuse what cannot be factorized, saying whose it is."""
     place = place_of(path)
     is_federation = is_parts_folder(place)
@@ -62,14 +70,21 @@ def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None) -> Holdi
             f"{path}: a folder is data if it holds matrix.mtx, and a federation if `partsong split` wrote it "
             f"({LISTING}); this one holds neither. Name the file to read."
         )
-    if is_federation:
-        tables = read_parts(place)
-    else:
-        tables = {ALONE: read_table(path, wanted)}
-        warn_of(tables[ALONE], header_notes(tables[ALONE], wanted))
-    for name, table in tables.items():
-        require_usable(table, dtype, party=name if is_federation else "")
+    with hinting_at_games():
+        if is_federation:
+            tables = read_parts(place)
+        else:
+            tables = {ALONE: read_table(path, wanted)}
+            warn_of(tables[ALONE], header_notes(tables[ALONE], wanted))
+        tables = {name: with_known_cells(table, missing) for name, table in tables.items()}
+        if missing == IGNORE:
+            require_known(tables.values())
+        for name, table in tables.items():
+            require_usable(table, dtype, party=name if is_federation else "")
     warn_of_identifiers(tables.values())
+    if missing == IGNORE:
+        names = next(iter(tables.values())).feature_names
+        warn_of_unknown_columns(known_by_column(tables.values()), names, is_random=is_federation)
     return Holdings(tables, is_federation)
 
 

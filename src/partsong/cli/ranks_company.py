@@ -11,9 +11,9 @@ import typer
 
 from partsong.cli import guard
 from partsong.cli.outputs import put_failure, visible
-from partsong.cli.termination import exit_code
+from partsong.cli.termination import INTERRUPTED, TERMINATED, adopt, exit_code
 from partsong.core import Engine
-from partsong.engines.agreement import PATIENCE, Card, Ended
+from partsong.engines.agreement import PATIENCE, Card, Ended, Status, _first_failure
 from partsong.engines.communicator import Communicator
 from partsong.engines.mpi import Mpi
 from partsong.engines.torch_distributed import TorchDistributed
@@ -22,6 +22,7 @@ from partsong.errors import CompositionError, MissingExtra, PartsongError
 Result = TypeVar("Result")
 
 WRONG_USAGE = 2
+SIGNALS = (INTERRUPTED, TERMINATED)
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Where launchers of MPI say how many ranks they have started."""
 
@@ -72,27 +73,60 @@ def _process_group() -> Any:
 
 
 def with_one_voice(communicator: Communicator, as_json: bool, work: Callable[[], Result]) -> tuple[Result | None, int]:
-    """work(), which fails at all ranks or at none, or the exit code; rank 0 says why, and all wait until it has."""
+    """work(), which fails at all ranks or at none, or the exit code of all; rank 0 says why, and all wait for that.
+
+    Where a signal has ended one rank, the others know of an error there, and end as it does.
+    """
     try:
         return work(), 0
     except KeyboardInterrupt as error:
-        if communicator.rank == 0:
-            _say(guard.NOTHING_SAVED, guard.failure(error, exit_code()) if as_json else None)
-        return None, exit_code()
+        failed: BaseException = error
+        code = exit_code()
     except typer.BadParameter as error:
-        if communicator.rank == 0:
-            told = {"error": error.format_message(), "type": "UsageError", "exit_code": WRONG_USAGE}
-            _say(f"Error: {error.format_message()}", told if as_json else None)
-        code = WRONG_USAGE
+        failed, code = error, WRONG_USAGE
     except (PartsongError, MemoryError, OSError) as error:
-        if communicator.rank == 0:
-            guard.tell(error)
-            if as_json:
-                put_failure(guard.failure(error, guard.BAD_INPUT))
-        code = guard.BAD_INPUT
-    with suppress(Exception):  # a rank that is gone: there is nobody to wait for
-        communicator.all_gather(Card().written(), PATIENCE)
+        failed, code = error, guard.BAD_INPUT
+    code, _ = agreed_code(communicator, code)
+    is_signal = code in SIGNALS
+    if communicator.rank == 0:
+        _tell(KeyboardInterrupt() if is_signal else failed, code, as_json)
+    _, are_all_here = agreed_code(communicator, code)
+    if is_signal and are_all_here:
+        part(communicator)
     return None, code
+
+
+def agreed_code(communicator: Communicator, code: int) -> tuple[int, bool]:
+    """The exit code for all ranks, and whether all are here to take it: that of a signal at any of them goes first.
+
+    Sent: a card, by which a rank that has not heard of the end yet is told that this one has left.
+    """
+    with suppress(Exception):  # a rank that is gone: there is nobody to agree with
+        shown = communicator.all_gather(Card(Status.LEFT, faults=code).written(), PATIENCE)
+        if shown is not None:
+            cards = [Card.read(one) for one in shown]
+            if any(card.status is Status.FAILED for card in cards):
+                _first_failure(communicator, cards, b"")
+            code = max(code, *(card.faults for card in cards if card.status is Status.LEFT))
+            if code in SIGNALS:
+                adopt(code)
+            return code, True
+    return code, False
+
+
+def _tell(error: BaseException, code: int, as_json: bool) -> None:
+    if isinstance(error, typer.BadParameter):
+        message = error.format_message()
+        told = {"error": message, "type": "UsageError", "exit_code": code}
+        typer.echo(visible(f"Error: {message}"), err=True)
+    elif isinstance(error, KeyboardInterrupt):
+        told = guard.failure(error, code)
+        typer.echo(guard.NOTHING_SAVED, err=True)
+    else:
+        told = guard.failure(error, code)
+        guard.tell(error)
+    if as_json:
+        put_failure(told)
 
 
 def part(communicator: Communicator) -> None:
@@ -100,12 +134,6 @@ def part(communicator: Communicator) -> None:
     library = getattr(communicator, "library", None)
     if library is not None and not library.Is_finalized():
         library.Finalize()
-
-
-def _say(message: str, told: dict[str, Any] | None) -> None:
-    typer.echo(visible(message), err=True)
-    if told is not None:
-        put_failure(told)
 
 
 @contextmanager

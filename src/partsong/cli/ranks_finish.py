@@ -1,78 +1,55 @@
-"""From the last round to a model, with the rows of W where they are: `finished.complete` over ranks."""
+"""From the last round to a model, with the rows of W where they are: `finished.complete` among ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from partsong import kernels
 from partsong.cli.ranks_company import heard
-from partsong.core import Array, Matrix, Message, Program
+from partsong.core import Array, Layout, Message, Program, Shard
 from partsong.engines.agreement import at_the_server, together
 from partsong.engines.communicator import Communicator
-from partsong.finished import Finished
+from partsong.finished import Finished, complete
 from partsong.running import Run
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
-    """The end of a fit at one rank: its rows, how they are solved for, and the way to the others.
-
-    Sent: H from rank 0 (k × m), WᵀW (k × k) to be summed, the shares that rank 0 makes of it, and two numbers.
-    """
+class Ranks:
+    """Ranks that complete a model together. Sent: sums (k × k, and two numbers), as rank 0 has them."""
 
     communicator: Communicator
-    solver: Any
-    matrix: Matrix
 
-    def complete(self, program: Program, run: Run) -> Finished:
-        """Put rank 0's best H on its scale and in order, solve for W exactly, and add up the errors."""
-        H = self._of_rank_0(program.components(run.best))
-        Ht = kernels.of(H).rows_of(H)
-        if not (self.solver.penalty_W or self.solver.penalty_H):
-            Ht = _unit_columns(Ht)
-        Ht = _sorted(Ht, self._shares(self._solved(Ht, exactly=False), Ht))
-        W = self._solved(Ht)
-        shares = self._shares(W, Ht)
-        if (np.diff(shares) > 0).any():  # close calls
-            Ht = _sorted(Ht, shares)
-            W = self._solved(Ht)
-            shares = self._shares(W, Ht)
-        own = together(self.communicator, lambda: self.matrix.squared_distance(W, self.matrix.native(Ht)))
-        error, norm = self.communicator.sum(np.array([own, self.matrix.squared_norm]))
-        H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
-        return Finished(H, {"all": W}, shares, float(np.maximum(0.0, error)), float(norm))
+    def jointly(self, work: Callable[[], Result]) -> Result:
+        """work() at this rank, or the error of the first rank where it failed."""
+        return together(self.communicator, work)
 
-    def _solved(self, Ht: Array, exactly: bool = True) -> Array:
-        return together(
-            self.communicator,
-            lambda: self.solver.solve_rows(self.matrix, self.matrix.native(Ht), exactly=exactly),
-        )
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """Σ over the ranks, as rank 0 has it, so that orders agree."""
+        return np.asarray(self.of_rank_0(self.communicator.sum(np.ascontiguousarray(array))))
 
-    def _shares(self, W: Array, Ht: Array) -> np.ndarray:
-        """share_j = Σ_l (WᵀW)_jl (HHᵀ)_jl / Σ over all ranks' rows; as rank 0 has it, so that orders agree."""
-        own = kernels.of(W).to_numpy(kernels.of(W).gram(W)).astype(np.float64)
-        gram = self._of_rank_0(self.communicator.sum(np.ascontiguousarray(own)))
-        contribution = (gram * kernels.of(Ht).to_numpy(kernels.of(Ht).gram(Ht))).sum(axis=1)
-        total = float(contribution.sum())
-        return contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))
-
-    def _of_rank_0(self, array: Array) -> Any:
+    def of_rank_0(self, array: Array | None) -> Any:
+        """Rank 0's array, at every rank."""
         with heard():
             messages, _ = at_the_server(self.communicator, lambda: ({"": Message({"": array})}, None))
         return messages[""][""]
 
 
-def _sorted(F: Array, shares: np.ndarray) -> Array:
-    """Columns of F by falling share, in contiguous memory."""
-    order = np.argsort(-shares, kind="stable")
-    return kernels.of(F).like(np.take(kernels.of(F).to_numpy(F), order, axis=1), F)
+def _best(program: Program, run: Run, shards: Sequence[Shard], seed: int) -> Array:
+    """H where the objective was smallest, or where all began if not even one exchange was done."""
+    server = program.start_server(Layout.of(shards, seed))[0] if run.best is None else run.best
+    return program.components(server)
 
 
-def _unit_columns(Ht: Array) -> Array:
-    on = kernels.of(Ht)
-    values = on.to_numpy(Ht)
-    sizes = np.sqrt(np.einsum("ij,ij->j", values, values, dtype=np.float64))
-    return on.like(np.ascontiguousarray(values / np.where(sizes > 0, sizes, 1).astype(values.dtype)), Ht)
+def completed(program: Program, run: Run, shards: Sequence[Shard], communicator: Communicator, seed: int) -> Finished:
+    """Put rank 0's best H on its scale and in order, solve for the own rows of W exactly, and add up the errors."""
+    solver: Any = program.solver
+    ranks = Ranks(communicator)
+    H = ranks.of_rank_0(_best(program, run, shards, seed) if communicator.rank == 0 else None)
+    rescale = not (solver.penalty_W or solver.penalty_H)
+    return complete(solver, shards, kernels.of(H).rows_of(H), rescale, ranks)

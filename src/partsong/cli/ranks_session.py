@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,27 @@ import numpy as np
 import typer
 
 from partsong import threads
+from partsong.cli.choices import IGNORE
 from partsong.cli.fit_report import warn_of_empty_model
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.fit_tasks import using_threads
-from partsong.cli.holdings import header_notes, require_meaningful, warn_of, warn_of_identifiers
-from partsong.cli.ranks_company import company, heard, part, with_one_voice
-from partsong.cli.ranks_finish import Closing
-from partsong.cli.ranks_outputs import RankResult, Sent, require_outputs
+from partsong.cli.gaps import NOTHING_KNOWN, warn_of_unknown_columns, with_known_cells
+from partsong.cli.holdings import (
+    header_notes,
+    require_meaningful,
+    warn_of,
+    warn_of_identifiers,
+)
+from partsong.cli.ranks_arrivals import Attention, pursued_by_arrivals
+from partsong.cli.ranks_company import agreed_code, company, heard, part, with_one_voice
+from partsong.cli.ranks_files import require_outputs
+from partsong.cli.ranks_finish import Ranks, completed
+from partsong.cli.ranks_outputs import RankResult, Sent
+from partsong.cli.ranks_programs import program_for
 from partsong.cli.ranks_rounds import Unison, pursued
 from partsong.cli.ranks_settings import (
     RankSettings,
     common_seed,
-    program_for,
     require_enough,
     require_fitting,
     require_same_file,
@@ -36,14 +45,16 @@ from partsong.cli.termination import exit_code
 from partsong.core import Engine, Matrix, Outcome, Round, Schedule, Shard
 from partsong.data.check import require_factorizable
 from partsong.data.matrix import as_matrix
+from partsong.data.observed import ObservedMatrix, observed
 from partsong.data.scan import extremes
 from partsong.data.table import Table
 from partsong.data.two_sided import TwoSided, block_range
 from partsong.engines.agreement import share, together
+from partsong.engines.asynchronous_mpi import AsynchronousMpi
 from partsong.engines.communicator import Communicator
 from partsong.errors import DataError
 from partsong.fitting import Task
-from partsong.interrupts import held
+from partsong.interrupts import Interrupts, held
 from partsong.io import provenance
 from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.opening import Wanted, place_of
@@ -65,8 +76,14 @@ class Seat:
     source: Source
     engine: Engine
     communicator: Communicator
-    matrix: Matrix
+    matrix: Matrix | None
     rows: tuple[int, int]
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The party that this rank is, unless it holds no rows."""
+        name = f"rank-{self.communicator.rank:06d}"
+        return [] if self.matrix is None else [Shard(name, self.matrix, key(self.settings.seed, "secret", name))]
 
     @property
     def is_first(self) -> bool:
@@ -82,7 +99,7 @@ def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
         if result is not None and communicator.rank == 0:
             result.report()
         if result is not None and result.run.outcome is Outcome.INTERRUPTED:
-            code = exit_code()
+            code, _ = agreed_code(communicator, exit_code())
             part(communicator)
     if code:
         raise typer.Exit(code)
@@ -90,38 +107,44 @@ def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
 
 def _run(options: FitOptions, given: Collection[str], engine: Engine, communicator: Communicator) -> RankResult:
     wanted = Wanted(options.label, options.transpose, options.key, options.header)
-    together(communicator, lambda: _require_usage(options, given, wanted))
+    together(communicator, lambda: _require_usage(options, given, wanted, communicator.size))
     require_same_options(communicator, options)
     together(communicator, lambda: require_outputs(options, communicator.rank, communicator.size))
-    source = together(communicator, lambda: open_source(options.data, wanted))
+    readable = replace(wanted, gaps=options.missing == IGNORE)
+    source = together(communicator, lambda: open_source(options.data, readable))
     require_same_file(communicator, source)
     require_enough(source, options.method, communicator.size)
     seed = common_seed(communicator, options)
     settings = together(communicator, partial(settle, options, source, seed, communicator.size))
-    rows = block_range(source.shape[0], communicator.size, communicator.rank)
+    rows = settings.rows_at(communicator.rank, source.shape[0])
+    engine = AsynchronousMpi() if settings.is_asynchronous else engine
     with using_threads(settings.threads):
         matrix = _read(settings, source, communicator, rows, wanted)
         source = source.after_reading(rows)
         return _fit(Seat(options, settings, source, engine, communicator, matrix, rows))
 
 
-def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted) -> None:
-    require_fitting(options, given)
+def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted, ranks: int) -> None:
+    require_fitting(options, given, ranks)
     require_meaningful(options.data, wanted)
 
 
 def _read(
     settings: RankSettings, source: Source, communicator: Communicator, rows: tuple[int, int], wanted: Wanted
-) -> Matrix:
+) -> Matrix | None:
     """This rank's rows, and its columns where the method needs them; refused at all ranks where one has bad values."""
 
-    def read() -> tuple[Matrix, float]:
+    def read() -> tuple[Matrix | None, float]:
+        if communicator.rank not in settings.workers:
+            return None, 0.0
         X = source.block(rows)
-        require_sound(X, source, rows[0], dtype=settings.dtype)
-        if communicator.rank == 0:
-            table = Table(X, source.feature_names, source=str(source.path))
-            warn_of(table, header_notes(table, wanted))
+        table = with_known_cells(Table(X, source.feature_names, source=str(source.path)), settings.missing)
+        require_sound(table.X, source, rows[0], dtype=settings.dtype)
+        if communicator.rank == settings.workers.start:
+            warn_of(table, header_notes(replace(table, X=X), wanted))
             warn_of_identifiers([table])
+        if settings.knows_some:
+            return observed(table.X, settings.dtype), extremes(table.X)[1]
         matrix = as_matrix(X, settings.dtype)
         if settings.is_sketched:
             columns = block_range(source.shape[1], communicator.size, communicator.rank)
@@ -132,6 +155,12 @@ def _read(
     matrix, high = together(communicator, read)
     with heard():
         highest = max(float(text) for text in share(communicator, repr(high)))
+    if isinstance(matrix, ObservedMatrix):
+        counts = Ranks(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
+        if not counts.any():
+            raise DataError(f"{source.path}: {NOTHING_KNOWN}")
+        if communicator.rank == 0:
+            warn_of_unknown_columns(counts, source.feature_names, is_random=True)
     try:
         require_factorizable(np.full((1, 1), highest), None, settings.dtype)
     except DataError as error:
@@ -141,20 +170,17 @@ def _read(
 
 def _fit(seat: Seat) -> RankResult:
     began, options, settings = time.perf_counter(), seat.options, seat.settings
-    communicator = seat.communicator
+    communicator, shards = seat.communicator, seat.shards
     program, rounds = program_for(settings, seat.source.shape[0])
-    name = f"rank-{communicator.rank:06d}"
-    shard = Shard(name, seat.matrix, key(settings.seed, "secret", name))
     schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
     stop = Stop(settings.tol * getattr(program, "every", 1))
-    task = Task(program, [shard], schedule, stop, seat.engine, threads=settings.threads)
+    task = Task(program, shards, schedule, stop, seat.engine, threads=settings.threads)
     together(communicator, lambda: _begin(seat))
     sent: list[Sent] = []
     with held(FINISHING_ALL if seat.is_first else "") as pressed:
-        unison = Unison(communicator, pressed, began, settings.time_budget)
-        run = _rounds(seat, task, unison, sent)
+        run = _rounds(seat, task, pressed, began, sent)
         with threads.kernels_on(settings.threads):
-            done = Closing(communicator, program.solver, seat.matrix).complete(program, run)
+            done = completed(program, run, shards, communicator, settings.seed)
         seconds = time.perf_counter() - began
         result = RankResult(options, settings, seat.source, seat.rows, run, done, sent, seconds)
         result.save(communicator)
@@ -173,7 +199,7 @@ def _begin(seat: Seat) -> None:
     folder.begin(asked, provenance.machine_versions(seat.settings.threads), {})
 
 
-def _rounds(seat: Seat, task: Task, unison: Unison, sent: list[Sent]) -> Run:
+def _rounds(seat: Seat, task: Task, pressed: Interrupts, began: float, sent: list[Sent]) -> Run:
     settings, (rows, columns) = seat.settings, seat.source.shape
     is_shown = seat.is_first and not seat.options.quiet and sys.stderr.isatty()
     title = f"{rows} × {columns} over {settings.ranks}"
@@ -183,4 +209,7 @@ def _rounds(seat: Seat, task: Task, unison: Unison, sent: list[Sent]) -> Run:
             sent.extend((done.index + 1, name, up, done.bytes_down) for name, up in sorted(done.bytes_up.items()))
             bar(done, row)
 
-        return pursued(task, unison, watch)
+        if settings.is_asynchronous:
+            attention = Attention(pressed, len(settings.workers), began, settings.time_budget)
+            return pursued_by_arrivals(task, seat.communicator, attention, watch)
+        return pursued(task, Unison(seat.communicator, pressed, began, settings.time_budget), watch)

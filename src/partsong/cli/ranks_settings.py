@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from partsong.cli.choices import RANK_AVERAGES, RANK_METHODS, RANK_SOLVERS, SKETCHED, WITH_SKETCHES
+from partsong.cli.choices import GAME, RANK_METHODS, SKETCHED, WITH_SKETCHES
 from partsong.cli.fit_settings import FOR_SKETCHES, FitOptions
+from partsong.cli.game_settings import GameSettings, complete_game, require_game
 from partsong.cli.outputs import as_json
 from partsong.cli.parts_folder import is_parts_folder
 from partsong.cli.ranks_company import heard
 from partsong.cli.wording import option
-from partsong.core import Program
+from partsong.data.two_sided import block_range
 from partsong.engines.agreement import share
 from partsong.engines.communicator import Communicator
 from partsong.errors import FileError, ParameterError
 from partsong.io.opening import place_of
+from partsong.methods import ASYNCHRONOUS
 
 if TYPE_CHECKING:
     from partsong.io.blocks import Source
@@ -33,7 +35,7 @@ OWN = {"as_json", "quiet"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSettings:
+class RankSettings(GameSettings):
     """What decides the numbers of a fit over ranks, and how it was run."""
 
     method: str
@@ -51,7 +53,7 @@ class RankSettings:
     time_budget: float | None
     threads: int
     engine: str
-    sums: str
+    sums: str | None
     ranks: int
 
     @property
@@ -59,9 +61,25 @@ class RankSettings:
         """Whether each rank needs columns beside its rows."""
         return self.method == SKETCHED
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether rank 0 is a server without rows."""
+        return self.method in ASYNCHRONOUS
 
-def require_fitting(options: FitOptions, given: Collection[str]) -> None:
-    """Refuse options that mean nothing over ranks."""
+    @property
+    def workers(self) -> range:
+        """The ranks that hold rows."""
+        return range(int(self.is_asynchronous), self.ranks)
+
+    def rows_at(self, rank: int, n_rows: int) -> tuple[int, int]:
+        """The rows of a rank; none at a server."""
+        if rank not in self.workers:
+            return 0, 0
+        return block_range(n_rows, len(self.workers), rank - self.workers.start)
+
+
+def require_fitting(options: FitOptions, given: Collection[str], ranks: int) -> None:
+    """Refuse options that mean nothing over ranks, or over so many."""
     engine = f"--engine {options.engine}"
     if is_parts_folder(place_of(options.data)):
         raise typer.BadParameter(
@@ -73,6 +91,8 @@ def require_fitting(options: FitOptions, given: Collection[str]) -> None:
         raise typer.BadParameter(
             f"{options.method} is for folders of parts; {engine} has {', '.join(RANK_METHODS)}.", param_hint="--method"
         )
+    if options.method in ASYNCHRONOUS:
+        _require_server_and_workers(options, given, ranks)
     foreign = sorted(FOREIGN.intersection(given))
     if foreign:
         flags = ", ".join(map(option, foreign))
@@ -80,11 +100,30 @@ def require_fitting(options: FitOptions, given: Collection[str]) -> None:
         raise typer.BadParameter(f"not with {engine}.{hint}", param_hint=flags)
     if options.init not in ("auto", "random"):
         raise typer.BadParameter("ranks start from random numbers: leave it out, or say random.", param_hint="--init")
+    require_game(asdict(options), given, is_game=options.method == GAME, is_between_parties=True)
     idle = sorted(FOR_SKETCHES.intersection(given)) if options.method not in WITH_SKETCHES else []
     if idle:
         raise typer.BadParameter(
             f"only for --method {', '.join(WITH_SKETCHES)}.", param_hint=", ".join(map(option, idle))
         )
+
+
+def _require_server_and_workers(options: FitOptions, given: Collection[str], ranks: int) -> None:
+    method = options.method
+    if options.engine != "mpi":
+        raise typer.BadParameter(
+            f"{method} needs --engine mpi: its server waits for any rank, and --engine {options.engine} only has "
+            "exchanges of all. Start it with mpiexec, take syn-sd, or fit a folder of parts with --engine parallel.",
+            param_hint="--method",
+        )
+    if ranks < 2:
+        raise typer.BadParameter(
+            f"{method} needs a server and at least one worker, but there is one rank. Start it with mpiexec -n 2 or "
+            "more.",
+            param_hint="--method",
+        )
+    if "sums" in given:
+        raise typer.BadParameter(f"not with {method}: its server takes in one rank at a time.", param_hint="--sums")
 
 
 def require_same_options(communicator: Communicator, options: FitOptions) -> None:
@@ -123,13 +162,14 @@ def _mark_of(source: Source) -> str:
 
 
 def require_enough(source: Source, method: str, ranks: int) -> None:
-    """Each rank needs a row, and where both factors are distributed a column."""
-    nouns = ("rows", "columns") if method == SKETCHED else ("rows",)
+    """Each rank that works needs a row, and where both factors are distributed a column."""
+    nouns, servers = ("rows", "columns") if method == SKETCHED else ("rows",), int(method in ASYNCHRONOUS)
+    over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
     for noun, size in zip(nouns, source.shape, strict=False):
-        if size < ranks:
+        if size < ranks - servers:
             raise ParameterError(
-                f"{source.path}: {size} {noun} cannot be split over {ranks} ranks: each needs at least one. "
-                f"Start at most {size} ranks."
+                f"{source.path}: {size} {noun} cannot be split over {over}: each needs at least one. "
+                f"Start at most {size + servers} ranks{', of which the first is the server' if servers else ''}."
             )
 
 
@@ -163,59 +203,11 @@ def settle(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSe
         "seed": seed,
         "dtype": options.dtype or str(float_type(source.dtype)),
         "threads": options.threads or 1,
+        "sums": None if options.method in ASYNCHRONOUS else options.sums,
         "ranks": ranks,
     }
+    complete_game(known, (), is_between_parties=True)
     return RankSettings(**known)
-
-
-def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
-    """The program, and its rounds for the iterations asked for."""
-    from partsong.settings import solver_of
-
-    penalties = settings.alpha_w, settings.alpha_h, settings.l1_ratio
-    if settings.method in RANK_AVERAGES:
-        return _average(settings)
-    if not settings.is_sketched:
-        from partsong.programs.shared_statistics import SharedStatistics
-
-        solver = solver_of(RANK_SOLVERS[settings.method], *penalties)
-        return SharedStatistics(settings.n_components, solver), settings.max_iter
-    from dataclasses import replace
-
-    from partsong import recipes
-    from partsong.programs.sketch_exchange import SketchExchange
-    from partsong.sketch.proportion import Proportion
-
-    given = solver_of("cd", *penalties)
-    program = SketchExchange(
-        settings.n_components,
-        sketch=Proportion(recipes.sketches()[settings.sketch or ""], settings.sketch_ratio or 1.0),
-        iterations=settings.max_iter,
-        n_rows=n_rows,
-    )
-    solver = replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H)
-    return replace(program, solver=solver), program.rounds_for()
-
-
-def _average(settings: RankSettings) -> tuple[Program, int]:
-    """A method in which each rank is a party; an iteration is one of its rounds."""
-    from dataclasses import replace
-
-    from partsong import recipes
-    from partsong.settings import solver_of
-    from partsong.sketch.proportion import Proportion
-
-    made: Any
-    if settings.method == "syn-sd":
-        made = recipes.syn_sd(settings.n_components)
-    else:
-        sketch = Proportion(recipes.sketches()[settings.sketch or ""], settings.sketch_ratio or 1.0)
-        variant = settings.method.removeprefix("syn-ssd-")
-        made = recipes.syn_ssd(settings.n_components, variant=variant, sketch=sketch)
-    given = solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
-    solver = replace(made.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H)
-    counts: Any = getattr(made, "rounds_for", None)
-    return replace(made, solver=solver), settings.max_iter if counts is None else counts(settings.max_iter)
 
 
 def told(settings: RankSettings) -> Mapping[str, Any]:

@@ -17,7 +17,8 @@ from partsong.running import HistoryRow
 
 MODEL = "model.safetensors"
 SETTINGS, VERSIONS = "settings.json", "versions.json"
-REPLACED = ("history.csv", "bytes.csv", "result.json", MODEL)
+RESULT = "result.json"
+REPLACED = ("history.csv", "bytes.csv", RESULT, MODEL)
 OWN = (SETTINGS, VERSIONS, *REPLACED)
 
 
@@ -76,7 +77,7 @@ class RunFolder:
         """Written after the fit, beside the model."""
         write_csv(self.path / "history.csv", HistoryRow._fields, history)
         write_csv(self.path / "bytes.csv", ("round", "party", "bytes_up", "bytes_down"), sent)
-        write_json(self.path / "result.json", result)
+        write_json(self.path / RESULT, result)
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

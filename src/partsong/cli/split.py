@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import positive
+from partsong.cli.choices import IGNORE, MISSING, one_of, positive
+from partsong.cli.gaps import hinting_at_games, with_known_cells
 from partsong.cli.guard import guarded
 from partsong.cli.holdings import (
     header_notes,
@@ -86,6 +87,14 @@ def split(
     transpose: Transpose = False,
     key: Key = None,
     header: Header = None,
+    missing: Annotated[
+        str,
+        typer.Option(
+            help="Blanks and NaN. refuse: an error; ignore: parts keep them as NaN, for fits with --missing ignore.",
+            callback=one_of(MISSING),
+            rich_help_panel="Reading",
+        ),
+    ] = MISSING[0],
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
@@ -99,7 +108,7 @@ def split(
     from partsong.streams import fresh_seed
 
     wanted, label_option = (
-        Wanted(label if by is None else by, transpose, key, header),
+        Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE),
         "--label" if by is None else "--by",
     )
     require_meaningful(data, wanted, label_option)
@@ -107,9 +116,10 @@ def split(
     require_free(folder)
     seed = fresh_seed() >> 32 if seed is None else seed
     how = "by" if by is not None else "sizes" if sizes is not None else "contiguous" if contiguous else "iid"
-    table = read_table(data, wanted, label_option)
-    warn_of(table, header_notes(table, wanted))
-    require_usable(table)
+    with hinting_at_games():
+        table = read_table(data, wanted, label_option)
+        warn_of(table, header_notes(table, wanted))
+        require_usable(with_known_cells(table, missing))
     warn_of_identifiers([table])
     skew = next((given for given in (sizes, concentration) if given is not None), CONCENTRATION)
     rows = shares_of(table, parties, how, skew, seed)

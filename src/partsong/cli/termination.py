@@ -31,6 +31,11 @@ def exit_code() -> int:
     return TERMINATED if _received.sigterm else INTERRUPTED
 
 
+def adopt(code: int) -> None:
+    """Take over the exit code of another rank of the same run, which a signal has ended."""
+    _received.sigterm = code == TERMINATED
+
+
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Within this block SIGTERM goes the way of SIGINT; a handler of somebody else's is left alone.

@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
+from partsong.cli.choices import IGNORE, MISSING, MODEL_ENDINGS, WEIGHT_ENDINGS, one_of
+from partsong.cli.gaps import with_known_cells
 from partsong.cli.guard import guarded
-from partsong.cli.holdings import header_notes, named_source, read_table, require_meaningful, warn_of
-from partsong.cli.options import AsJson, Data, Header, Key, Label, Threads, Transpose, examples
+from partsong.cli.holdings import (
+    header_notes,
+    named_source,
+    read_table,
+    require_meaningful,
+    warn_of,
+)
+from partsong.cli.options import AsJson, Data, Header, Key, Label, OptionalText, Threads, Transpose, examples
 from partsong.cli.outputs import put_json, require_distinct, require_writable, warn_of_formulas
 from partsong.errors import FileError, ShapeError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
+    from partsong.core import Matrix
     from partsong.data.table import Table
     from partsong.io.model_file import Model
 
@@ -45,6 +53,16 @@ def transform(
     transpose: Transpose = False,
     key: Key = None,
     header: Header = None,
+    missing: Annotated[
+        OptionalText,
+        typer.Option(
+            help="Blanks and NaN, and cells that a sparse file does not store. refuse: an error, and zeros; ignore: "
+            "not known, so that a row is fitted by its other cells.",
+            callback=one_of(MISSING),
+            show_default="as in the fit of the model",
+            rich_help_panel="Reading",
+        ),
+    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
@@ -60,12 +78,13 @@ def transform(
     wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
     known = read_model(model)
-    wanted = replace(wanted, features=frozenset(known.feature_names or ()))
+    missing = missing or (IGNORE if known.settings.get("missing") == IGNORE else MISSING[0])
+    wanted = replace(wanted, features=frozenset(known.feature_names or ()), gaps=missing == IGNORE)
     table = read_table(data, wanted)
     warn_of(table, header_notes(table, wanted))
-    table = matched(table, known, drop_extra)
+    table = with_known_cells(matched(table, known, drop_extra), missing)
     began = time.perf_counter()
-    W, error = weights_of(table, known, threads)
+    W, error = weights_of(table, known, threads, missing)
     write_weights(output, W, table.sample_names)
     warn_of_formulas(output, table.sample_names)
     result = {
@@ -73,6 +92,7 @@ def transform(
         "model": model,
         "shape": table.X.shape,
         "n_components": len(known.components),
+        "missing": missing,
         "relative_error": error,
         "explained_variance": 1.0 - error**2,
         "seconds": round(time.perf_counter() - began, 6),
@@ -97,22 +117,25 @@ def matched(table: Table, model: Model, drop_extra: bool) -> Table:
     return table
 
 
-def weights_of(table: Table, model: Model, threads: int | None) -> tuple[Any, float]:
-    """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖."""
+def weights_of(table: Table, model: Model, threads: int | None, missing: str = MISSING[0]) -> tuple[Any, float]:
+    """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖, over known cells where only these are in the table."""
     import numpy as np
 
     from partsong.data.check import require_transformable
     from partsong.data.matrix import as_matrix
+    from partsong.data.observed import observed
+    from partsong.local.observed import ObservedRows
     from partsong.settings import solver_of
     from partsong.threads import available, kernels_on
 
     with named_source(table):
         require_transformable(table.X, dtype=model.components.dtype)
-    matrix = as_matrix(table.X, model.components.dtype)
+    is_partial, kind = missing == IGNORE, model.components.dtype
+    matrix: Matrix = observed(table.X, kind) if is_partial else as_matrix(table.X, kind)
     penalties = (_number(model.settings.get(name)) for name in ("alpha_w", "alpha_h", "l1_ratio"))
     Ht = np.ascontiguousarray(model.components.T)
     with kernels_on(threads or available()):
-        W = solver_of("hals", *penalties).solve_rows(matrix, Ht)
+        W = ObservedRows(solver_of("hals", *penalties)).solve_rows(matrix, Ht)
         distance = max(0.0, matrix.squared_distance(W, Ht))
         norm = matrix.squared_norm
     return W, math.sqrt(distance / norm) if norm > 0 else 0.0

@@ -46,6 +46,7 @@ PHRASES = {
     "Unknown init ": "Unknown --init ",
     "Unknown solver ": "Unknown --solver ",
     "Unknown method ": "Unknown --method ",
+    "SafeStep() needs none to be given": "--step safe needs no number",
 }
 
 _ALONE = r"(?<![\w/\\.'\"-])"  # neither part of a path nor of a quoted name
@@ -60,8 +61,12 @@ _RULES = (
 )
 
 
+_GIVEN_STEP = re.compile(r"The step of \w+Step\(eta=([^,)]+)(?:, decay=[^)]+)?\)")
+
+
 def as_options(message: str) -> str:
     """The same message with --label for label=, --components for n_components, and so on."""
+    message = _GIVEN_STEP.sub(r"--step \1", message)
     for phrase, said in PHRASES.items():
         message = message.replace(phrase, said)
     for pattern, after in _RULES:

@@ -70,3 +70,18 @@ def sparse_topics(
     sizes = np.sqrt(np.asarray(counts.multiply(counts).sum(axis=1)).ravel())
     counts.data /= np.repeat(np.where(sizes > 0, sizes, 1), np.diff(counts.indptr))
     return Planted(counts.astype(dtype), W, H)
+
+
+def smoothed_factors(
+    rows: int = 100, columns: int = 20, rank: int = 3, *, generator: np.random.Generator, width: float = 1.0
+) -> Planted:
+    """X = W H with W from U(0, 1), and H from U(0, 1) smoothed along its rows (Singh, 2021: 100 × 20, rank 3).
+
+    Neighbours in a row of H are weighed by a Gaussian window of length 3 and standard deviation `width` (for 1: 0.274,
+    0.452, 0.274), mirrored at both ends with the last one repeated. The paper gives the length of the window alone.
+    """
+    W = generator.random((rows, rank))
+    padded = np.pad(generator.random((rank, columns)), ((0, 0), (1, 1)), mode="symmetric")
+    side = float(np.exp(-0.5 / width**2))
+    H = (side * (padded[:, :-2] + padded[:, 2:]) + padded[:, 1:-1]) / (1 + 2 * side)
+    return Planted(W @ H, W, H)

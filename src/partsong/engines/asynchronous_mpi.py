@@ -1,4 +1,4 @@
-"""Asynchronous runs over MPI: `mpiexec -n 3 python …` is a server and two workers.
+"""Asynchronous runs over MPI: `mpiexec -n 3 python -m mpi4py …` is a server and two workers.
 
 Between ranks, in the beginning: the agreement of all ranks on settings, and the names and widths of the parties. Then
 
@@ -34,14 +34,16 @@ class AsynchronousMpi:
 
     Every rank calls `run` with the same program, schedule and reduction. Rank 0 yields a Round for each arrival, its
     seconds those of the wall clock since the one before. A worker yields one for each of its own contributions (the
-    checkpoint has its parties' states, and no server) and at last one in which nobody takes part: the end of the run,
-    with the model and the server's state as rank 0 has them. What was under way then is not taken in. Parties of one
-    worker take turns. With one worker a run is that of `Asynchronous` with equal durations, bit for bit; with several
-    the order of arrivals is that of the day.
+    checkpoint has its parties' states, and no server) and at last an `Ending`, in which nobody takes part, with the
+    model and the server's state as rank 0 has them. What was under way then is not taken in. Parties of one worker take
+    turns. With one worker a run is that of `Asynchronous` with equal durations, bit for bit; with several the order of
+    arrivals is that of the day.
 
     To resume, each rank gives a checkpoint of its own, not necessarily of the same moment, or all that of a run in one
-    process. An error at any rank is raised at all; a caller that leaves its loop at one rank ends the run at all.
-    `record` keeps what parties sent.
+    process. An error at any rank is raised at all, and a caller that raises in its own loop at one rank is a PartyError
+    at the others. A caller that breaks out of its loop ends the run at all ranks, and the workers' Endings name its
+    rank. If you keep the rounds in a variable, close them: `with contextlib.closing(engine.run(…)) as rounds`. `record`
+    keeps what parties sent.
     """
 
     comm: Any = None
@@ -85,7 +87,8 @@ def run_asynchronously(
         else:
             known = {} if resume is None else resume.parties
             own = {name: state for name, state in known.items() if name in seat.shards}
-            rounds = work(seat, started(terms, seat.shards, own))
+            standing = {name: reduction.enrol(name, s.secret, roll.layout) for name, s in seat.shards.items()}
+            rounds = work(seat, started(terms, seat.shards, own), standing)
         del resume
         agree(communicator, Card())
     except Ended as end:

@@ -12,6 +12,7 @@ from partsong.engines.agreement import PATIENCE, Card, Ended, agree, at_the_serv
 from partsong.engines.arrivals import Arrival, taken_in
 from partsong.engines.boundary import check_upload
 from partsong.engines.communicator import Buffer, Communicator
+from partsong.engines.departure import Caller
 from partsong.engines.parcels import packed, unpacked
 from partsong.engines.pieces import Midway, Terms
 from partsong.engines.post import Letter, Post, Word
@@ -33,7 +34,7 @@ class Seat:
 
 def serve(seat: Seat, point: Midway) -> Iterator[Round]:
     """A Round for every arrival; when the last is yielded, all workers have the end of the run."""
-    server, done = _Server(seat, point), None
+    caller, server, done = Caller(seat.communicator.rank), _Server(seat, point), None
     try:
         server.send_out()
         while not server.is_over:
@@ -42,8 +43,12 @@ def serve(seat: Seat, point: Midway) -> Iterator[Round]:
                 yield done
                 done = None
         server.close()
-    except GeneratorExit:
-        server.leave()
+    except GeneratorExit as leaving:
+        error_of_caller = caller.error(leaving)
+        if error_of_caller is None:
+            server.leave()
+        else:
+            server.fail(error_of_caller)
         return
     except Ended as end:
         if end.error is not None:
@@ -58,7 +63,10 @@ def serve(seat: Seat, point: Midway) -> Iterator[Round]:
 
 @dataclass(slots=True)
 class _Server:
-    """Where the run stands; `unheard` are the workers from whom one more letter will come, `owed` awaits an answer."""
+    """Where the run stands; `unheard` are the workers from whom one more letter will come, `owed` awaits an answer.
+
+    `left_at` is the rank whose caller ended the run, if one did.
+    """
 
     seat: Seat
     point: Midway
@@ -66,6 +74,7 @@ class _Server:
     unheard: set[int] = field(default_factory=set)
     owed: int | None = None
     is_over: bool = False
+    left_at: int | None = None
     began: float = 0.0
 
     def send_out(self) -> None:
@@ -87,6 +96,7 @@ class _Server:
         if letter.word in (Word.FAILED, Word.LEFT):
             self.unheard.discard(letter.sender)
             self.is_over = True
+            self.left_at = letter.sender if letter.word is Word.LEFT else None
             return None
         self.owed = letter.sender
         done = taken_in(self.seat.terms, self.desk, self.point, self._opened(letter))
@@ -149,10 +159,11 @@ class _Server:
 
     def _ending(self) -> tuple[dict[str, Message], list[object]]:
         arrays, note = told_state(self.point.server)
-        return {"model": self.point.model, "server": arrays}, [self.point.index, note]
+        return {"model": self.point.model, "server": arrays}, [self.point.index, note, self.left_at]
 
     def leave(self) -> None:
         """The caller has seen enough: the run ends for all."""
+        self.left_at = self.seat.communicator.rank
         with suppress(Exception):  # of a worker, which raises it itself, or of a transport that has ended before
             self.close()
 

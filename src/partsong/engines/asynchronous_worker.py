@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.core import Message, Round, State
-from partsong.engines.agreement import Card, Ended, agree, as_text, at_the_server, tell
+from partsong.engines.agreement import PATIENCE, Card, Ended, agree, as_text, at_the_server, tell
 from partsong.engines.asynchronous_server import Seat
+from partsong.engines.departure import Caller, Ending
 from partsong.engines.parcels import packed, unpacked
 from partsong.engines.pieces import Midway, Piece, Worked, attempt
 from partsong.engines.post import Word
 from partsong.engines.state_parcels import state_of
 
 
-def work(seat: Seat, states: Mapping[str, State]) -> Iterator[Round]:
-    """A Round for every contribution of an own party, and one in which nobody takes part: the end of the run."""
-    worker = _Worker(seat, dict(states))
+def work(seat: Seat, states: Mapping[str, State], standing: Mapping[str, State]) -> Iterator[Round]:
+    """A Round for every contribution of an own party, and an Ending; `standing` is what its reduction keeps."""
+    caller, worker = Caller(seat.communicator.rank), _Worker(seat, dict(states), dict(standing))
     try:
         while not worker.is_over:
             done = worker.hear()
@@ -29,8 +30,12 @@ def work(seat: Seat, states: Mapping[str, State]) -> Iterator[Round]:
             if not worker.is_over:
                 worker.contribute()
         last = worker.conclude()
-    except GeneratorExit:
-        worker.leave()
+    except GeneratorExit as leaving:
+        error_of_caller = caller.error(leaving)
+        if error_of_caller is None:
+            worker.leave()
+        else:
+            worker.fail(error_of_caller)
         return
     except Ended as end:
         if end.error is not None:
@@ -44,27 +49,23 @@ def work(seat: Seat, states: Mapping[str, State]) -> Iterator[Round]:
 
 @dataclass(slots=True)
 class _Worker:
-    """States and pieces of the own parties, and the contribution whose answer is awaited."""
+    """States and pieces of the own parties, the latest contribution, and whether a letter of the server is awaited."""
 
     seat: Seat
     states: dict[str, State]
+    standing: dict[str, State]
     pieces: dict[str, Piece] = field(default_factory=dict)
-    standing: dict[str, State] = field(default_factory=dict)
     sent: tuple[str, Worked | None] | None = None
+    awaits_letter: bool = True
     is_over: bool = False
     began: float = field(default_factory=time.perf_counter)
     clock: float = 0.0
-
-    def __post_init__(self) -> None:
-        terms = self.seat.terms
-        for name, shard in self.seat.shards.items():
-            self.standing[name] = terms.reduction.enrol(name, shard.secret, terms.layout)
 
     def hear(self) -> Round | None:
         """The server's answer; the round that it makes of the contribution before, if there was one."""
         letter = self.seat.post.receive()
         assert letter is not None
-        self.is_over = letter.word is Word.END
+        self.awaits_letter, self.is_over = False, letter.word is Word.END
         if not len(letter.parcel):
             return None
         models, (numbers, became) = unpacked(letter.parcel, self.seat.communicator.device)
@@ -90,6 +91,7 @@ class _Worker:
         name = min(self.pieces, key=lambda party: (self.pieces[party].number, party))
         shard, piece = self.seat.shards[name], self.pieces[name]
         worked = attempt(self.seat.terms, shard, piece, self.states.get(name), self.standing[name])
+        self.awaits_letter = True
         if isinstance(worked, Worked):
             self.standing[name] = worked.standing
             self.sent = name, worked
@@ -98,14 +100,14 @@ class _Worker:
             self.sent = name, None
             self.seat.post.send(0, Word.REFUSED, packed({}, [name, as_text(worked)]))
 
-    def conclude(self) -> Round:
+    def conclude(self) -> Ending:
         """The end of the run: the server's last state and model, with the states of the own parties."""
         agree(self.seat.communicator, Card())
-        messages, (index, note) = at_the_server(self.seat.communicator, _nothing)
+        messages, (index, note, left_at) = at_the_server(self.seat.communicator, _nothing)
         server, model = state_of(messages["server"], note), messages["model"]
         metrics, seconds = self.seat.terms.program.metrics(server), self._seconds()
         after = Midway(index, dict(self.states), server, model, dict(self.pieces), self.clock)
-        return Round(index - 1, model, metrics, (), {}, 0, seconds, after)
+        return Ending(index - 1, model, metrics, (), {}, 0, seconds, after, left_at=left_at)
 
     def _seconds(self) -> float:
         before, self.clock = self.clock, time.perf_counter() - self.began
@@ -119,9 +121,10 @@ class _Worker:
             self.conclude()
 
     def fail(self, error: BaseException) -> None:
-        """Let the server know that it should listen, and tell everybody."""
+        """Let the server know that it should listen, and tell everybody; no letter is left for the next run to find."""
         with suppress(Exception):
-            if not self.is_over:
+            letter = self.seat.post.receive(PATIENCE) if self.awaits_letter else None
+            if not self.is_over and (letter is None or letter.word is not Word.END):
                 self.seat.post.send(0, Word.FAILED)
         tell(self.seat.communicator, error)
 

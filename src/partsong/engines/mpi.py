@@ -1,9 +1,12 @@
-"""Ranks over MPI: `mpiexec -n 4 python …`, with every rank holding its own shards."""
+"""Ranks over MPI: `mpiexec -n 4 python -m mpi4py …`, with every rank holding its own shards.
+
+Errors in a run are told to all ranks. Of one before or after it MPI does not know, and others would wait for that rank:
+with `-m mpi4py` it ends them.
+"""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +15,11 @@ import numpy as np
 
 from partsong.core import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
 from partsong.engines.communicator import Buffer
+from partsong.engines.mpi_calls import TAG, have_arrived, in_pieces
 from partsong.engines.parcels import memory_order
 from partsong.engines.rank_round import IN_ORDER
 from partsong.engines.ranks import run_ranks
 from partsong.errors import MissingExtra
-
-TAG = 20017
-"""Of our messages between two ranks; use a duplicate of the communicator to receive messages with any tag yourself."""
-
-PIECE = 1 << 30
-"""Bytes or numbers in one call: counts in MPI are 32-bit integers."""
-
-EAGER, PAUSE = 3e-4, 3e-5
-"""Seconds for which a rank looks for the others without a pause, and between two looks after that."""
-
-_unfinished: list[Any] = []
-"""Requests that nobody waited for; MPI may still write to their buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +84,31 @@ class MpiCommunicator:
             return [card]
         shown = np.empty((self.size, len(card)), np.uint8)
         request = self.comm.Iallgather(np.frombuffer(card, np.uint8), shown)
-        if not _arrived(request, patience):
-            _unfinished.append((request, card, shown))
+        if not have_arrived(request, patience=patience):
             return None
         return [row.tobytes() for row in shown]
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
         """At rank 0 the parcels of all ranks."""
         if self.rank > 0:
-            for piece in _pieces(parcel):
-                _arrived(self.comm.Isend(piece, dest=0, tag=TAG))
+            for piece in in_pieces(parcel):
+                have_arrived(self.comm.Isend(piece, dest=0, tag=TAG))
             return []
         parcels = [parcel, *(np.empty(size, np.uint8) for size in sizes[1:])]
         waiting = [
             self.comm.Irecv(piece, source=source, tag=TAG)
             for source in range(1, self.size)
-            for piece in _pieces(parcels[source])
+            for piece in in_pieces(parcels[source])
         ]
-        for request in waiting:
-            _arrived(request)
+        have_arrived(*waiting)
         return parcels
 
     def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
         """Rank 0's parcel at every rank."""
         buffer = np.empty(size, np.uint8) if parcel is None else parcel
         if self.size > 1:
-            for piece in _pieces(buffer):
-                _arrived(self.comm.Ibcast(piece, root=0))
+            for piece in in_pieces(buffer):
+                have_arrived(self.comm.Ibcast(piece, root=0))
         return buffer
 
     def sum(self, array: Array) -> Array:
@@ -130,7 +120,7 @@ class MpiCommunicator:
             return self.sum(array.T).T
         total = np.array(array, order="C")
         if self.size > 1:
-            for piece in _pieces(total.reshape(-1)):
+            for piece in in_pieces(total.reshape(-1)):
                 self.comm.Allreduce(self.library.IN_PLACE, piece)
         return total
 
@@ -139,22 +129,3 @@ class MpiCommunicator:
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
         self.comm.Abort(1)
-
-
-def _arrived(request: Any, patience: float | None = None) -> bool:
-    """Wait for a request: at once for those who are about to come, without using up the core for those who are not."""
-    began = time.monotonic()
-    while not request.Test():
-        waited = time.monotonic() - began
-        if patience is not None and waited > patience:
-            return False
-        if waited > EAGER:
-            time.sleep(PAUSE)
-    return True
-
-
-def _pieces(buffer: Buffer) -> Iterator[Any]:
-    """Views of a one-dimensional buffer, short enough for one call."""
-    flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else buffer
-    for start in range(0, len(flat), PIECE):
-        yield flat[start : start + PIECE]

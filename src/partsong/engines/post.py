@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from partsong.engines.communicator import Buffer
-from partsong.engines.mpi import TAG, MpiCommunicator, _arrived, _pieces
+from partsong.engines.mpi import MpiCommunicator
+from partsong.engines.mpi_calls import TAG, have_arrived, in_pieces
 
 LETTERS = TAG + 1
 """The tag of letters."""
@@ -55,24 +56,22 @@ class MpiPost:
     communicator: MpiCommunicator
 
     def send(self, to: int, word: Word, parcel: Buffer = b"") -> None:
-        """A header of nine bytes, then the parcel in pieces."""
+        """A header of nine bytes, then the parcel in pieces; all at once, so that no interrupt leaves half a letter."""
         comm = self.communicator.comm
         header = np.frombuffer(HEADER.pack(word, len(parcel)), np.uint8)
-        for piece in (header, *_pieces(parcel)):
-            _arrived(comm.Isend(piece, dest=to, tag=LETTERS))
+        have_arrived(*(comm.Isend(piece, dest=to, tag=LETTERS) for piece in (header, *in_pieces(parcel))))
 
     def receive(self, patience: float | None = None) -> Letter | None:
         """From whoever has written."""
         comm, library = self.communicator.comm, self.communicator.library
         probe = _Probe(comm, library.ANY_SOURCE, library.Status())
-        if not _arrived(probe, patience):
+        if not have_arrived(probe, patience=patience):
             return None
         sender, header = probe.status.Get_source(), np.empty(HEADER.size, np.uint8)
-        _arrived(comm.Irecv(header, source=sender, tag=LETTERS))
+        have_arrived(comm.Irecv(header, source=sender, tag=LETTERS))
         word, size = HEADER.unpack(header.tobytes())
         parcel = np.empty(size, np.uint8)
-        for piece in _pieces(parcel):
-            _arrived(comm.Irecv(piece, source=sender, tag=LETTERS))
+        have_arrived(*(comm.Irecv(piece, source=sender, tag=LETTERS) for piece in in_pieces(parcel)))
         return Letter(sender, Word(word), parcel)
 
 

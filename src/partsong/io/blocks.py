@@ -22,18 +22,18 @@ from partsong.data.mapped import give_back_block, mapping
 from partsong.data.scan import BLOCK_BYTES, is_sparse, places
 from partsong.data.table import Table
 from partsong.errors import DataError, PartsongError, ShapeError, first_few
-from partsong.io.numpy_files import (
+from partsong.io.npy_headers import (
     FEATURE_KEYS,
     SAMPLE_KEYS,
-    _Header,
-    _header,
-    _member_headers,
-    _names,
-    _require_honest,
-    _require_numbers,
+    Header,
+    header_of,
+    member_headers,
+    names_in,
+    require_honest,
+    require_numbers,
 )
 from partsong.io.opening import Wanted, parsing, place_of, require_plausible
-from partsong.io.read import _file_at, read_wanted
+from partsong.io.read import file_at, read_wanted
 from partsong.io.strips import Span, Strip, Strips
 
 COMPRESSED = {"csr", "csc"}
@@ -81,7 +81,7 @@ class Source:
 
 def open_source(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> Source:
     """A file by the ending of its name; of .npy and SciPy's .npz only what they say of themselves is read."""
-    place = _file_at(place_of(path))
+    place = file_at(place_of(path))
     name = place.name.lower()
     if name.endswith(".npy"):
         return _array(place, wanted)
@@ -130,9 +130,9 @@ def _globally(finding: Finding, block: Any, first_row: int, first_column: int) -
 def _array(path: Path, wanted: Wanted) -> Source:
     with parsing(path, "a NumPy array"):
         with path.open("rb") as stream:
-            header = _header(stream)
-        _require_honest(str(path), header, path.stat().st_size)
-        _require_numbers(str(path), header.dtype)
+            header = header_of(stream)
+        require_honest(str(path), header, path.stat().st_size)
+        require_numbers(str(path), header.dtype)
         if len(header.shape) != 2:
             Table(np.empty(tuple(min(side, 1) for side in header.shape)), source=str(path))  # says what is wrong
         is_mapped = header.n_bytes > header.offset and header.dtype.isnative
@@ -167,7 +167,7 @@ def _compressed(path: Path, wanted: Wanted) -> Source | None:
     """SciPy's CSR or CSC, or None for what has to be read whole."""
     with parsing(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
-            headers = dict(_member_headers(path, archive))
+            headers = dict(member_headers(path, archive))
         if not {"format", "shape", "data", "indices", "indptr"} <= headers.keys() or wanted.key or wanted.label:
             return None
         with np.load(path, allow_pickle=False) as arrays:
@@ -177,12 +177,12 @@ def _compressed(path: Path, wanted: Wanted) -> Source | None:
             sides = [int(side) for side in arrays["shape"].ravel()[:3]]
             require_plausible(path, tuple(sides), headers["data"].shape[0] if headers["data"].shape else 0)
             shape = (sides[1], sides[0]) if wanted.transpose else (sides[0], sides[1])
-            features = _names(path, headers, arrays, FEATURE_KEYS, shape[1])
+            features = names_in(path, headers, arrays, FEATURE_KEYS, shape[1])
         strips = _strips(path, headers, *(sides if form == "csr" else sides[::-1]))
 
     def names_of_samples() -> Names:
         with np.load(path, allow_pickle=False) as arrays:
-            return _names(path, headers, arrays, SAMPLE_KEYS, shape[0])
+            return names_in(path, headers, arrays, SAMPLE_KEYS, shape[0])
 
     def cut(rows: Span, columns: Span) -> Any:
         is_by_row = (form == "csr") is not wanted.transpose
@@ -192,8 +192,8 @@ def _compressed(path: Path, wanted: Wanted) -> Source | None:
     return Source(path, shape, dtype, features, names_of_samples, cut)
 
 
-def _strips(path: Path, headers: Mapping[str, _Header], n_major: int, n_minor: int) -> Strips:
-    _require_numbers(str(path), headers["data"].dtype)
+def _strips(path: Path, headers: Mapping[str, Header], n_major: int, n_minor: int) -> Strips:
+    require_numbers(str(path), headers["data"].dtype)
     indptr, indices, data = (Strip(path, name, headers[name]) for name in ("indptr", "indices", "data"))
     if any(len(strip.header.shape) != 1 for strip in (indptr, indices, data)):
         raise ShapeError(f"{path}: indptr, indices and data of a sparse matrix have one dimension. Export it again.")

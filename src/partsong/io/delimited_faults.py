@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from partsong.data.finding import SHOWN
 from partsong.errors import FormatError
-from partsong.io.delimited_layout import MISSING, Layout, number, rows_of
+from partsong.io.delimited_layout import MISSING, Layout, number, number_or_gap, rows_of
 from partsong.io.delimiters import DECIMAL_COMMA, DELIMITER_NAMES, way_to
 
 CUT_DECIMAL_COMMAS = re.compile(r"\d+[;|\t][+-]?\d+")
@@ -47,7 +47,7 @@ def read_carefully(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[
     values = array("d")
     texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
     ragged, not_numbers = _Account(), _Account()
-    at_values, n_rows = layout.values_at, 0
+    at_values, n_rows, value_of = layout.values_at, 0, number_or_gap if layout.has_gaps else number
     for line, row in rows_of(path, layout.delimiter):
         if line <= layout.n_header_lines:
             continue
@@ -60,7 +60,7 @@ def read_carefully(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[
         for cells, at in zip(texts, layout.text_at, strict=True):
             cells.append(row[at].strip())
         try:
-            values.extend([number(row[at]) for at in at_values])
+            values.extend([value_of(row[at]) for at in at_values])
         except ValueError:
             _note_cells(not_numbers, layout, line, row)
             not_numbers.in_first_row += not_numbers.count if n_rows == 1 else 0
@@ -77,7 +77,7 @@ def read_carefully(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[
 def _note_cells(account: _Account, layout: Layout, line: int, row: list[str]) -> None:
     for at in layout.values_at:
         try:
-            number(row[at])
+            (number_or_gap if layout.has_gaps else number)(row[at])
         except ValueError:
             cell = row[at].strip()
             what = "is empty" if not cell else f"reads {cell[:40]!r}"

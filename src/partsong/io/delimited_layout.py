@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,7 +30,8 @@ class Layout:
     """Where things are in each line of data; `header` names every field, `n_header_lines` are to be skipped.
 
     Fields at `dropped_at` are skipped unread, and so are lines whose name is not among `kept_names`. `asked_for` are
-    the names of the features that will be looked for in the end, where they are known.
+    the names of the features that will be looked for in the end, where they are known. With `has_gaps` cells may be
+    blank.
     """
 
     delimiter: str
@@ -41,6 +43,7 @@ class Layout:
     dropped_at: frozenset[int] = frozenset()
     kept_names: frozenset[str] | None = None
     asked_for: frozenset[str] = frozenset()
+    has_gaps: bool = False
 
     @property
     def text_at(self) -> tuple[int, ...]:
@@ -92,6 +95,11 @@ def number(cell: str) -> float:
     return float(cell)
 
 
+def number_or_gap(cell: str) -> float:
+    """The same, with NaN for a cell that is blank or says that it is missing."""
+    return math.nan if cell.strip().lower() in MISSING else number(cell)
+
+
 def layout_of(path: Path, delimiter: str, wanted: Wanted) -> Layout:
     """Decide on the layout, or say what stands against every layout."""
     first_rows = list(islice(rows_of(path, delimiter), 1 + LOOK_AHEAD))
@@ -111,7 +119,7 @@ def layout_of(path: Path, delimiter: str, wanted: Wanted) -> Layout:
     if wanted.label is not None:
         raise FeatureError(f"{path}: label={wanted.label!r} needs a header line to be found in. Add one to the file.")
     are_names = all(_is_text(row[0]) for _, row in first_rows)
-    return Layout(delimiter, None, 0, len(first), 0 if are_names else None, None)
+    return Layout(delimiter, None, 0, len(first), 0 if are_names else None, None, has_gaps=wanted.gaps)
 
 
 def _layout_below_header(path: Path, delimiter: str, wanted: Wanted, first_rows: list[tuple[int, list[str]]]) -> Layout:
@@ -125,7 +133,9 @@ def _layout_below_header(path: Path, delimiter: str, wanted: Wanted, first_rows:
     are_texts = all(_is_text(row[0]) for _, row in first_rows[1:])  # one odd cell does not make a column of names
     are_names = names_come_first or header[0].lower() in ("", SAMPLE_TITLE) or are_texts
     names_at = 0 if are_names and label_at != 0 else None
-    layout = Layout(delimiter, header, n_lines, len(header), names_at, label_at, asked_for=wanted.features)
+    layout = Layout(
+        delimiter, header, n_lines, len(header), names_at, label_at, asked_for=wanted.features, has_gaps=wanted.gaps
+    )
     if wanted.kept is not None:
         layout = _without_extra(path, layout, wanted)
     if not layout.values_at:

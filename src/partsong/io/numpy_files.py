@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from partsong.data.table import Table
 from partsong.errors import FormatError, ParameterError, ShapeError
-from partsong.io.opening import GZIP_RATIO, Wanted, parsing, require_plausible
-
-FEATURE_KEYS = ("feature_names", "genes", "features")
-SAMPLE_KEYS = ("sample_names", "samples")
-_RESAVE = (
-    "Save it again with np.save or np.savez from plain number or text arrays (X.astype(float), names.astype(str))."
+from partsong.io.npy_headers import (
+    FEATURE_KEYS,
+    SAMPLE_KEYS,
+    Header,
+    header_of,
+    member_headers,
+    names_in,
+    require_honest,
+    require_numbers,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """What an array says of itself before its values are read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int
-
-    @property
-    def n_bytes(self) -> int:
-        return self.offset + self.dtype.itemsize * math.prod(self.shape)
+from partsong.io.opening import Wanted, parsing, require_plausible
 
 
 def read_npy(path: Path, wanted: Wanted) -> Table:
     """Open a .npy as a memory map; nothing is read until it is used."""
     with parsing(path, "a NumPy array"):
         with path.open("rb") as stream:
-            header = _header(stream)
-        _require_honest(str(path), header, path.stat().st_size)
-        _require_numbers(str(path), header.dtype)
+            header = header_of(stream)
+        require_honest(str(path), header, path.stat().st_size)
+        require_numbers(str(path), header.dtype)
         on_disk = header.n_bytes > header.offset and header.dtype.isnative
         X = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
         return Table(_native(X.T if wanted.transpose else X), source=str(path))
@@ -55,7 +45,7 @@ def read_npz(path: Path, wanted: Wanted) -> Table:
     """
     with parsing(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
-            headers = dict(_member_headers(path, archive))
+            headers = dict(member_headers(path, archive))
         is_sparse = {"format", "shape", "data"} <= headers.keys()
         if is_sparse and wanted.key is not None:
             raise ParameterError(
@@ -67,57 +57,13 @@ def read_npz(path: Path, wanted: Wanted) -> Table:
             X: Any = _sparse(path, headers, arrays) if is_sparse else _dense(path, key, headers[key], arrays)
             X = X.T if wanted.transpose else X
             X = X.tocsr() if is_sparse else X
-            features = _names(path, headers, arrays, FEATURE_KEYS, X.shape[1])
-            samples = _names(path, headers, arrays, SAMPLE_KEYS, X.shape[0])
+            features = names_in(path, headers, arrays, FEATURE_KEYS, X.shape[1])
+            samples = names_in(path, headers, arrays, SAMPLE_KEYS, X.shape[0])
             labels = _labels(path, headers, arrays, wanted.label, key, X.shape[0])
         return Table(X, features, samples, labels, str(path))
 
 
-def _header(stream: IO[bytes]) -> _Header:
-    version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"version {version} of the .npy format is not one that plain numbers need")
-    shape, _, dtype = readers[version](stream)
-    if min(shape, default=0) < 0:
-        raise ValueError(f"the shape {shape} is negative")
-    return _Header(shape, dtype, stream.tell())
-
-
-def _member_headers(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, _Header]]:
-    """The header of each array, held against the size of its member, and that against what can be unpacked at all."""
-    for member in archive.infolist():
-        if not member.filename.endswith(".npy"):
-            continue
-        where = f"{path}, array {member.filename.removesuffix('.npy')!r}"
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise FormatError(f"{where}: packed in a way that np.savez does not use. {_RESAVE}")
-        ratio = 1 if member.compress_type == zipfile.ZIP_STORED else GZIP_RATIO
-        if member.file_size > ratio * min(member.compress_size, path.stat().st_size) + ratio:
-            raise FormatError(f"{where}: claims {member.file_size} bytes, more than its place can hold. {_RESAVE}")
-        with archive.open(member) as stream:
-            header = _header(stream)
-        if not header.dtype.hasobject:
-            _require_honest(where, header, member.file_size)
-        yield member.filename.removesuffix(".npy"), header
-
-
-def _require_honest(where: str, header: _Header, held: int) -> None:
-    if not header.dtype.hasobject and header.n_bytes != held:
-        raise FormatError(
-            f"{where}: its header claims {header.n_bytes} bytes (shape {header.shape}, {header.dtype}), "
-            f"but it holds {held}. It is cut short or damaged. {_RESAVE}"
-        )
-
-
-def _require_numbers(where: str, dtype: np.dtype[Any]) -> None:
-    if dtype.hasobject:
-        raise FormatError(f"{where}: holds Python objects, which are never loaded: they can run code. {_RESAVE}")
-    if dtype.kind not in "biufc":
-        raise FormatError(f"{where}: holds {dtype}, not numbers. {_RESAVE}")
-
-
-def _choose(path: Path, headers: Mapping[str, _Header], key: str | None) -> str:
+def _choose(path: Path, headers: Mapping[str, Header], key: str | None) -> str:
     listed = ", ".join(f"{name!r} {header.shape} {header.dtype}" for name, header in list(headers.items())[:20])
     if key is not None and key not in headers:
         raise ParameterError(
@@ -134,9 +80,9 @@ def _choose(path: Path, headers: Mapping[str, _Header], key: str | None) -> str:
     return candidates[0]
 
 
-def _dense(path: Path, key: str, header: _Header, arrays: Any) -> npt.NDArray[Any]:
+def _dense(path: Path, key: str, header: Header, arrays: Any) -> npt.NDArray[Any]:
     where = f"{path}, array {key!r}"
-    _require_numbers(where, header.dtype)
+    require_numbers(where, header.dtype)
     if len(header.shape) != 2:
         raise ShapeError(
             f"{where}: has shape {header.shape}, not samples x features. Save X.reshape(len(X), -1) instead."
@@ -144,13 +90,13 @@ def _dense(path: Path, key: str, header: _Header, arrays: Any) -> npt.NDArray[An
     return _native(arrays[key])
 
 
-def _sparse(path: Path, headers: Mapping[str, _Header], arrays: Any) -> Any:
+def _sparse(path: Path, headers: Mapping[str, Header], arrays: Any) -> Any:
     from scipy import sparse
 
     shape = tuple(int(side) for side in arrays["shape"].ravel()[:3])
     require_plausible(path, shape, math.prod(headers["data"].shape))
     matrix = sparse.load_npz(path)
-    _require_numbers(str(path), matrix.dtype)
+    require_numbers(str(path), matrix.dtype)
     if hasattr(matrix, "check_format"):
         matrix.check_format(full_check=True)  # indices out of range would crash compiled code
     return sparse.csr_array(matrix)
@@ -160,21 +106,8 @@ def _native(X: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return X if X.dtype.isnative else X.astype(X.dtype.newbyteorder("="))
 
 
-def _names(
-    path: Path, headers: Mapping[str, _Header], arrays: Any, keys: tuple[str, ...], length: int
-) -> tuple[str, ...] | None:
-    for key in keys:
-        if key in headers and headers[key].shape == (length,):
-            if headers[key].dtype.kind not in "USiu":
-                raise FormatError(f"{path}, array {key!r}: names are {headers[key].dtype}, not text. {_RESAVE}")
-            return tuple(
-                name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in arrays[key].tolist()
-            )
-    return None
-
-
 def _labels(
-    path: Path, headers: Mapping[str, _Header], arrays: Any, label: str | None, key: str, length: int
+    path: Path, headers: Mapping[str, Header], arrays: Any, label: str | None, key: str, length: int
 ) -> npt.NDArray[Any] | None:
     if label is not None:
         if label not in headers or headers[label].shape != (length,) or headers[label].dtype.hasobject:

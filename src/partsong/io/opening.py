@@ -24,6 +24,7 @@ class Wanted:
 
     `header` says whether the first line names the columns; None: look and decide. `features` are the names that will be
     asked for: a first line that holds all of them is a header. With `drop_extra` other columns are not even read.
+    With `gaps` blank cells of a text file, and words such as NA, are NaN instead of an error.
     """
 
     label: str | None = None
@@ -32,6 +33,7 @@ class Wanted:
     header: bool | None = None
     features: frozenset[str] = frozenset()
     drop_extra: bool = False
+    gaps: bool = False
 
     def __post_init__(self) -> None:
         for name in ("label", "key"):

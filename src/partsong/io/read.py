@@ -61,7 +61,7 @@ def read(
 
 def read_wanted(path: str | os.PathLike[str], wanted: Wanted) -> Table:
     """Read a table by the ending of its name."""
-    place = _file_at(place_of(path))
+    place = file_at(place_of(path))
     reader = reader_of(place)
     if reader is None:
         raise FormatError(
@@ -93,7 +93,8 @@ def conflicts(reader: Reader, wanted: Wanted) -> Iterator[tuple[str, str]]:
         yield "label", "is found in a header line, but header=False says that there is none. Leave one of them out."
 
 
-def _file_at(path: Path) -> Path:
+def file_at(path: Path) -> Path:
+    """The file to read: this one, or the matrix.mtx of a folder."""
     with parsing(path, "a file"):
         path.stat()
         if path.is_file():

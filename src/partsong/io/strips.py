@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partsong.errors import FormatError
-from partsong.io.numpy_files import _Header
+from partsong.io.npy_headers import Header
 
 Span = tuple[int, int]
 
@@ -34,7 +34,7 @@ class Strip:
 
     path: Path
     name: str
-    header: _Header
+    header: Header
 
     def __len__(self) -> int:
         return self.header.shape[0]

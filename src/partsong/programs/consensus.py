@@ -14,7 +14,9 @@ from partsong.core import Aggregation, Array, Form, Layout, Message, ServerUpdat
 from partsong.errors import CompositionError, ParameterError
 from partsong.local.alternate import Alternate, Rows
 from partsong.local.coupling import Coupling, NoPull, Tether
+from partsong.local.game import Game, Standing
 from partsong.local.momentum import NoExtrapolation
+from partsong.local.orders import distance
 from partsong.local.proximal import warn_if_noisy
 from partsong.local.sketched import take_sketched_turns
 from partsong.local.start import random_columns
@@ -65,6 +67,8 @@ class Consensus:
     With a `sketch` every local step of H is that of ½‖SᵀX_p − SᵀW_p H‖² for an S (n_p × d) drawn anew from the party's
     own secret, which nobody else can draw; W's steps stay exact. With one participant per round and a `Relaxation`
     these are Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
+
+    With a `game` a local iteration is one sweep of it over the party's cells, in place of the solver's steps.
     """
 
     rank: int
@@ -79,6 +83,7 @@ class Consensus:
     free_rounds: int = 0
     sweeps: int = 1
     sketch: Proportion | None = None
+    game: Game | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
@@ -89,6 +94,8 @@ class Consensus:
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError("A pull and extrapolation do not go together; use a solver with NoExtrapolation.")
+        if self.game is not None and (self.sketch is not None or not isinstance(self.coupling, NoPull)):
+            raise CompositionError("A game is played on all cells and without a pull: leave out sketch and coupling.")
         if self.sketch is not None:
             warn_if_noisy(self.solver.rule)
         if self.sketch is not None and not isinstance(self.solver.momentum, NoExtrapolation):
@@ -129,6 +136,8 @@ class Consensus:
             W = start.weights(shard, Ht, self.solver)
         else:
             Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
+        if self.game is not None:
+            return self._play(shard, party, W, Ht, number)
         rows = Rows(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
         columns = self.solver.begin(Ht)
         columns = replace(columns, memory=replace(columns.memory, count=party.count, scale=party.scale_H))
@@ -142,6 +151,22 @@ class Consensus:
             rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, tether, draws)
         scales = (0.0 if rows.memory is None else rows.memory.scale, columns.memory.scale)
         return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number, *scales)
+
+    def _play(self, shard: Shard, party: ConsensusParty, W: Array, Ht: Array, number: int) -> ConsensusParty:
+        """`steps` sweeps of the game; its pace is kept as the scale of W, and begins anew where there is none."""
+        assert self.game is not None
+        game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
+        standing, pace, seen = Standing(W, Ht), party.scale_W or 1.0, float("inf")
+        for count in range(party.count, party.count + self.steps):
+            miss = float("nan") if meets else distance(matrix, standing.W, standing.Ht)
+            draw = stream(shard.secret, "play", shard.name, count)
+            standing = game.sweep(matrix, standing, count, pace=pace, miss=miss, draw=draw)
+            latest = standing.seen if meets else miss**2
+            if not np.isfinite(latest):
+                told = f"in sweep {count + 1} numbers at party {shard.name!r} grew beyond all measure"
+                raise game.too_large(told, game.curvature(matrix, W, Ht))
+            pace, seen = game.step.paced(pace, count, seen, latest), latest
+        return ConsensusParty(standing.W, standing.Ht, party.count + self.steps, number, pace)
 
     def _private_sketch(self, shard: Shard, step: int) -> Operator:
         """S (n × d) of one step, which the party alone can draw."""

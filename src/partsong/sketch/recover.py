@@ -28,7 +28,7 @@ def most_sketches(size: int, dimension: int) -> int:
     """⌊(size − 1)/dimension⌋: with so many sketches of one matrix, other matrices still have the same ones.
 
     That is all it says. Of every row an observer then knows Σ d of `size` coordinates in a random basis; what is else
-    known of the matrix (it is non-negative, sparse, of low rank) can settle the rest. A subsampling sketch publishes d
+    known of the matrix (it is non-negative, sparse) can settle the rest. A subsampling sketch publishes d
     columns as they are, from the first one on; a count sketch those that are alone in their place.
     """
     if size < 1 or dimension < 1:

@@ -1,0 +1,148 @@
+"""What the experiments with the game share: the paper's data, its methods and ours, and a loop over sweeps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.align.assignment import Assignment
+from partsong.align.likeness import correlations
+from partsong.data.dense import DenseMatrix
+from partsong.data.matrix import as_matrix
+from partsong.data.synthetic import Planted, smoothed_factors
+from partsong.local.equations import NormalEquations
+from partsong.local.game import Game, Standing
+from partsong.local.multiplicative import Multiplicative
+from partsong.local.orders import Raster, Simultaneous, Stratified
+from partsong.local.self_play import NoSelfPlay, ShrinkOthers, ShrinkSmallest
+from partsong.local.step_sizes import ConstantStep, SafeStep
+from partsong.streams import stream
+
+PRINTED = 1e-3
+ORDERS = {"sequential": Raster(), "stratified": Stratified(blocks=4), "simultaneous": Simultaneous()}
+SELF_PLAYS = {"game": NoSelfPlay(), "J-min": ShrinkSmallest(), "J-max": ShrinkOthers()}
+MU = "MU"
+MARKS = (10, 50, 100, 200, 500, 2000, 5000, 20_000, 100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """MU, or a variant of the game with an order of play and a step: η, or None for one by the players' norms."""
+
+    name: str
+    order: str = ""
+    eta: float | None = None
+
+    @property
+    def label(self) -> str:
+        """In a word or two."""
+        if self.name == MU:
+            return MU
+        return f"{self.name}, {self.order}, {'safe step' if self.eta is None else f'η = {self.eta:g}'}"
+
+    @property
+    def game(self) -> Game:
+        """The game that is played."""
+        step = SafeStep() if self.eta is None else ConstantStep(self.eta)
+        return Game(ORDERS[self.order], step, SELF_PLAYS[self.name])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As they are written down."""
+        return {"method": self.name, "order": self.order, "eta": self.eta}
+
+
+def planted(number: int) -> Planted:
+    """The data set with this number, 100 × 20 of rank 3."""
+    return smoothed_factors(generator=stream(number, "game data"))
+
+
+def start(number: int, which: int, shape: tuple[int, int] = (100, 20), rank: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """W and H from U(0, 1), as all methods begin with."""
+    draw = stream(number, "game start", which)
+    return draw.random((shape[0], rank)), draw.random((rank, shape[1]))
+
+
+def played(X: np.ndarray, method: Method, W: np.ndarray, H: np.ndarray, sweeps: int) -> Iterator[tuple[Any, Any]]:
+    """(W, Hᵀ) after each sweep, without end checks: what players do and nothing else."""
+    if method.name == MU:
+        yield from _multiplied(X, W, np.ascontiguousarray(H.T), sweeps)
+        return
+    matrix, game = as_matrix(X), method.game
+    standing, pace, before = Standing(W, np.ascontiguousarray(H.T)), 1.0, float("inf")
+    for sweep in range(sweeps):
+        needs_miss = method.order == "simultaneous" and method.eta is None
+        miss = error_of(X, standing.W, standing.Ht) if needs_miss else float("nan")
+        standing = game.sweep(matrix, standing, sweep, pace=pace, miss=miss)
+        pace = game.step.paced(pace, sweep, before, standing.seen)
+        before = standing.seen
+        yield standing.W, standing.Ht
+
+
+def _multiplied(X: np.ndarray, W: np.ndarray, Ht: np.ndarray, sweeps: int) -> Iterator[tuple[Any, Any]]:
+    """Alg. 2 of the paper: H first, and W with the new H."""
+    rule = Multiplicative()
+    state = rule.init(W)
+    for _ in range(sweeps):
+        Ht, _ = rule.step(Ht, NormalEquations(W.T @ W, X.T @ W), state)
+        W, _ = rule.step(W, NormalEquations(Ht.T @ Ht, X @ Ht), state)
+        yield W, Ht
+
+
+def error_of(X: np.ndarray, W: np.ndarray, Ht: np.ndarray, order: Any = None) -> float:
+    """‖X − W H‖: Frobenius, or spectral for order 2."""
+    return float(np.linalg.norm(X - W @ Ht.T, order))
+
+
+def recovered(truth: np.ndarray, H: np.ndarray) -> list[float]:
+    """The correlation of each true row of H with the one that it is assigned to."""
+    plan = Assignment(unit=True).plan(truth, H)
+    return [float(r) for r in np.diag(correlations(truth, plan.apply(H)))]
+
+
+def overlap(H: np.ndarray) -> float:
+    """The mean cosine between different rows of H: 0 for disjoint supports."""
+    rows = H / np.maximum(np.linalg.norm(H, axis=1, keepdims=True), 1e-300)
+    return float((rows @ rows.T)[np.triu_indices(len(H), 1)].mean())
+
+
+def looks(sweeps: int, each_decade: int = 20) -> frozenset[int]:
+    """Sweeps after which an error is written down: evenly spaced on a logarithmic scale, and those of tables."""
+    count = max(2, int(each_decade * np.log10(sweeps)))
+    spaced = np.unique(np.rint(np.geomspace(1, sweeps, count)).astype(int)).tolist()
+    return frozenset([*spaced, *(mark for mark in MARKS if mark <= sweeps)])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file with one a line; none where there is no file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def write_lines(path: Path | None, records: Sequence[dict[str, Any]]) -> None:
+    """All records, one a line, in place of what was there."""
+    if path is not None:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+
+
+def rounded(value: float, digits: int = 5) -> float:
+    """To so many significant digits: what a file is worth."""
+    return float(f"{value:.{digits}g}")
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """--quick and --output."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="little data and few sweeps")
+    parser.add_argument("--output", type=Path, help="a file with one JSON object a line")
+    return parser
+
+
+def dense(X: np.ndarray) -> DenseMatrix:
+    """Rows behind products."""
+    return DenseMatrix(X, X.dtype)

@@ -1,0 +1,215 @@
+"""Principal components as the equilibrium of a game (EigenGame; Gemp et al., 2020; Singh, 2021, section 2, Alg. 1).
+
+k players own unit vectors v_i in R^d, the columns of a profile V (d × k). With M = X_cᵀ X_c / n, player i maximises
+
+    u_i(v_i | v_l, l < i) = ⟨v_i, M v_i⟩ − Σ_{l<i} ⟨v_i, M v_l⟩² / ⟨v_l, M v_l⟩  =  ⟨v_i, A_i v_i⟩,
+    A_i = M − Σ_{l<i} (M v_l)(M v_l)ᵀ / ⟨v_l, M v_l⟩,
+
+moves along the gradient on the sphere, and broadcasts v_i, d numbers:
+
+    ∇ = 2 (A_i v_i − u_i v_i),     v_i ← (v_i + α ∇) / ‖v_i + α ∇‖.
+
+The printed gradient is n times this one; here a step does not depend on the number of rows. A parent without variance
+penalises nobody. Vectors are in float64; products with the data are in the type of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from partsong.errors import ParameterError
+from partsong.streams import stream
+
+PLAYS = ("sequential", "simultaneous")
+
+NOTHING = 4 * float(np.finfo(np.float64).eps)
+"""A variance, as a share of the largest one, that is nothing but rounding."""
+
+Covariance = Callable[[np.ndarray], np.ndarray]
+"""M V, for V (d × c)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What player i decides on: its v and M v, its parents' V (d × i) and M V, and the largest variance of these.
+
+    A parent's v_l is known up to rounding of M, which is that of λ_1; a child's gradient is known up to what this makes
+    of the penalty, λ_1/λ_l times as much: `floor`. So variances below about 3e-8 λ_1 are out of reach.
+    """
+
+    v: np.ndarray
+    pulled: np.ndarray
+    parents: np.ndarray
+    parents_pulled: np.ndarray
+    largest: float
+
+    @property
+    def variances(self) -> np.ndarray:
+        """⟨v_l, M v_l⟩ of the parents; infinite where it is nothing, so that its inverse is zero."""
+        found = np.einsum("dl,dl->l", self.parents, self.parents_pulled)
+        return np.where(found > NOTHING * self.largest, found, np.inf)
+
+    @property
+    def floor(self) -> float:
+        """The length of half a gradient that is nothing but rounding."""
+        return NOTHING * self.largest * (self.largest / float(self.variances.min(initial=self.largest)))
+
+    def response(self, v: np.ndarray, pulled: np.ndarray) -> np.ndarray:
+        """A_i v, for any v with its M v."""
+        return pulled - self.parents_pulled @ ((v @ self.parents_pulled) / self.variances)
+
+    def utility(self, v: np.ndarray, pulled: np.ndarray) -> float:
+        """u_i(v) = ⟨v, A_i v⟩."""
+        return float(v @ self.response(v, pulled))
+
+    def gradient(self) -> tuple[float, np.ndarray]:
+        """u_i where the player stands, and its gradient on the sphere, 2 (A_i v − u_i v)."""
+        response = self.response(self.v, self.pulled)
+        utility = float(self.v @ response)
+        return utility, 2 * (response - utility * self.v)
+
+    def shift(self) -> float:
+        """c ≥ 0 with A_i + c I ⪰ 0; zero where parents do not overlap, as at the equilibrium.
+
+        Let Y have the columns M v_l / √⟨v_l, M v_l⟩, and G the overlaps ⟨v_l, M v_m⟩ / √(⟨v_l, M v_l⟩ ⟨v_m, M v_m⟩).
+        M − Y G⁻¹ Yᵀ ⪰ 0 (a Schur complement), hence A_i = M − Y Yᵀ ⪰ −Y (I − G⁻¹) Yᵀ, so that
+        −λ_min(A_i) ≤ c = λ_max(Y (I − G⁻¹) Yᵀ). Eigenvalues of G that are next to nothing are raised, which raises c.
+        """
+        variances = self.variances
+        alive = np.flatnonzero(np.isfinite(variances))
+        if alive.size < 2:
+            return 0.0
+        scale = 1 / np.sqrt(variances[alive])
+        pulled = self.parents_pulled[:, alive] * scale
+        overlaps = (self.parents[:, alive] * scale).T @ pulled
+        gammas, Z = np.linalg.eigh((overlaps + overlaps.T) / 2)
+        turned = np.linalg.qr(pulled, mode="r") @ Z
+        bound = (turned * (1 - 1 / np.maximum(gammas, NOTHING))) @ turned.T
+        return max(0.0, float(np.linalg.eigvalsh(bound)[-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """All players' vectors V (d × k) and M V."""
+
+    V: np.ndarray
+    pulled: np.ndarray
+
+    @property
+    def variances(self) -> np.ndarray:
+        """⟨v_i, M v_i⟩ for each player."""
+        return np.asarray(np.einsum("di,di->i", self.V, self.pulled))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it is numbers."""
+        return bool(np.isfinite(self.V).all() and np.isfinite(self.pulled).all())
+
+    def view(self, i: int) -> View:
+        """What player i sees: itself and its parents, never its children."""
+        largest = float(self.variances[: i + 1].max())
+        return View(self.V[:, i], self.pulled[:, i], self.V[:, :i], self.pulled[:, :i], largest)
+
+    def utilities(self) -> np.ndarray:
+        """u_i of every player."""
+        return np.array([view.utility(view.v, view.pulled) for view in map(self.view, range(self.V.shape[1]))])
+
+    def residuals(self) -> np.ndarray:
+        """‖∇ u_i‖ / 2 u_i = ‖A_i v_i − u_i v_i‖ / u_i of every player, rounding taken off: zero at equilibrium."""
+        found = []
+        for view in map(self.view, range(self.V.shape[1])):
+            utility, gradient = view.gradient()
+            length = max(0.0, _length(gradient) / 2 - view.floor)
+            found.append(length / max(utility, view.floor))
+        return np.array(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A profile after all have moved once, what each move gained its player against the parents it saw, and promised.
+
+    The promise is α‖∇‖² / (1 + α²‖∇‖²), for the safe step where that is shorter; safe steps gain at least half of it.
+    """
+
+    profile: Profile
+    gains: np.ndarray
+    promises: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class EigenGame:
+    """The rules: who sees what, and how far a move goes.
+
+    In "sequential" play parents move first, and children see where they went; in "simultaneous" play all players answer
+    the profile as it stood. `step` is α, divided by 1 + `decay` · t in move t = 0, 1, …; None takes the safe step
+
+        α_i = 1 / (2 (u_i + c_i)),     c_i as in `View.shift`.
+
+    v + α ∇ is (A_i + s I) v times 2 α, with s = 1/(2 α) − u_i: a move is a turn of power iteration, shifted by s. Where
+    A_i + s I ⪰ 0 such a turn never lowers ⟨v, A_i v⟩ = u_i. The safe step is the longest that is known to be so:
+    s = c_i. Any α ≤ 1 / (2 λ_max(M)) is as safe once parents do not overlap, but slow for players of little variance.
+    """
+
+    play: str = "sequential"
+    step: float | None = None
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.play not in PLAYS:
+            raise ParameterError(f"Unknown play {self.play!r}; choose one of {', '.join(PLAYS)}.")
+        if self.step is not None and not 0 < self.step < float("inf"):
+            raise ParameterError(f"step must be 'safe', or a finite number above 0; got {self.step!r}.")
+        if not 0 <= self.decay < float("inf"):
+            raise ParameterError(f"decay must be zero or more, and finite; got {self.decay!r}.")
+
+    @staticmethod
+    def start(n_features: int, rank: int, seed: int) -> np.ndarray:
+        """Unit vectors in random directions, each player's from a stream of its own."""
+        drawn = [stream(seed, "pca-game", "start", i).standard_normal(n_features) for i in range(rank)]
+        return np.column_stack([direction / np.linalg.norm(direction) for direction in drawn])
+
+    def move(self, profile: Profile, covariance: Covariance, time: int = 0) -> Moved:
+        """Every player moves once; `profile` is not changed."""
+        play = self._in_turn if self.play == "sequential" else self._at_once
+        with np.errstate(over="ignore", invalid="ignore"):
+            return play(profile, covariance, self.decay * time)
+
+    def _in_turn(self, profile: Profile, covariance: Covariance, decayed: float) -> Moved:
+        fresh = Profile(profile.V.copy(), profile.pulled.copy())
+        gains, promises = np.zeros((2, profile.V.shape[1]))
+        for i in range(gains.size):
+            view = fresh.view(i)
+            utility, v, promises[i] = self._turn(view, decayed)
+            pulled = covariance(v[:, None])[:, 0]
+            gains[i] = view.utility(v, pulled) - utility
+            fresh.V[:, i], fresh.pulled[:, i] = v, pulled
+        return Moved(fresh, gains, promises)
+
+    def _at_once(self, profile: Profile, covariance: Covariance, decayed: float) -> Moved:
+        views = [profile.view(i) for i in range(profile.V.shape[1])]
+        before, vectors, promises = zip(*(self._turn(view, decayed) for view in views), strict=True)
+        V = np.column_stack(vectors)
+        fresh = Profile(V, covariance(V))
+        after = [view.utility(V[:, i], fresh.pulled[:, i]) for i, view in enumerate(views)]
+        return Moved(fresh, np.subtract(after, before), np.array(promises))
+
+    def _turn(self, view: View, decayed: float) -> tuple[float, np.ndarray, float]:
+        """A player's utility, where it goes to (it stays where all is rounding), and what it may expect of that."""
+        utility, gradient = view.gradient()
+        length = _length(gradient)
+        if length <= 2 * view.floor:
+            return utility, view.v, 0.0
+        safe = 1 / (2 * max(utility + view.shift(), view.floor))
+        step = (safe if self.step is None else self.step) / (1 + decayed)
+        moved = view.v + step * gradient
+        way = min(step, safe) * length
+        return utility, moved / _length(moved), way * length / (1 + way * way)
+
+
+def _length(vector: np.ndarray) -> float:
+    """‖vector‖, also where squares leave the range of numbers."""
+    largest = float(np.abs(vector).max())
+    return largest * float(np.linalg.norm(vector / largest)) if largest > 0 else 0.0

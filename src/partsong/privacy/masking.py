@@ -1,0 +1,199 @@
+"""Masked sums: the server learns the sum of the uploads and nothing of a single one (Bonawitz et al., CCS 2017)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from partsong.core import Aggregation, Layout, Message, Occasion, Reducible, Shard
+from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.privacy import key_agreement, masked_party, masked_server
+from partsong.privacy.admission import Roster, Terms
+from partsong.privacy.envelopes import PHASES
+from partsong.privacy.fixed_point import Encoding, Grid, contents_of
+from partsong.privacy.masked_party import Draft, Member, Seat
+from partsong.privacy.masked_server import Desk
+from partsong.privacy.randomness import Source, system_source
+
+
+class PredictableMasks(UserWarning):
+    """Masks that were not drawn from the operating system's randomness: nothing is hidden by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSum:
+    """Σ_p lift(upload_p) under masks that cancel, in five phases; parties may drop out in each of them.
+
+    `bound`, or `bounds` for arrays by name, and `weight_bound` are public: a party refuses to send a number beyond
+    them. They set the error, n·2^−(e+1) with the largest e for which n·bound·2^e ≤ 2⁶² (see `error` and `told`).
+
+    A secret is given back by t = ⌊majority·n⌋ + 1 of the n parties that are asked. Less than t of them together with an
+    honest-but-curious server learn the sum over the others and no more. A server that lies, with c parties, gets both
+    secrets of nobody if t exceeds (n + c)/2: majority = 1/2 covers c = 0, and 2/3 covers c < n/3. The sum is over at
+    least `fewest` parties.
+
+    `roster`: everybody's verifying keys, agreed on beforehand; without it a party is known by the first key that it
+    sends, which a server that lies from the beginning can exchange. Adversaries and proofs: docs/masked-sums.md.
+    """
+
+    bound: float = 1e9
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    weight_bound: float = 1e9
+    majority: float = 0.5
+    fewest: int = 3
+    roster: Roster | None = None
+    source: Source = system_source
+    phases: int = field(default=len(PHASES), init=False)
+    hides_uploads: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        for bound in (self.bound, self.weight_bound, *self.bounds.values()):
+            Grid(bound, 1)
+        if not 0.5 <= self.majority < 1:
+            raise ParameterError(
+                f"majority must be from 0.5 to below 1; got {self.majority}. With less, two lists of survivors could "
+                "both find enough signatures."
+            )
+        if self.fewest < 3:
+            raise ParameterError(
+                f"A masked sum is over at least 3 parties; got fewest={self.fewest}. Of two, each knows what the other "
+                "has added."
+            )
+        key_agreement.require()
+        if self.source is not system_source:
+            warnings.warn(
+                "These masks come from another source than the operating system's: whoever can repeat it can remove "
+                "them all, and they hide nothing. For tests alone.",
+                PredictableMasks,
+                stacklevel=3,
+            )
+
+    def threshold(self, parties: int) -> int:
+        """t = ⌊majority·n⌋ + 1."""
+        return min(parties, math.floor(Fraction(self.majority).limit_denominator(10**6) * parties) + 1)
+
+    def encoding(self, parties: int) -> Encoding:
+        """How numbers become whole ones in a sum of so many parties."""
+        return Encoding(lambda name: Grid(self.bounds.get(name, self.bound), parties), Grid(self.weight_bound, parties))
+
+    def error(self, name: str, parties: int) -> float:
+        """How far an entry of the sum of an array can be off, before it is rounded to its number type."""
+        return self.encoding(parties).grid_of(name).error
+
+    def told(self, names: Sequence[str], parties: int) -> str:
+        """Bounds and errors, for people."""
+        encoding = self.encoding(parties)
+        grids = {**{name: encoding.grid_of(name) for name in names}, "weight": encoding.weight}
+        return "\n".join(
+            f"{name}: numbers within ±{grid.bound:g}, in steps of 2^{-grid.exponent}; a sum over {parties} parties is "
+            f"off by at most {grid.error:.2g}, and by the rounding of its number type"
+            for name, grid in grids.items()
+        )
+
+    def check(self, aggregation: Aggregation) -> None:
+        """Only a sum can be formed of uploads that nobody sees."""
+        if not isinstance(aggregation, Reducible):
+            raise CompositionError(
+                f"{type(aggregation).__name__} reads individual uploads, but MaskedSum lets only sums through. Use "
+                "Mean or WeightedMean (for FNMF: recipes.fnmf_by_sums), or no masks."
+            )
+
+    def enrol(self, party: str, secret: int, layout: Layout) -> Member:
+        """A party's signing key, from the secret of its shard, and whom it knows."""
+        if len(layout.parties) < self.fewest:
+            raise ParameterError(
+                f"A masked sum needs at least {self.fewest} parties, and there are {len(layout.parties)}: "
+                f"{', '.join(layout.parties)}. Each of two would know what the other has sent. Run without masks, or "
+                "with more parties."
+            )
+        signing = key_agreement.signing_key(secret, party)
+        if self.roster is not None and self.roster.get(party) != key_agreement.verifying_key(signing):
+            raise ParameterError(
+                f"Party {party!r} is not in the roster with the key that follows from its secret. Make the roster from "
+                "the keys that the parties have now."
+            )
+        return Member(party, signing, dict(self.roster or {}), self.roster is not None)
+
+    def begin(self, standing: Member, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Seat:
+        """Check and encode the upload, and draw fresh secrets; nothing is sent yet."""
+        terms, party = self._terms(occasion), standing.party
+        if occasion.index <= standing.last:
+            raise PartyError(
+                f"Party {party!r} was asked for a masked sum of round {occasion.index}, after that of {standing.last}. "
+                "A round is summed once: two sums of it over different parties would differ by single uploads."
+            )
+        assert isinstance(aggregation, Reducible)
+        lifted = aggregation.lift(upload)
+        vector = self.encoding(len(terms.participants)).encoded(party, lifted)
+        draft = Draft(
+            terms,
+            _model_fingerprint(occasion.model),
+            contents_of(lifted),
+            vector,
+            key_agreement.key_pair(self.source),
+            key_agreement.key_pair(self.source),
+            self.source(key_agreement.KEY_BYTES),
+        )
+        return Seat(standing, draft, self.source)
+
+    def send(self, phase: int, state: Seat, heard: Message) -> tuple[Seat, Message]:
+        """Keys, shares, the masked upload, a signature, and one share of each party."""
+        return masked_party.answer(phase, state, heard)
+
+    def rest(self, state: Seat) -> Member:
+        """Whom it knows by now, and that this round is over; all secrets of the sum are let go."""
+        member = state.member
+        return Member(member.party, member.signing, member.roster, member.is_pinned, state.draft.terms.index)
+
+    def hear(
+        self, phase: int, inbox: Mapping[str, Message], state: Desk | Roster | None, occasion: Occasion
+    ) -> tuple[Desk, Message]:
+        """Pass on, add up, remove masks; `state` is the roster before a sum, and its desk within."""
+        if phase == 0:
+            known = self.roster if self.roster is not None else state
+            state = Desk(self._terms(occasion), dict(known or {}), self.roster is not None)  # type: ignore[arg-type]
+        assert isinstance(state, Desk)
+        return masked_server.serve(phase, inbox, state)
+
+    def total(
+        self, state: Desk, aggregation: Aggregation, occasion: Occasion
+    ) -> tuple[Roster, Message, tuple[str, ...]]:
+        """The aggregate, and whose uploads are in it; the roster is kept."""
+        assert isinstance(aggregation, Reducible)
+        contents = [state.circle.adverts[name].contents for name in state.survivors]
+        summed = self.encoding(len(occasion.participants)).decoded(state.total, contents)
+        return state.circle.roster, aggregation.lower(summed), state.survivors
+
+    def _terms(self, occasion: Occasion) -> Terms:
+        participants = tuple(sorted(occasion.participants))
+        if len(participants) < self.fewest:
+            raise PartyError(
+                f"Only {len(participants)} parties ({', '.join(participants)}) were asked for the masked sum of round "
+                f"{occasion.index}, and {self.fewest} are needed. Nothing was sent."
+            )
+        settings = key_agreement.fingerprint(
+            *(f"{bound!r}" for bound in (self.bound, self.weight_bound, self.majority, self.fewest)),
+            *(f"{name}: {bound!r}" for name, bound in sorted(self.bounds.items())),
+            occasion.layout.seed,
+            *occasion.layout.parties,
+        )
+        return Terms(occasion.index, participants, self.threshold(len(participants)), self.fewest, settings)
+
+
+def roster_of(shards: Sequence[Shard]) -> dict[str, bytes]:
+    """Everybody's verifying keys, where all shards are in one process; elsewhere each party tells its own."""
+    return {s.name: key_agreement.verifying_key(key_agreement.signing_key(s.secret, s.name)) for s in shards}
+
+
+def _model_fingerprint(model: Message) -> bytes:
+    parts: list[bytes | str | int] = []
+    for name, array in sorted(model.arrays.items()):
+        numbers: Any = array.detach().cpu().double().numpy() if hasattr(array, "detach") else np.asarray(array)
+        parts += [name, str(numbers.dtype), str(numbers.shape), np.ascontiguousarray(numbers).tobytes()]
+    return key_agreement.fingerprint("model", *parts)

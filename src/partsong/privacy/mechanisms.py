@@ -1,0 +1,234 @@
+"""What a party does to a message before it leaves: clip around what is public, add noise, send.
+
+    d = value − reference      all arrays of the message as one vector
+    K = ⌊c d / grid⌋           toward zero, with 0 < c ≤ 1 such that ‖K‖ · grid ≤ clip, checked in whole numbers
+    sent: max(0, reference + grid · (K + J)),   J whole-numbered noise
+
+Everything after K + J is computed from it and from public numbers. Unit: the party.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core import Array
+from partsong.errors import DivergenceError, ParameterError, ShapeError
+from partsong.privacy.noise import RoundedGaussian, RoundedLaplace
+from partsong.privacy.randomness import Source, system_source
+from partsong.privacy.release import Release, check_relation
+
+SMALLEST_CLIP, LARGEST_CLIP = 1e-100, 1e100
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-4, 1e6
+SHRINK = 1 - 2.0**-40
+
+
+class Mechanism(Protocol):
+    """Protects a whole message; `release` is what one use of it costs."""
+
+    @property
+    def release(self) -> Release:
+        """What one message costs."""
+
+    def protect(
+        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
+    ) -> dict[str, Array]:
+        """The message that may leave; `reference` has what everybody knows of each array."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll:
+    """Sends what there is: no noise, no promise."""
+
+    @property
+    def release(self) -> Release:
+        """A release without any bound."""
+        return Release("none", 0.0)
+
+    def protect(
+        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
+    ) -> dict[str, Array]:
+        """The arrays as they are."""
+        return dict(arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedGaussian:
+    """‖d‖₂ ≤ clip over all arrays of the message, then N(0, σ²) on the grid, σ = noise_multiplier · sensitivity."""
+
+    clip: float
+    noise_multiplier: float
+    relation: str = "replace"
+
+    def __post_init__(self) -> None:
+        _check_settings(self.clip, self.noise_multiplier, self.relation)
+
+    @property
+    def grid(self) -> float:
+        """A power of two between clip / 2²¹ and clip / 2²⁰: what is cut off is below √size / 10⁶ of the clip."""
+        return _power_below(self.clip, 20)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one party can move the clipped vector, in the L2 norm."""
+        return _sensitivity(self.clip, self.relation)
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise, rounded up."""
+        return math.nextafter(self.noise_multiplier * self.sensitivity, math.inf)
+
+    @property
+    def release(self) -> Release:
+        """What one message costs."""
+        return Release("gaussian", self.noise_multiplier, "party", self.relation)
+
+    def protect(
+        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
+    ) -> dict[str, Array]:
+        """The message that may leave."""
+        noise = RoundedGaussian(self.sigma, self.grid)
+        return _protected(arrays, reference, self.clip / self.grid, 2, noise, source)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedLaplace:
+    """‖d‖₁ ≤ clip over all arrays of the message, then Laplace noise on the grid: noise_multiplier · sensitivity."""
+
+    clip: float
+    noise_multiplier: float
+    relation: str = "replace"
+
+    def __post_init__(self) -> None:
+        _check_settings(self.clip, self.noise_multiplier, self.relation)
+
+    @property
+    def grid(self) -> float:
+        """A power of two between clip / 2³³ and clip / 2³²: finer, since the L1 norm counts every entry."""
+        return _power_below(self.clip, 32)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one party can move the clipped vector, in the L1 norm."""
+        return _sensitivity(self.clip, self.relation)
+
+    @property
+    def scale(self) -> float:
+        """The scale of the noise, rounded up; its standard deviation is √2 of it."""
+        return math.nextafter(self.noise_multiplier * self.sensitivity, math.inf)
+
+    @property
+    def release(self) -> Release:
+        """What one message costs: ε = 1 / noise_multiplier."""
+        return Release("laplace", self.noise_multiplier, "party", self.relation)
+
+    def protect(
+        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
+    ) -> dict[str, Array]:
+        """The message that may leave."""
+        noise = RoundedLaplace(self.scale, self.grid)
+        return _protected(arrays, reference, self.clip / self.grid, 1, noise, source)
+
+
+def clipped_cells(difference: Any, grid: float, radius: float, order: int) -> Any:
+    """K (int64): the difference in cells of the grid, cut toward zero, its norm at most `radius` cells, exactly."""
+    limit = math.floor(Fraction(radius) ** order)
+    largest = float(np.abs(difference).max(initial=0.0))
+    if largest == 0:
+        return np.zeros(difference.size, np.int64)
+    shape = difference / largest
+    norm = float(np.linalg.norm(shape, order))
+    if largest / grid * norm <= radius:
+        cells = np.trunc(difference / grid).astype(np.int64)
+        if _power_sum(cells, order) <= limit:
+            return cells
+    factor = radius / norm
+    while True:
+        cells = np.trunc(shape * factor).astype(np.int64)
+        if _power_sum(cells, order) <= limit:
+            return cells
+        factor *= SHRINK
+
+
+def _protected(
+    arrays: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    radius: float,
+    order: int,
+    noise: RoundedGaussian | RoundedLaplace,
+    source: Source,
+) -> dict[str, Array]:
+    names = sorted(arrays)
+    public = {name: _plain(reference[name]) for name in names if name in reference}
+    private = {name: _plain(arrays[name]) for name in names}
+    _check_shapes(private, public)
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.concatenate([(private[name] - public[name]).ravel() for name in names])
+    if not np.isfinite(difference).all():
+        raise DivergenceError(
+            f"A message with NaN or infinite numbers ({', '.join(names)}) cannot be protected; nothing was drawn and "
+            "nothing sent. Look at the party's data and step sizes."
+        )
+    noisy = clipped_cells(difference, noise.grid, radius, order) + noise.draw(difference.size, source)
+    sizes = [private[name].size for name in names]
+    pieces = np.split(noisy, np.cumsum(sizes)[:-1])
+    return {
+        name: _like(np.maximum(public[name] + (noise.grid * piece).reshape(public[name].shape), 0.0), arrays[name])
+        for name, piece in zip(names, pieces, strict=True)
+    }
+
+
+def _plain(array: Array) -> Any:
+    return np.asarray(kernels.of(array).to_numpy(array), np.float64)
+
+
+def _like(values: Any, example: Array) -> Array:
+    return kernels.of(example).like(values, example)
+
+
+def _power_sum(cells: Any, order: int) -> int:
+    """Σ |K|^order; of numbers below 2²² squared, or below 2³⁴, so that int64 holds it."""
+    return int((cells * cells).sum() if order == 2 else np.abs(cells).sum())
+
+
+def _power_below(value: float, bits: int) -> float:
+    return math.ldexp(1.0, math.frexp(value)[1] - 1 - bits)
+
+
+def _sensitivity(clip: float, relation: str) -> float:
+    return 2 * clip if relation == "replace" else clip
+
+
+def _check_settings(clip: float, noise_multiplier: float, relation: str) -> None:
+    check_relation("party", relation)
+    if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
+        raise ParameterError(
+            f"clip must be a number from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}; got {clip!r}. It is the radius around "
+            "the public reference that an upload may not leave: choose it from what is public, not from the data."
+        )
+    if not LEAST_MULTIPLIER <= noise_multiplier <= MOST_MULTIPLIER:
+        raise ParameterError(
+            f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
+            f"got {noise_multiplier!r}. `multiplier_for` finds one for a budget; for no noise use KeepAll()."
+        )
+
+
+def _check_shapes(private: Mapping[str, Any], public: Mapping[str, Any]) -> None:
+    for name, values in private.items():
+        if name not in public:
+            raise ShapeError(
+                f"There is no public reference for {name!r}, which is to be sent with noise. "
+                "Give one of the same shape (zeros if nothing is known)."
+            )
+        if public[name].shape != values.shape:
+            raise ShapeError(f"{name!r} has shape {values.shape}, but its public reference {public[name].shape}.")
+        if not np.isfinite(public[name]).all():
+            raise DivergenceError(f"The public reference of {name!r} has NaN or infinite numbers; nothing was drawn.")
+    if not private:
+        raise ShapeError("There is nothing to protect: the message has no arrays.")

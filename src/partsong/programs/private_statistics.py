@@ -1,0 +1,200 @@
+"""Federated NMF from noisy sums over rows: what leaves a party says little of any single row (unit: the row)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregate.linear import Sum
+from partsong.core import Array, Form, Layout, Message, Shard
+from partsong.errors import BudgetSpent, CompositionError, DataError, ParameterError
+from partsong.local.alternate import Alternate
+from partsong.local.coordinate import CoordinateDescent
+from partsong.local.start import random_columns
+from partsong.privacy.randomness import Source, system_source
+from partsong.privacy.release import Release
+from partsong.privacy.row_noise import NoisyRows
+from partsong.privacy.row_weights import row_weights, values_of, whole_model
+from partsong.privacy.rows import BoundedRows, RowSums
+from partsong.streams import stream
+
+UNSENT_COUNT_SHARE = 1e-3
+"""The number of rows is not sent, and should take next to nothing of the noise."""
+MASKED_BOUND = 2.0**52
+"""Of arrays under a masked sum of up to 512 parties, which then adds up whole numbers without rounding them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateRows:
+    """How often a party has sent sums, and its rows in whole units, made once and in no checkpoint."""
+
+    releases: int = 0
+    rows: Any = field(default=None, init=False, compare=False, repr=False)
+
+    def holding(self, rows: Any) -> PrivateRows:
+        """The same count, with the rows at hand."""
+        held = PrivateRows(self.releases)
+        object.__setattr__(held, "rows", rows)
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateModel:
+    """Hᵀ (m × k) with columns of unit norm, and how far the last sums have moved it."""
+
+    Ht: Array
+    movement: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateStatistics:
+    """`SharedStatistics` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
+
+        local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row by itself
+                 sent: Σ c w wᵀ (k × k), Σ c w xᵀ (k × m), whole numbers of public units, + N(0, σ²)
+        finish:  G ← near the noisy gram, semidefinite and ≥ 0;   C ← max(0, noisy cross);   ρ = ridge·σ√k / λ
+                 H ← `sweeps` sweeps on (G + ρI, C + ρH) from H; rows to unit norm     broadcast: H (k × m)
+
+    Bounds are public and come from no data: ‖x‖ ≤ row_bound, ‖w‖ ≤ weight_bound (None: row_bound); λ from k and m.
+    Never sent: X_p, W_p, the number of rows, errors, norms. A party sends `most` times at most.
+
+    `shares` > 1: each party adds a variance of σ²/shares, for sums that hide single uploads and are over at least so
+    many honest parties (MaskedSum(fewest=…), with bounds of MASKED_BOUND for gram and cross). `source`: bytes for a
+    party and the number of releases before, for tests; noise from a given source counts as insecure.
+    """
+
+    rank: int
+    noise_multiplier: float
+    row_bound: float
+    weight_bound: float | None = None
+    relation: str = "add-or-remove"
+    shares: int = 1
+    most: int | None = None
+    row_sweeps: int = 20
+    sweeps: int = 5
+    ridge: float = 1.0
+    source: Callable[[str, int], Source] | None = None
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("most", 0)):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= least) and not (name == "most" and value is None):
+                raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+        if not 0 <= self.ridge < math.inf:
+            raise ParameterError(f"ridge must be a number, zero or more and finite; got {self.ridge!r}.")
+        self.noise(1)
+
+    @property
+    def needs_everyone(self) -> bool:
+        """H is fitted to the sums alone."""
+        return True
+
+    @property
+    def why_hidden(self) -> str:
+        """A share of the noise protects nothing by itself."""
+        if self.shares == 1:
+            return ""
+        return (
+            f"each party adds 1/{self.shares} of the noise, which is enough in their sum alone. Take shares=1, or a "
+            "reduction that hides uploads."
+        )
+
+    @property
+    def solver(self) -> Alternate:
+        """For rows of a finished model, at their party; without penalties."""
+        return Alternate(CoordinateDescent(sweeps=self.sweeps))
+
+    @property
+    def release(self) -> Release:
+        """What one round costs every row of a party."""
+        return Release("gaussian", self.noise_multiplier, "row", self.relation, is_secure=self.source is None)
+
+    def noise(self, n_features: int) -> NoisyRows:
+        """Bounds and noise for so many columns."""
+        weight_bound = self.row_bound if self.weight_bound is None else self.weight_bound
+        for name, value in (("row_bound", self.row_bound), ("weight_bound", weight_bound)):
+            if not 1e-20 <= value <= 1e20:
+                raise ParameterError(f"{name} must be a number from 1e-20 to 1e20, chosen from no data; got {value!r}.")
+        bounds = BoundedRows.balanced(weight_bound, self.row_bound, self.rank, n_features)
+        return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
+
+    def start_party(self, shard: Shard, layout: Layout) -> PrivateRows:
+        """The rows in whole units."""
+        if len(layout.parties) < self.shares:
+            raise CompositionError(
+                f"Noise in {self.shares} shares needs as many honest parties, and there are {len(layout.parties)}. "
+                "Take fewer shares."
+            )
+        return PrivateRows().holding(self._whole_rows(shard))
+
+    def start_server(self, layout: Layout) -> tuple[PrivateModel, Message]:
+        """Random H from the shared seed, with rows of unit norm."""
+        Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"))
+        return self.start_from(Ht)
+
+    def start_from(self, Ht: Array) -> tuple[PrivateModel, Message]:
+        """The server's start from a given Hᵀ, which must come from no data of the parties."""
+        flat = np.full(Ht.shape, 1 / math.sqrt(Ht.shape[0]))
+        server = PrivateModel(_of_unit_norm(np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64), flat))
+        return server, Message({"H": server.Ht.T})
+
+    def local(self, shard: Shard, party: PrivateRows, model: Message) -> tuple[PrivateRows, Message]:
+        """Sums over the rows with noise; refused before anything is computed where the budget is spent."""
+        if self.most is not None and party.releases >= self.most:
+            raise BudgetSpent(
+                f"Party {shard.name!r} has sent noisy sums {party.releases} times, and its budget allows {self.most}. "
+                "Nothing was computed or sent. End the run here, or plan more rounds with more noise from the start."
+            )
+        H = whole_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
+        noise = self.noise(H.shape[1])
+        rows = self._whole_rows(shard) if party.rows is None else party.rows
+        W = row_weights(rows, H, noise.bounds.row_unit, self.row_sweeps)
+        source = system_source if self.source is None else self.source(shard.name, party.releases)
+        sent = noise.noisy(noise.bounds.sums(W, rows), source)
+        return PrivateRows(party.releases + 1).holding(rows), Message({"gram": sent.gram, "cross": sent.cross})
+
+    def finish(self, server: PrivateModel, aggregate: Message) -> tuple[PrivateModel, Message]:
+        """H from the noisy sums and public numbers; the weight of the sum is the number of parties."""
+        noise = self.noise(server.Ht.shape[0])
+        gram, cross, _ = noise.usable(RowSums(np.asarray(aggregate["gram"]), np.asarray(aggregate["cross"]), 0))
+        sigma = noise.sigma * math.sqrt(max(1.0, aggregate.weight / self.shares)) / noise.bounds.gram_scale
+        weight = self.ridge * sigma * math.sqrt(self.rank)
+        damped = gram + weight * np.eye(self.rank)
+        moved = kernels.of(server.Ht).sweep(server.Ht, damped, cross.T + weight * server.Ht, self.sweeps)
+        Ht = _of_unit_norm(moved, server.Ht)
+        movement = float(np.linalg.norm(Ht - server.Ht)) / math.sqrt(self.rank)
+        return PrivateModel(Ht, movement), Message({"H": Ht.T})
+
+    def components(self, server: PrivateModel) -> Array:
+        """H (k × m) as it stands."""
+        return server.Ht.T
+
+    def metrics(self, server: PrivateModel) -> Mapping[str, float]:
+        """‖H − H before‖ / ‖H‖: all that the released sums tell; an error would cost privacy."""
+        return {"movement": server.movement}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Whole numbers of any sign: noise goes both ways."""
+        k = self.rank
+        return ({"gram": Form((k, k), "int"), "cross": Form((k, layout.n_features), "int")},)
+
+    def _whole_rows(self, shard: Shard) -> Any:
+        try:
+            return self.noise(shard.matrix.shape[1]).bounds.whole_rows(values_of(shard.matrix))
+        except DataError as error:
+            raise DataError(f"Party {shard.name!r}: {error}") from error
+
+
+def _of_unit_norm(Ht: Any, before: Any) -> Any:
+    """Columns scaled to unit norm; one that is zero, or beyond measure, is again what it was before."""
+    peaks = Ht.max(axis=0)
+    is_alive = np.isfinite(peaks) & (peaks > 0)
+    scaled = Ht / np.where(is_alive, peaks, 1.0)
+    norms = np.linalg.norm(scaled, axis=0)
+    return np.where(is_alive, scaled / np.where(is_alive, norms, 1.0), before)

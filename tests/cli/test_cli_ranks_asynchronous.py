@@ -1,0 +1,168 @@
+"""Asynchronous methods over ranks from the command line: a server and workers, in real processes under mpiexec."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import sparse
+
+import partsong
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rank_launcher import fit_over, mpiexec, names_in, needs_mpi, write_data
+
+READING = """
+from partsong.io import blocks
+plain = blocks.Source.block
+def block(self, rows=None, columns=None):
+    with open(folder / f"began-read-{rank}", "a") as file:
+        file.write(f"{rows} {columns}\\n")
+    return plain(self, rows, columns)
+blocks.Source.block = block
+"""
+
+FAILING = """
+from partsong.errors import DataError
+from partsong.programs.consensus import Consensus
+plain, calls = Consensus.local, []
+def local(self, shard, party, model):
+    calls.append(None)
+    if rank == 2 and len(calls) == 3:
+        raise DataError("Enough of this.")
+    return plain(self, shard, party, model)
+Consensus.local = local
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_data(tmp_path)
+
+
+class TestArrivals:
+    pytestmark = needs_mpi
+
+    @pytest.mark.parametrize("method", ["asyn-sd", "asyn-ssd-v"])
+    def test_with_one_worker_it_is_the_simulation(self, method, data):
+        words = ["x.npy", "-k", 4, "--seed", 3, "--max-iter", 12, "--tol", 0, "--method", method]
+        said, model = fit_over(2, data, *words)
+        assert (said["iterations"], said["outcome"]) == (12, "max-rounds")
+        party = {"rank-000001": np.load(data / "x.npy")}
+        same = partsong.FederatedNMF(4, method=method, rounds=12, tol=0, random_state=3).fit(party)
+        assert_allclose(model.components, same.components_, rtol=1e-8, atol=1e-8)
+
+    def test_workers_read_and_write_their_own_rows_and_the_server_none(self, data):
+        words = ["fit", "s.npz", "-k", 4, "--max-iter", 31, "--tol", 0, "--method", "asyn-sd", "--seed", 1]
+        words += ["--engine", "mpi", "--json", "--weights", "W.npy", "--run-folder", "run"]
+        done = mpiexec(3, data, *words, before=READING)
+        assert done.returncode == 0, done.stderr
+        assert not (data / "began-read-0").exists()
+        assert [(data / f"began-read-{rank}").read_text() for rank in (1, 2)] == ["(0, 46) None\n", "(46, 91) None\n"]
+        said, model = json.loads(done.stdout), partsong.load_model(data / "run/model.safetensors")
+        assert (said["ranks"], said["sums"], said["iterations"]) == (3, None, 31)
+        assert model.settings["iterations"] == 31
+        shards = json.loads((data / "W.shards.json").read_text())["shards"]
+        assert shards == [
+            {"rank": 1, "rows": [0, 46], "file": "W.rank1of3.npy"},
+            {"rank": 2, "rows": [46, 91], "file": "W.rank2of3.npy"},
+        ]
+        X, W = sparse.load_npz(data / "s.npz").toarray(), np.vstack([np.load(data / one["file"]) for one in shards])
+        gap = np.linalg.norm(X - W @ model.components) / np.linalg.norm(X)
+        assert_allclose(gap, said["relative_error"], rtol=1e-8)
+        history = rows_of(data / "run/history.csv")
+        assert [int(row["iteration"]) for row in history] == list(range(1, 32))
+        errors = [float(row["relative_error"]) for row in history if row["relative_error"]]
+        assert len(errors) <= 16, "everybody is heard between two errors, but for the last"
+        assert all(0 <= error <= 1 for error in errors)
+        assert_allclose(errors[-1], said["relative_error"], rtol=0.05)
+        senders = [row["party"] for row in rows_of(data / "run/bytes.csv")]
+        assert set(senders) == {"rank-000001", "rank-000002"}
+        assert not list(data.glob("W.rank0*"))
+
+    @pytest.mark.parametrize("name", ["x.npy", "s.npz"])
+    def test_a_tolerance_ends_all_ranks_with_a_model_for_all(self, name, data):
+        """Also of noise, where workers fit their own rows better than the common model does."""
+        words = [name, "-k", 4, "--seed", 1, "--tol", 1e-3, "--max-iter", 10**6, "--method", "asyn-sd"]
+        said, model = fit_over(3, data, *words)
+        assert said["outcome"] == "converged"
+        assert said["iterations"] == model.settings["iterations"] < 10**5
+        X = sparse.load_npz(data / name) if name == "s.npz" else np.load(data / name)
+        pooled = partsong.NMF(4, random_state=1).fit(X)
+        assert model.relative_error**2 < pooled.history_[-1].relative_error ** 2 + 0.02
+
+    def test_a_time_budget_ends_all_ranks(self, data):
+        words = ["x.npy", "-k", 4, "--tol", 0, "--max-iter", 10**8, "--time-budget", 8, "--method", "asyn-sd"]
+        said, _ = fit_over(3, data, *words)
+        assert said["outcome"] == "time-spent"
+        assert said["iterations"] > 2
+        assert said["seconds"] < 9
+
+
+def rows_of(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def no_file_at_a_worker(folder):
+    for rank in range(3):
+        (folder / f"home-{rank}").mkdir()
+        if rank < 2:
+            np.save(folder / f"home-{rank}/x.npy", np.load(folder / "x.npy"))
+
+
+def nan_at_a_worker(folder):
+    X = np.load(folder / "x.npy")
+    X[80, 7] = np.nan
+    np.save(folder / "x.npy", X)
+
+
+def one_row(folder):
+    np.save(folder / "x.npy", np.ones((1, 23)))
+
+
+FAILURES = {
+    "one rank": (1, None, [], 2, "UsageError", "asyn-sd needs a server and at least one worker"),
+    "more workers than rows": (3, one_row, [], 1, "ParameterError", "1 rows cannot be split over 2 workers"),
+    "no file at a worker": (3, no_file_at_a_worker, [], 1, "FileError", "x.npy: there is no such file"),
+    "NaN at a worker": (3, nan_at_a_worker, [], 1, "DataError", "in row 80;"),
+    "sums": (2, None, ["--sums", "in-order"], 2, "UsageError", "takes in one rank at a time"),
+    "sketch": (2, None, ["--sketch", "count"], 2, "UsageError", "asyn-ssd-v"),
+    "work that fails": (3, None, [], 1, "DataError", "Enough of this."),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+class TestFailures:
+    pytestmark = needs_mpi
+
+    def test_all_ranks_end_with_one_message_and_no_file(self, case, data):
+        n, spoil, words, code, kind, message = FAILURES[case]
+        if spoil is not None:
+            spoil(data)
+        before = names_in(data)
+        given = ["fit", "x.npy", "-k", 2, "--method", "asyn-sd", "--engine", "mpi", "--json", "-o", "m.safetensors"]
+        given += ["--weights", "W.npy", "--tol", 0, *words]
+        done = mpiexec(n, data, *given, before=FAILING if case == "work that fails" else "")
+        ended = time.time()
+        assert done.returncode == code, done.stderr
+        said = json.loads(done.stdout)
+        assert (said["type"], said["exit_code"]) == (kind, code)
+        assert message in said["error"]
+        assert done.stderr.count(message) == 1
+        assert "Traceback" not in done.stderr
+        assert names_in(data) == before
+        assert ended - max(float((data / f"began-{rank}").read_text().split()[0]) for rank in range(n)) < 15
+
+
+def test_the_engine_of_torch_is_refused_with_a_way_out(invoke, data_npy):
+    pytest.importorskip("torch")
+    words = ["--method", "asyn-sd", "--engine", "torch", "-o", "m.safetensors"]
+    told = " ".join(invoke("fit", data_npy, "-k", 2, *words, code=2).stderr.split())
+    assert "--engine mpi" in told
+    assert "syn-sd" in told

@@ -1,0 +1,199 @@
+"""Whether a caller has raised in its loop or broken out of it: Python closes a generator in the same way for both."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+
+from partsong.engines.departure import Caller
+
+
+class Tired(Exception):
+    pass
+
+
+@pytest.fixture
+def ends():
+    return []
+
+
+def rounds(ends):
+    caller = Caller(3)
+    try:
+        while True:
+            yield 0
+    except GeneratorExit as leaving:
+        error = caller.error(leaving)
+        ends.append("" if error is None else str(error))
+
+
+def within(ends):
+    yield from rounds(ends)
+
+
+def again(ends):
+    for one in rounds(ends):  # noqa: UP028
+        yield one
+
+
+def fail():
+    raise Tired("of it")
+
+
+def raise_here(start):
+    for _ in start():
+        raise Tired("of it")
+
+
+def raise_deeper(start):
+    for _ in start():
+        fail()
+
+
+def raise_in_with(start):
+    for _ in start():
+        with threading.Lock():
+            fail()
+
+
+def raise_before_finally(start):
+    for _ in start():
+        try:
+            fail()
+        finally:
+            len("")
+
+
+def raise_again(start):
+    for _ in start():
+        try:
+            fail()
+        except Tired:
+            raise
+
+
+def raise_another(start):
+    for _ in start():
+        try:
+            len(3)
+        except TypeError as error:
+            raise Tired("of it") from error
+
+
+def raise_and_catch_outside_of_the_loop(start):
+    try:
+        for _ in start():
+            fail()
+    except Tired:
+        raise
+
+
+def raise_in_enumerate(start):
+    for _, _ in enumerate(start()):
+        fail()
+
+
+def exit_python(start):
+    for _ in start():
+        sys.exit(1)
+
+
+def raise_while_closing(start):
+    with closing(start()) as some:
+        for _ in some:
+            fail()
+
+
+def break_out(start):
+    for _ in start():
+        break
+
+
+def return_from_it(start):
+    for _ in start():
+        return
+
+
+def break_while_handling(start):
+    for _ in start():
+        try:
+            fail()
+        except Tired:
+            break
+
+
+def break_after_an_error_that_is_kept(start):
+    kept = None
+    for _ in start():
+        try:
+            fail()
+        except Tired as error:
+            kept = error
+        if kept is not None:
+            break
+    assert kept.__traceback__ is not None
+
+
+def begin_while_handling(start):
+    try:
+        fail()
+    except Tired:
+        break_out(start)
+        with closing(start()) as some:
+            next(some)
+
+
+def close_by_hand(start):
+    some = start()
+    next(some)
+    some.close()
+
+
+def let_go(start):
+    some = start()
+    next(some)
+
+
+RAISING = [
+    raise_here,
+    raise_deeper,
+    raise_in_with,
+    raise_before_finally,
+    raise_again,
+    raise_another,
+    raise_and_catch_outside_of_the_loop,
+    raise_in_enumerate,
+    exit_python,
+    raise_while_closing,
+]
+BREAKING = [
+    break_out,
+    return_from_it,
+    break_while_handling,
+    break_after_an_error_that_is_kept,
+    begin_while_handling,
+    close_by_hand,
+    let_go,
+]
+STARTS = [rounds, within, again]
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("loop", RAISING)
+def test_a_caller_that_raises_is_told_from_one_that_breaks_out(loop, start, ends):
+    with pytest.raises((Tired, SystemExit)):
+        loop(lambda: start(ends))
+    (told,) = ends
+    assert told.startswith("The caller at rank 3 ended the run: ")
+    assert ("raised Tired: of it" if loop is raise_while_closing else "of test_departure.py") in told
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("loop", BREAKING)
+def test_a_caller_that_breaks_out_is_told_from_one_that_raises(loop, start, ends):
+    loop(lambda: start(ends))
+    assert ends
+    assert set(ends) == {""}

@@ -1,0 +1,177 @@
+"""Laws of the audit: it never refutes a promise that is kept, comes close to it, and finds planted bugs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partsong.errors import DataError, ParameterError
+from partsong.privacy import mechanisms
+from partsong.privacy.accounting import Ledger, multiplier_for
+from partsong.privacy.audit import attack, audit, telling_direction
+from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace
+from partsong.privacy.randomness import InsecureSource
+from partsong.privacy.row_noise import NoisyRows
+from partsong.privacy.rows import BoundedRows
+
+DELTA, EPSILON, RUNS = 1e-5, 3.0, 2000
+FAR = {"H": np.full(4, 1e3)}  # so far from zero that no clamping hides anything
+ONE_WAY = np.array([1.0, 0.0, 0.0, 0.0])
+KINDS = {"gaussian": ClippedGaussian, "laplace": ClippedLaplace}
+
+
+def sends(mechanism, shifts, label, *, names=lambda run, number: (run, number)):
+    """A transcript of one message for each shift from the reference, with noise of its own for each."""
+
+    def transcript(run):
+        sent = [
+            mechanism.protect({"H": FAR["H"] + shift}, FAR, InsecureSource(17, label, *names(run, number)))["H"]
+            - FAR["H"]
+            for number, shift in enumerate(shifts)
+        ]
+        return np.concatenate(sent)
+
+    return transcript
+
+
+def neighbours(mechanism, rounds=1, size=None):
+    """The two parties that differ most under the relation of a mechanism."""
+    size = mechanism.clip if size is None else size
+    other = -size * ONE_WAY if mechanism.relation == "replace" else 0 * ONE_WAY
+    return [size * ONE_WAY] * rounds, [other] * rounds
+
+
+def found(mechanism, first, second, **options):
+    return audit(sends(mechanism, first, "a", **options), sends(mechanism, second, "b", **options), runs=RUNS)
+
+
+def claimed(mechanism, rounds=1):
+    return Ledger().after(mechanism.release, rounds).epsilon(DELTA)
+
+
+def refuted(mechanism, finding, rounds=1):
+    """Whether the audit finds the claim for `rounds` releases of a mechanism to be wrong, in either of its forms."""
+    is_gaussian = isinstance(mechanism, ClippedGaussian)
+    mu = math.sqrt(rounds) / mechanism.noise_multiplier
+    return finding.refutes(claimed(mechanism, rounds)) or (is_gaussian and finding.refutes_gaussian(mu))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rounds", "relation"),
+    [
+        ("gaussian", 1, "replace"),
+        ("gaussian", 1, "zero-out"),
+        ("gaussian", 3, "replace"),
+        ("laplace", 1, "replace"),
+        ("laplace", 1, "zero-out"),
+        ("laplace", 3, "replace"),
+    ],
+)
+def test_a_promise_that_is_kept_is_not_refuted_and_a_smaller_one_would_be(kind, rounds, relation):
+    mechanism = KINDS[kind](2.0, multiplier_for(EPSILON, DELTA, rounds, kind), relation)
+    finding = found(mechanism, *neighbours(mechanism, rounds))
+    assert not refuted(mechanism, finding, rounds)
+    if kind == "gaussian":
+        assert finding.refutes_gaussian(math.sqrt(rounds) / mechanism.noise_multiplier / 4)
+    else:
+        assert finding.refutes(0.5)
+    assert (finding.confidence, finding.runs) == (0.999, RUNS)
+
+
+def test_clipping_keeps_the_promise_for_parties_that_are_far_out():
+    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 1))
+    assert not refuted(mechanism, found(mechanism, *neighbours(mechanism, size=500.0)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quarter_of_the_noise_is_found(kind):
+    mechanism = KINDS[kind](1.0, multiplier_for(EPSILON, DELTA, 1, kind))
+    careless = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 4)
+    assert refuted(mechanism, found(careless, *neighbours(careless)))
+
+
+def test_a_sensitivity_of_one_clip_where_parties_are_replaced_is_found():
+    """Noise for zero-out, promised for replace-one: half of what is needed."""
+    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 1))
+    careless = replace(mechanism, relation="zero-out")
+    assert refuted(mechanism, found(careless, [ONE_WAY], [-ONE_WAY]))
+
+
+def test_a_clip_that_is_skipped_is_found(monkeypatch):
+    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 1))
+
+    def unclipped(difference, grid, radius, order):
+        return np.trunc(difference / grid).astype(np.int64)
+
+    monkeypatch.setattr(mechanisms, "clipped_cells", unclipped)
+    assert refuted(mechanism, found(mechanism, *neighbours(mechanism, size=10.0)))
+
+
+def test_noise_that_is_used_in_two_rounds_is_found():
+    """Each round alone is right; their difference has no noise in it."""
+    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 2))
+    first, second = [ONE_WAY, 0.9 * ONE_WAY], [-ONE_WAY, 0.9 * ONE_WAY]
+    assert not refuted(mechanism, found(mechanism, first, second), 2)
+    assert found(mechanism, first, second, names=lambda run, number: (run,)).refutes(claimed(mechanism, 2))
+
+
+def rows_transcript(mechanism, n, label, *, exact_count=False):
+    bounds = mechanism.bounds
+    X, W = np.full((n, 2), bounds.row_bound / math.sqrt(2)), np.full((n, 1), bounds.weight_bound)
+    sums = bounds.sums(W, bounds.whole_rows(X))
+    radius = bounds.radius
+
+    def transcript(run):
+        noisy = mechanism.noisy(sums, InsecureSource(23, label, run))
+        gram, cross = noisy.gram * bounds.weight_unit**2, noisy.cross * bounds.weight_unit * bounds.row_unit
+        count = n if exact_count else noisy.count * 2.0**-20
+        return np.concatenate([gram.ravel() / radius, cross.ravel() / radius, [count]])
+
+    return transcript
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_rows_keep_their_promise_unless_the_count_is_told(is_exact):
+    mechanism = NoisyRows(BoundedRows(0.7, 1.2), multiplier_for(3.0, DELTA, 1))
+    claim = Ledger().after(mechanism.release).epsilon(DELTA)
+    first, second = (rows_transcript(mechanism, n, n, exact_count=is_exact) for n in (8, 9))
+    finding = audit(first, second, runs=RUNS)
+    assert finding.refutes(claim) == is_exact
+    assert finding.epsilon > 0.5
+
+
+def test_equal_inputs_look_equal():
+    mechanism = ClippedGaussian(1.0, 0.1)
+    finding = found(mechanism, [ONE_WAY], [ONE_WAY])
+    assert finding.epsilon == 0
+    assert not finding.refutes(0.0)
+
+
+def test_the_bound_is_right_as_often_as_it_says():
+    """Randomized response with ε = ln 3: at 90 % confidence at most one audit in ten may exceed it (and few more)."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(200):
+        first, second = rng.random((400, 1)) < 0.25, rng.random((400, 1)) < 0.75
+        wrong += attack(first.astype(float), second.astype(float), delta=0.0, confidence=0.9).refutes(math.log(3))
+    assert wrong <= 30
+
+
+def test_the_direction_is_the_one_without_noise():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(500, 1))
+    first = np.hstack([noise, noise])
+    direction = telling_direction(first, first[::-1] + np.array([0.01, 0.0]))
+    assert direction[0] == pytest.approx(-direction[1], rel=1e-3)
+
+
+def test_bad_audits_are_refused():
+    with pytest.raises(ParameterError, match="at least 40 runs"):
+        audit(lambda run: [0.0], lambda run: [1.0], runs=10)
+    with pytest.raises(DataError, match="finite"):
+        attack(np.full((50, 1), np.nan), np.zeros((50, 1)))
+    with pytest.raises(ParameterError, match="confidence"):
+        attack(np.zeros((50, 1)), np.zeros((50, 1)), confidence=1.0)

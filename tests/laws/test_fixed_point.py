@@ -1,0 +1,128 @@
+"""Laws of the encoding: sums are exact to the printed error, never wrap, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from partsong.core import Message
+from partsong.errors import DivergenceError, ParameterError, UploadError
+from partsong.privacy.fixed_point import Encoding, Grid, are_alike, contents_of, told, understood
+
+
+def encoding(parties, bound=1e9, weight=1e9):
+    return Encoding(lambda name: Grid(bound, parties), Grid(weight, parties))
+
+
+def summed(messages, code):
+    vectors = [code.encoded(f"p{i}", message) for i, message in enumerate(messages)]
+    total = np.sum(vectors, axis=0, dtype=np.uint64)
+    return code.decoded(total, [contents_of(message) for message in messages])
+
+
+def exactly(values):
+    return sum((Fraction(float(value)) for value in values), Fraction(0))
+
+
+@given(st.data())
+def test_a_sum_is_off_by_no_more_than_the_printed_error_and_the_rounding_of_its_type(data):
+    bound = data.draw(st.sampled_from([1e-3, 1.0, 1e3, 1e9, 1e15]))
+    parties = data.draw(st.integers(1, 100))
+    values = data.draw(st.lists(st.floats(-bound, bound), min_size=parties, max_size=parties))
+    grid = Grid(bound, parties)
+    total = np.sum([grid.encoded(np.array([value])) for value in values], axis=0, dtype=np.uint64)
+    exact = exactly(values)
+    off = abs(Fraction(float(grid.decoded(total)[0])) - exact)
+    assert off <= Fraction(grid.error) + (abs(exact) + Fraction(grid.error)) * Fraction(2) ** -53
+
+
+@pytest.mark.parametrize("parties", [3, 4, 7, 16, 33, 64, 100])
+def test_whole_numbers_from_0_to_1e9_and_weights_are_exact(parties):
+    rng = np.random.default_rng(parties)
+    arrays = [np.concatenate([[0, 10**9], rng.integers(0, 10**9, 50)]).astype(float) for _ in range(parties)]
+    weights = rng.integers(0, 10**9, parties)
+    messages = [Message({"H": array}, float(weight)) for array, weight in zip(arrays, weights, strict=True)]
+    total = summed(messages, encoding(parties))
+    assert_array_equal(total["H"], np.sum([array.astype(int) for array in arrays], axis=0))
+    assert total.weight == weights.sum()
+    assert Grid(1e9, parties).error < 2e-6
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("bound", [1e-100, 0.1, 1.0, 1e9, 2.0**31, 1e100])
+@pytest.mark.parametrize("parties", [1, 3, 1000])
+def test_sums_at_the_bound_never_wrap(parties, bound, sign):
+    grid = Grid(bound, parties)
+    total = grid.encoded(np.array([sign * bound])) * np.uint64(parties)
+    assert float(grid.decoded(total)[0]) == pytest.approx(sign * parties * bound, rel=1e-12)
+    assert parties * bound * 2.0**grid.exponent > 2.0**60, "no bit is given away"
+
+
+@pytest.mark.parametrize("where", ["array", "weight"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_beyond_the_bound_is_refused_and_not_clipped(where, sign):
+    code, beyond = encoding(3, bound=10.0, weight=10.0), sign * np.nextafter(10.0, 11.0)
+
+    def message(value):
+        return Message({"H": np.array([0.0, value])}) if where == "array" else Message({"H": np.zeros(2)}, value)
+
+    code.encoded("clinic", message(sign * 10.0))
+    with pytest.raises(UploadError, match=r"'clinic'.*bound, ±10.*nothing is clipped"):
+        code.encoded("clinic", message(beyond))
+    with pytest.raises(UploadError) as caught:
+        code.encoded("clinic", message(sign * 1234567.0))
+    assert "1234567" not in str(caught.value), "values stay at the party"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused(bad):
+    with pytest.raises(DivergenceError, match=r"'clinic'.*'H'"):
+        encoding(3).encoded("clinic", Message({"H": np.array([[1.0, bad]])}))
+    with pytest.raises(DivergenceError, match=r"'clinic'.*weight"):
+        encoding(3).encoded("clinic", Message({"H": np.ones(1)}, bad))
+    for array in (np.array([1j]), np.array(["a"]), np.array([None])):
+        with pytest.raises(UploadError, match="'H'"):
+            encoding(3).encoded("clinic", Message({"H": array}))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
+def test_a_sum_has_the_number_type_of_its_addends(kind):
+    rng = np.random.default_rng(0)
+    messages = [Message({"b": rng.integers(0, 9, (2, 3)).astype(kind), "a": np.ones(())}, 1.0) for _ in range(3)]
+    total = summed(messages, encoding(3))
+    assert total["b"].dtype == np.dtype(kind)
+    assert_array_equal(total["b"], sum(message["b"] for message in messages))
+    assert total["a"].shape == ()
+    wider = [*messages, Message({"b": np.ones((2, 3)), "a": np.ones(())}, 1.0)]
+    assert summed(wider, encoding(4))["b"].dtype == np.float64
+
+
+def test_a_sum_of_tensors_is_a_tensor():
+    torch = pytest.importorskip("torch")
+    messages = [Message({"H": torch.full((2, 2), float(i), dtype=torch.float32)}) for i in range(3)]
+    total = summed(messages, encoding(3))["H"]
+    assert isinstance(total, torch.Tensor)
+    assert total.dtype == torch.float32
+    assert_array_equal(total.numpy(), np.full((2, 2), 3.0))
+
+
+def test_contents_can_be_told_and_compared():
+    message = Message({"H": np.ones((2, 3), np.float32), "counts": np.ones(2)})
+    contents = contents_of(message)
+    assert understood(told(contents)) == contents
+    assert are_alike(contents, contents_of(Message({"H": np.ones((2, 3)), "counts": np.ones(2)})))
+    assert not are_alike(contents, contents_of(Message({"H": np.ones((3, 2)), "counts": np.ones(2)})))
+    for text in (b"", b"3", b"{}x", b'[["H", [-1], "float64", "numpy"]]', b'[["H", [1], "object", "numpy"]]', b"[[1]]"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            understood(text)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, np.nan, np.inf])
+def test_bounds_are_positive_numbers(bound):
+    with pytest.raises(ParameterError, match="bound"):
+        Grid(bound, 3)

@@ -1,0 +1,485 @@
+"""Laws of the game: meetings are their formula, orders play every cell once, and safe steps never do harm."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from partsong import threads
+from partsong.data.matrix import as_matrix
+from partsong.data.observed import observed
+from partsong.errors import CompositionError, ParameterError
+from partsong.evaluate.equilibrium import equilibrium
+from partsong.kernels import compiled_game
+from partsong.local.board import LEADERS, Meeting, board_of
+from partsong.local.game import Game, Standing, balance, first_weights
+from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
+from partsong.local.self_play import NoSelfPlay, ShrinkOthers, ShrinkSmallest
+from partsong.local.step_sizes import MOST_SAFE, ConstantStep, DecayingStep, SafeStep
+
+ORDERS = [Raster(), Shuffled(), Stratified(), Stratified(blocks=3), Simultaneous(), Alternating()]
+MEETINGS = [order for order in ORDERS if order.plays_cells]
+STEPS = [ConstantStep(0.05), DecayingStep(0.05, 0.1), SafeStep(), SafeStep(1.5)]
+FORMS = ("dense", "F order", "sparse", "observed")
+LEADERS_OR_NONE = (None, "rows", "columns")
+
+
+def cells(n=23, m=17, seed=0, noise=0.1):
+    """Values, a third of them zeros."""
+    rng = np.random.default_rng(seed)
+    X = rng.gamma(0.5, size=(n, 3)) @ rng.gamma(0.5, size=(3, m)) + noise * rng.random((n, m))
+    return X * (rng.random((n, m)) < 0.67)
+
+
+def known_of(shape, seed=1, density=0.6):
+    return np.random.default_rng(seed).random(shape) < density
+
+
+def matrix_of(form, X, dtype=np.float64):
+    X = X.astype(dtype)
+    match form:
+        case "dense":
+            return as_matrix(X)
+        case "F order":
+            return as_matrix(np.asfortranarray(X))
+        case "sparse":
+            return as_matrix(sp.csr_array(X))
+        case "observed":
+            return observed(np.where(known_of(X.shape), X, np.nan).astype(dtype))
+    raise AssertionError(form)
+
+
+def start(n, m, k, dtype=np.float64, seed=2):
+    rng = np.random.default_rng(seed)
+    return rng.random((n, k)).astype(dtype), rng.random((m, k)).astype(dtype)
+
+
+def is_played(form, shape):
+    return known_of(shape) if form == "observed" else np.ones(shape, bool)
+
+
+def play(game, matrix, W, Ht, sweeps=1, seed=5, **more):
+    """Standings after each sweep."""
+    standing, out = Standing(W, Ht), []
+    for number in range(sweeps):
+        standing = game.sweep(matrix, standing, number, draw=np.random.default_rng([seed, number]), **more)
+        out.append(standing)
+    return out
+
+
+def potential(X, W, Ht, known=None):
+    square = np.square(X - W.astype(np.float64) @ Ht.astype(np.float64).T)
+    return 0.5 * (square if known is None else square[known]).sum()
+
+
+def stratified_order(order, matrix, first, last):
+    """Its cells, (rows, columns), as its docstring says: stratum after stratum, block after block, row by row."""
+    n = matrix.shape[0]
+    board = board_of(matrix)
+    if order.row_workers is None and order.column_workers is None:
+        row_groups, cuts = order.row_groups(board), order.column_cuts(first, last, len(order.row_groups(board)))
+        column_groups = [np.arange(a, b) for a, b in pairwise(cuts)]
+    else:
+        workers = np.unique([*(order.row_workers or ()), *(order.column_workers or ())])
+        column_groups = [np.flatnonzero(np.array(order.column_workers) == worker) for worker in workers]
+        row_groups = [np.flatnonzero(np.array(order.row_workers) == worker) for worker in workers]
+    size = max(len(row_groups), len(column_groups))
+    found = [
+        (i, j)
+        for shift in range(size)
+        for b, rows in enumerate(row_groups)
+        if (b + shift) % size < len(column_groups)
+        for i in rows
+        for j in column_groups[(b + shift) % size]
+    ]
+    assert len(set(found)) == len(found) == n * (last - first)
+    return found
+
+
+def play_list(pairs, X, W, Ht, meeting, known):
+    """The same cells, one after the other, by the kernel that takes a list."""
+    W, Ht = W.copy(), Ht.copy()
+    rows, columns = (np.array(side, np.int64) for side in zip(*(p for p in pairs if known[p]), strict=True))
+    values = X[rows, columns].astype(W.dtype)
+    seen = compiled_game.play_cells(rows, columns, values, W, Ht, *meeting.numbers(W.dtype))
+    return W, Ht, seen
+
+
+@pytest.fixture
+def always_threaded(monkeypatch):
+    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 20, 33])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("form", FORMS)
+def test_stratified_play_is_sequential_play_in_its_order_bit_for_bit(form, dtype, k, always_threaded):
+    X, labels = cells(), np.random.default_rng(3)
+    n, m = X.shape
+    anyhow = Stratified(row_workers=tuple(labels.integers(0, 5, n)), column_workers=tuple(labels.integers(2, 7, m)))
+    matrix, known = matrix_of(form, X, dtype), is_played(form, X.shape)
+    W, Ht = start(n, m, k, dtype)
+    for order in (Stratified(), Stratified(blocks=4), Stratified(blocks=50), anyhow):
+        for step in (ConstantStep(0.05), SafeStep()):
+            scale = balance(W, Ht) if step.is_balanced else 1.0
+            meeting = Meeting(*step.meeting(0, 1.0))
+            pairs = stratified_order(order, matrix, 0, m)
+            there = play_list(pairs, X, W * dtype(scale), Ht / dtype(scale), meeting, known)
+            seen = set()
+            for count in (1, 2, 4):
+                with threads.kernels_on(count):
+                    (done,) = play(Game(order, step), matrix, W, Ht)
+                assert_array_equal(done.W, there[0] / dtype(scale))
+                assert_array_equal(done.Ht, there[1] * dtype(scale))
+                assert done.seen == pytest.approx(there[2], rel=1e-12)
+                seen.add(done.seen)
+            assert len(seen) == 1, "the pace of later sweeps hangs on it"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("leader", LEADERS_OR_NONE)
+def test_raster_play_is_row_by_row_and_a_range_of_columns_leaves_others_alone(form, leader):
+    X = cells()
+    n, m = X.shape
+    matrix, known, (W, Ht) = matrix_of(form, X), is_played(form, X.shape), start(n, m, 4)
+    meeting = Meeting(0.05, 0.0, leader)
+    for first, last in ((0, m), (5, 11), (7, 7)):
+        (done,) = play(Game(Raster(), ConstantStep(0.05), leader=leader), matrix, W, Ht, columns=(first, last))
+        pairs = [(i, j) for i in range(n) for j in range(first, last)]
+        there = play_list(pairs, X, W, Ht, meeting, known) if pairs else (W, Ht, 0.0)
+        assert_array_equal(done.W, there[0])
+        assert_array_equal(done.Ht, there[1])
+        (strata,) = play(Game(Stratified(blocks=3), leader=leader), matrix, W, Ht, columns=(first, last))
+        assert_array_equal(np.delete(strata.Ht, np.s_[first:last], axis=0), np.delete(Ht, np.s_[first:last], axis=0))
+
+
+def by_the_formula(w, h, x, step, leader):
+    """One meeting in NumPy, and e before it."""
+
+    def eta(w, h, e):
+        size = w @ w + h @ h + abs(e)
+        constant, relaxation = step.meeting(0, 1.0)
+        return constant if relaxation <= 0 else (relaxation / size if size > 0 else 0.0)
+
+    e = x - w @ h
+    if leader is None:
+        return np.maximum(0, w + eta(w, h, e) * e * h), np.maximum(0, h + eta(w, h, e) * e * w), e
+    if leader == "rows":
+        w = np.maximum(0, w + eta(w, h, e) * e * h)
+        later = x - w @ h
+        return w, np.maximum(0, h + eta(w, h, later) * later * w), e
+    h, w, e = by_the_formula(h, w, x, step, "rows")
+    return w, h, e
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+@pytest.mark.parametrize("leader", LEADERS_OR_NONE)
+@pytest.mark.parametrize("k", [1, 4, 21])
+def test_a_meeting_is_its_formula(k, leader, step):
+    rng = np.random.default_rng(k)
+    for x in (0.0, 0.3, 7.0):
+        W, Ht = rng.random((1, k)), rng.random((1, k)) * (rng.random((1, k)) < 0.7)
+        meeting = Meeting(*step.meeting(0, 1.0), leader)
+        w, h, e = by_the_formula(W[0], Ht[0], x, step, leader)
+        seen = compiled_game.play_cells(
+            np.array([0]), np.array([0]), np.array([x]), W, Ht, *meeting.numbers(np.float64)
+        )
+        assert_allclose(W[0], w, rtol=1e-12, atol=1e-15)
+        assert_allclose(Ht[0], h, rtol=1e-12, atol=1e-15)
+        assert seen == pytest.approx(e * e, rel=1e-10)
+
+
+@pytest.mark.parametrize("leader", LEADERS_OR_NONE)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sweep_is_the_loops_of_the_paper(form, leader):
+    X = cells(7, 6)
+    matrix, known, (W, Ht) = matrix_of(form, X), is_played(form, X.shape), start(7, 6, 3)
+    step = ConstantStep(0.1)
+    (done,) = play(Game(Raster(), step, leader=leader), matrix, W, Ht)
+    seen = 0.0
+    for i in range(7):
+        for j in range(6):
+            if known[i, j]:
+                W[i], Ht[j], e = by_the_formula(W[i], Ht[j], X[i, j], step, leader)
+                seen += e * e
+    assert_allclose(done.W, W, rtol=1e-11)
+    assert_allclose(done.Ht, Ht, rtol=1e-11)
+    assert done.seen == pytest.approx(seen, rel=1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("step", [ConstantStep(0.01), DecayingStep(0.02, 1.0)], ids=repr)
+def test_all_at_once_is_projected_gradient(form, step):
+    X = cells()
+    known, (W, Ht) = is_played(form, X.shape), start(*X.shape, 4)
+    E, eta = (X - W @ Ht.T) * known, step.meeting(3, 1.0)[0]
+    matrix = matrix_of(form, X)
+    both = Game(Simultaneous(), step).sweep(matrix, Standing(W, Ht), 3)
+    assert_allclose(both.W, np.maximum(0, W + eta * E @ Ht), atol=1e-13)
+    assert_allclose(both.Ht, np.maximum(0, Ht + eta * E.T @ W), atol=1e-13)
+    turns = Game(Alternating(), step).sweep(matrix, Standing(W, Ht), 3)
+    assert_allclose(turns.W, both.W, atol=1e-13)
+    fresh = (X - turns.W @ Ht.T) * known
+    assert_allclose(turns.Ht, np.maximum(0, Ht + eta * fresh.T @ turns.W), atol=1e-13)
+    assert np.isnan(both.seen)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_random_order_is_every_cell_once_and_is_drawn_from_the_seed(form):
+    """With w, h = 1 and η so small that nobody notices what others did, each meeting adds η e: sums tell who met."""
+    X = cells()
+    matrix, known = matrix_of(form, X), is_played(form, X.shape)
+    W, Ht = np.ones((X.shape[0], 1)), np.ones((X.shape[1], 1))
+    eta = 1e-9
+    game = Game(Shuffled(), ConstantStep(eta))
+    (done,) = play(game, matrix, W, Ht)
+    E = (X - 1) * known
+    assert_allclose((done.W - W)[:, 0] / eta, E.sum(axis=1), atol=1e-5)
+    assert_allclose((done.Ht - Ht)[:, 0] / eta, E.sum(axis=0), atol=1e-5)
+    W, Ht = start(*X.shape, 4)
+    strong = Game(Shuffled(), ConstantStep(0.1))
+    one, again, other = (play(strong, matrix, W, Ht, seed=seed)[0].W for seed in (1, 1, 2))
+    assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    with pytest.raises(ParameterError, match="needs a generator"):
+        game.sweep(matrix, Standing(W, Ht), 0)
+
+
+numbers = st.one_of(st.just(0.0), st.floats(1e-6, 1e6), st.floats(0, 1))
+
+
+@given(
+    w=st.lists(numbers, min_size=6, max_size=6),
+    h=st.lists(numbers, min_size=6, max_size=6),
+    x=numbers,
+    relaxation=st.floats(1e-3, MOST_SAFE),
+    leader=st.sampled_from(LEADERS_OR_NONE),
+)
+def test_nobody_loses_by_a_safe_meeting(w, h, x, relaxation, leader):
+    for k in (1, 3, 6):
+        W, Ht = np.array([w[:k]]), np.array([h[:k]])
+        before, size = abs(x - W[0] @ Ht[0]), x + W[0] @ Ht[0]
+        numbers = Meeting(0.0, relaxation, leader).numbers(np.float64)
+        compiled_game.play_cells(np.array([0]), np.array([0]), np.array([x]), W, Ht, *numbers)
+        assert (W >= 0).all()
+        assert (Ht >= 0).all()
+        assert abs(x - W[0] @ Ht[0]) <= before + 1e-14 * size
+
+
+@given(seed=st.integers(0, 10**6), log_scale=st.integers(-6, 6), balance=st.integers(-4, 4))
+@pytest.mark.parametrize("order", [Simultaneous(), Alternating()], ids=repr)
+@pytest.mark.parametrize("form", ["dense", "observed"])
+def test_safe_steps_of_all_at_once_never_raise_the_potential(form, order, seed, log_scale, balance):
+    rng = np.random.default_rng(seed)
+    n, m, k = rng.integers(1, 15, 3)
+    X = rng.gamma(0.3, size=(n, m)) * 10.0**log_scale
+    known = is_played(form, X.shape)
+    if not known.any():
+        return
+    W, Ht = rng.random((n, k)) * 10.0**balance, rng.gamma(0.2, size=(m, k)) * 10.0 ** rng.integers(-3, 3)
+    matrix, last = matrix_of(form, X), potential(X, W, Ht, known)
+    for done in play(Game(order, SafeStep(rng.uniform(0.2, 1.6))), matrix, W, Ht, 4):
+        latest = potential(X, done.W, done.Ht, known)
+        assert latest <= last * (1 + 1e-12) + 1e-13 * np.square(X[known]).sum()
+        last = latest
+
+
+@pytest.mark.parametrize("power", [-20, 6, 30])
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_safe_play_does_not_depend_on_units_or_on_how_a_scale_is_shared_out(order, power):
+    """Powers of four: both factors are scaled by their root, and nothing is rounded."""
+    X = cells()
+    W, Ht = start(*X.shape, 4)
+    unit = 2.0**power
+    plain = play(Game(order), as_matrix(X), W, Ht, 3)[-1]
+    scaled = play(Game(order), as_matrix(X * unit**2), W * unit, Ht * unit, 3)[-1]
+    skewed = play(Game(order), as_matrix(X), W * unit, Ht / unit, 3)[-1]
+    assert_allclose(scaled.W, plain.W * unit, rtol=1e-9)
+    assert_allclose(scaled.Ht, plain.Ht * unit, rtol=1e-9)
+    assert_allclose(skewed.W, plain.W * unit, rtol=1e-9)
+    assert_allclose(skewed.Ht, plain.Ht / unit, rtol=1e-9)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda d: d.__name__)
+def test_play_keeps_to_numbers_that_are_not_negative_and_to_its_type_and_leaves_its_arguments(form, order, dtype):
+    X = cells()
+    matrix, (W, Ht) = matrix_of(form, X, dtype), start(*X.shape, 5, dtype)
+    before = W.copy(), Ht.copy()
+    for step in (ConstantStep(0.3), SafeStep()):
+        for self_play in (NoSelfPlay(), ShrinkOthers(0.5)):
+            for done in play(Game(order, step, self_play), matrix, W, Ht, 3):
+                for factor in (done.W, done.Ht):
+                    assert (factor >= 0).all()
+                    assert factor.dtype == dtype
+    assert_array_equal(W, before[0])
+    assert_array_equal(Ht, before[1])
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_unknown_cells_change_nothing_and_known_zeros_do(order):
+    X = cells()
+    known, (W, Ht) = known_of(X.shape), start(*X.shape, 4)
+    rows, columns = np.nonzero(known)
+    forms = {
+        "NaN": np.where(known, X, np.nan),
+        "masked": np.ma.array(np.where(known, X, 1e6), mask=~known),
+        "other values": np.ma.array(np.where(known, X, 0.0), mask=~known),
+        "stored": sp.coo_array((X[known], (rows, columns)), shape=X.shape),
+    }
+    there = [play(Game(order), observed(form), W, Ht, 3)[-1] for form in forms.values()]
+    for other in there[1:]:
+        assert_array_equal(other.W, there[0].W)
+        assert_array_equal(other.Ht, there[0].Ht)
+    assert (X[known] == 0).any()
+    without = play(Game(order), observed(sp.csr_array(np.where(known, X, 0.0))), W, Ht, 3)[-1]
+    assert not np.allclose(without.W, there[0].W)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_a_full_table_of_known_cells_is_played_as_an_array_is(order):
+    X = cells()
+    W, Ht = start(*X.shape, 4)
+    all_known, dense = (play(Game(order), matrix, W, Ht, 3)[-1] for matrix in (observed(X), as_matrix(X)))
+    assert_allclose(all_known.W, dense.W, rtol=1e-9)
+    assert_allclose(all_known.Ht, dense.Ht, rtol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_utilities_add_up_to_the_potential(form):
+    """Σ u_ij = −½‖X − W H‖², the same for the player who moves and for all: what one gains, the potential gains."""
+    X = cells(9, 8)
+    known, (W, Ht) = is_played(form, X.shape), start(9, 8, 3)
+    utilities = np.array([[-0.5 * (X[i, j] - W[i] @ Ht[j]) ** 2 for j in range(8)] for i in range(9)]) * known
+    assert utilities.sum() == pytest.approx(-0.5 * matrix_of(form, X).squared_distance(W, Ht))
+    moved = W.copy()
+    moved[4] += 0.1
+    own = -0.5 * (np.square(X[4] - moved[4] @ Ht.T) * known[4]).sum()
+    assert own - utilities[4].sum() == pytest.approx(potential(X, W, Ht, known) - potential(X, moved, Ht, known))
+
+
+def test_self_play_is_its_formula():
+    Ht = np.array([[3.0, 1.0, 2.0], [0.5, 0.5, 4.0], [0.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
+    assert_allclose(ShrinkSmallest(0.9)(Ht), Ht * [[1, 0.9, 1], [0.9, 1, 1], [0.9, 1, 1], [0.9, 1, 1]])
+    assert_allclose(ShrinkOthers(0.9)(Ht), Ht * [[1, 0.9, 0.9], [0.9, 0.9, 1], [0.9, 1, 0.9], [1, 0.9, 0.9]])
+    assert NoSelfPlay()(Ht) is Ht
+    assert ShrinkOthers(0.0)(Ht.astype(np.float32)).dtype == np.float32
+    X, (W, start_Ht) = cells(), start(23, 17, 3)
+    plain, shaped = (
+        play(Game(Raster(), ConstantStep(0.05), self_play), as_matrix(X), W, start_Ht, columns=(4, 9))[0]
+        for self_play in (NoSelfPlay(), ShrinkOthers(0.9))
+    )
+    assert_array_equal(shaped.W, plain.W)
+    assert_array_equal(shaped.Ht[4:9], ShrinkOthers(0.9)(plain.Ht[4:9]))
+    assert_array_equal(np.delete(shaped.Ht, np.s_[4:9], axis=0), np.delete(start_Ht, np.s_[4:9], axis=0))
+    for bad in (-0.1, 1.1, np.nan):
+        with pytest.raises(ParameterError, match="between 0 and 1"):
+            ShrinkSmallest(bad)
+
+
+def overlap(Ht):
+    """The mean cosine of two rows of H."""
+    unit = Ht / np.linalg.norm(Ht, axis=0)
+    k = unit.shape[1]
+    return float((unit.T @ unit - np.eye(k)).sum() / (k * (k - 1)))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_j_max_drives_rows_of_H_towards_disjoint_supports(order):
+    X = cells(60, 20)
+    W, Ht = start(60, 20, 3)
+    overlaps = {
+        factor: overlap(play(Game(order, SafeStep(), ShrinkOthers(factor)), as_matrix(X), W, Ht, 150)[-1].Ht)
+        for factor in (1.0, 0.8, 0.4)
+    }
+    assert overlaps[1.0] > overlaps[0.8] > 1.2 * overlaps[0.4], overlaps
+    disjoint = play(Game(order, SafeStep(), ShrinkOthers(0.0)), as_matrix(X), W, Ht, 3)[-1].Ht
+    assert ((disjoint > 0).sum(axis=1) <= 1).all()
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+@pytest.mark.parametrize("form", ["dense", "observed"])
+def test_play_ends_in_an_equilibrium(form, order):
+    """In noise: steps that stay shorter where errors are large would end elsewhere, with gains of a hundredth."""
+    matrix = matrix_of(form, cells(40, 24))
+    Ht = start(40, 24, 3)[1]
+    standing, pace, before, gains = Standing(first_weights(matrix, Ht), Ht), 1.0, np.inf, []
+    for sweep in range(500):
+        if sweep in (0, 30, 499):
+            gains.append(equilibrium(matrix, standing.W, standing.Ht.T).relative_epsilon)
+        draw = np.random.default_rng([7, sweep])
+        standing = Game(order).sweep(matrix, standing, sweep, pace=pace, draw=draw)
+        pace, before = SafeStep().paced(pace, sweep, before, standing.seen), standing.seen
+    assert gains[0] > gains[1] > 20 * gains[2]
+    assert gains[2] < 3e-4
+
+
+def test_first_weights_fit_every_row_by_one_number():
+    X = cells()
+    Ht = start(*X.shape, 4)[1]
+    for form in FORMS:
+        known, W = is_played(form, X.shape), first_weights(matrix_of(form, X), Ht)
+        total = Ht.sum(axis=1) * known
+        assert_allclose(W, np.repeat(((X * total).sum(1) / np.square(total).sum(1))[:, None], 4, axis=1), rtol=1e-10)
+
+
+def test_numbers_that_make_no_sense_are_refused():
+    for bad in (0, -1.0, np.inf, np.nan):
+        with pytest.raises(ParameterError, match="eta"):
+            ConstantStep(bad)
+        with pytest.raises(ParameterError):
+            SafeStep(bad)
+        with pytest.raises(ParameterError, match="decay"):
+            DecayingStep(0.1, bad)
+    for bad in ({"relaxation": 1.7}, {"slower": 1.1}, {"faster": 0.9}, {"least": -1.0}, {"slower": 0.0}):
+        with pytest.raises(ParameterError, match="SafeStep needs"):
+            SafeStep(**bad)
+    for blocks in (0, -1, 1.5, True):
+        with pytest.raises(ParameterError, match="blocks"):
+            Stratified(blocks)
+    for workers in ((-1, 0), (0.5,), ((0, 1), (1, 0)), ("a",)):
+        with pytest.raises(ParameterError, match="row_workers"):
+            Stratified(row_workers=workers)
+    with pytest.raises(ParameterError, match="leader"):
+        Game(leader="columms")
+    assert set(LEADERS) == set(LEADERS_OR_NONE)
+    for order in (Simultaneous(), Alternating()):
+        with pytest.raises(CompositionError, match="leader"):
+            Game(order, leader="rows")
+
+
+def test_maps_of_players_are_looked_at():
+    X = cells()
+    matrix, (W, Ht) = as_matrix(X), start(*X.shape, 3)
+    with pytest.raises(ParameterError, match="row_workers names the workers of 3 players, but there are 23"):
+        play(Game(Stratified(row_workers=(0, 1, 2))), matrix, W, Ht)
+    with pytest.raises(ParameterError, match="column_workers names the workers of 23 players, but there are 17"):
+        play(Game(Stratified(column_workers=(0,) * 23)), matrix, W, Ht)
+    with pytest.raises(CompositionError, match="over all columns"):
+        play(Game(Stratified(column_workers=(0,) * 17)), matrix, W, Ht, columns=(0, 3))
+    far = play(Game(Stratified(row_workers=(0, 10**12) * 11 + (5,))), matrix, W, Ht)[0]
+    near = play(Game(Stratified(row_workers=(0, 2) * 11 + (1,))), matrix, W, Ht)[0]
+    assert_array_equal(far.W, near.W)
+    for order in (Simultaneous(), Alternating()):
+        with pytest.raises(CompositionError, match="over all columns"):
+            play(Game(order), matrix, W, Ht, columns=(0, 3))
+
+
+def test_cells_of_tensors_are_not_played_but_all_at_once_is():
+    torch = pytest.importorskip("torch")
+    X = cells()
+    W, Ht = start(*X.shape, 3)
+    tensors = as_matrix(torch.from_numpy(X)), torch.from_numpy(W), torch.from_numpy(Ht)
+    with pytest.raises(CompositionError, match="cannot be played"):
+        play(Game(), *tensors)
+    for order in (Simultaneous(), Alternating()):
+        there, here = play(Game(order), *tensors, 3)[-1], play(Game(order), as_matrix(X), W, Ht, 3)[-1]
+        assert_allclose(there.W.numpy(), here.W, rtol=1e-9)
+        assert_allclose(there.Ht.numpy(), here.Ht, rtol=1e-9)

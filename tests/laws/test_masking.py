@@ -1,0 +1,681 @@
+"""Laws of masked sums: the sum of the survivors to the printed error, and nothing else to anybody, whoever lies."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import stats
+from test_programs import PROGRAMS, data, shards_of
+from test_programs import run as run_openly
+from test_sketched_consensus import program_of
+
+from partsong import recipes
+from partsong.aggregate.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
+from partsong.core import Layout, Message, Occasion, Reducible, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import CompositionError, DivergenceError, MissingExtra, ParameterError, PartyError, UploadError
+from partsong.privacy import key_agreement
+from partsong.privacy.dealing import dealt, sealing_keys, split_for
+from partsong.privacy.envelopes import KEYS, PHASES, SHARES, SURVIVORS, UNMASKING, UPLOAD, enclosed, names_as_array
+from partsong.privacy.key_agreement import agreed, mask, pair_stream, public_key, seed_stream
+from partsong.privacy.masking import MaskedSum, PredictableMasks, roster_of
+from partsong.privacy.randomness import InsecureSource, system_source
+from partsong.privacy.shamir import combine, weights_at_zero
+from partsong.programs.sketched_statistics import SketchedStatistics
+from partsong.sketch.gaussian import Gaussian
+from partsong.streams import key
+
+SHAPE = (3, 5)
+
+
+@dataclass
+class Played:
+    """A sum as it went: what was sent and answered, and what is left in whose hands."""
+
+    members: dict[str, Any]
+    occasion: Occasion
+    seats: dict[str, Any] = field(default_factory=dict)
+    drafts: dict[str, Any] = field(default_factory=dict)
+    traffic: list[tuple[int, str, Message]] = field(default_factory=list)
+    desk: Any = None
+    total: Message | None = None
+    names: tuple[str, ...] = ()
+
+    def sent(self, phase):
+        return {name: message for at, name, message in self.traffic if at == phase}
+
+
+@dataclass
+class Play:
+    """The loop of an engine, with a hand in it: `change(phase, inbox)` on the way, `lie(phase, name, heard)` after."""
+
+    reduction: MaskedSum = field(default_factory=MaskedSum)
+    aggregation: Any = Sum()
+    silent: dict[str, int] = field(default_factory=dict)
+    change: Any = None
+    lie: Any = None
+    until: int = len(PHASES)
+
+    def __call__(self, uploads, before=None, index=0, played=None):
+        shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in uploads]
+        layout = Layout.of(shards, 0)
+        members = before.members if before else {s.name: self.reduction.enrol(s.name, s.secret, layout) for s in shards}
+        done = played if played is not None else Played({}, None)
+        done.members, done.occasion = dict(members), Occasion(index, layout.parties, layout, Message({"H": np.ones(2)}))
+        for name in layout.parties:
+            done.seats[name] = self.reduction.begin(members[name], uploads[name], self.aggregation, done.occasion)
+            done.drafts[name] = done.seats[name].draft
+        done.desk, heard = before.desk if before else None, Message({})
+        for phase in range(self.until):
+            inbox = {}
+            for name in (n for n in layout.parties if phase < self.silent.get(n, len(PHASES))):
+                told = self.lie(phase, name, heard) if self.lie else heard
+                done.seats[name], inbox[name] = self.reduction.send(phase, done.seats[name], told)
+                done.traffic.append((phase, name, inbox[name]))
+            inbox = self.change(phase, inbox) if self.change else inbox
+            done.desk, heard = self.reduction.hear(phase, inbox, done.desk, done.occasion)
+        if self.until == len(PHASES):
+            done.members = {name: self.reduction.rest(seat) for name, seat in done.seats.items()}
+            done.desk, done.total, done.names = self.reduction.total(done.desk, self.aggregation, done.occasion)
+        return done
+
+
+def names_of(parties):
+    return [f"p{i:03d}" for i in range(parties)]
+
+
+def uploads_of(parties, seed=0, high=1e9, shape=SHAPE):
+    rng = np.random.default_rng(seed)
+    return {
+        name: Message({"H": high * rng.random(shape), "counts": rng.integers(0, 10, 3).astype(float)}, float(i + 1))
+        for i, name in enumerate(names_of(parties))
+    }
+
+
+def require_sum(total, messages, reduction):
+    parties = len(messages)
+    for name in messages[0].arrays:
+        exact = sum(np.vectorize(Fraction, otypes=[object])(message[name]) for message in messages)
+        off = abs(np.vectorize(Fraction, otypes=[object])(total[name]) - exact)
+        assert (off <= Fraction(reduction.error(name, parties)) + abs(exact) * Fraction(2) ** -52).all()
+    assert total.weight == sum(message.weight for message in messages)
+
+
+def predictable(seed, **more):
+    with pytest.warns(PredictableMasks):
+        return MaskedSum(source=InsecureSource(seed, "masks"), **more)
+
+
+@pytest.mark.parametrize("parties", [3, 4, 5, 10, 30, pytest.param(100, marks=pytest.mark.slow)])
+def test_sums_of_values_from_0_to_1e9_are_within_the_printed_error(parties):
+    uploads = uploads_of(parties)
+    done = Play()(uploads)
+    require_sum(done.total, list(uploads.values()), MaskedSum())
+    assert done.names == tuple(uploads)
+    error = MaskedSum().error("H", parties)
+    assert f"off by at most {error:.2g}" in MaskedSum().told(["H"], parties)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_sums_of_any_values_and_any_dropouts_that_leave_enough(data):
+    parties = data.draw(st.integers(3, 8))
+    bound = data.draw(st.sampled_from([1e-2, 1.0, 1e9]))
+    values = st.lists(st.floats(-bound, bound), min_size=3, max_size=3)
+    uploads = {
+        n: Message({"H": np.array(data.draw(values))}, data.draw(st.integers(0, 10**9))) for n in names_of(parties)
+    }
+    reduction = MaskedSum(bound=bound)
+    spare = parties - max(reduction.threshold(parties), 3)
+    lost = data.draw(st.lists(st.sampled_from(names_of(parties)), max_size=spare, unique=True))
+    silent = {name: data.draw(st.integers(0, 4)) for name in lost}
+    done = Play(reduction, silent=silent)(uploads)
+    kept = [name for name in uploads if silent.get(name, 9) > UPLOAD]
+    assert done.names == tuple(kept)
+    for one in (reduction.error("H", parties),):
+        exact = [sum(Fraction(float(uploads[name]["H"][i])) for name in kept) for i in range(3)]
+        off = [abs(Fraction(float(done.total["H"][i])) - exact[i]) for i in range(3)]
+        assert all(o <= Fraction(one) + abs(e) * Fraction(2) ** -52 for o, e in zip(off, exact, strict=True))
+    assert done.total.weight == sum(uploads[name].weight for name in kept)
+
+
+def reducible_programs():
+    more = {"fnmf by sums": recipes.fnmf_by_sums(4, steps=3)}
+    more["by sums, then exact"] = recipes.then_exact(recipes.fnmf_by_sums(4, steps=3), 2)
+    alone = {name for name in PROGRAMS if "local" in name}
+    every = {**PROGRAMS, **more}
+    return {
+        name: one
+        for name, one in every.items()
+        if isinstance(one.aggregation, Reducible) and name not in alone and not shows_single_parties(one)
+    }
+
+
+def shows_single_parties(program):
+    kinds = program.expects(Layout(("a", "b", "c"), 12, 0)) if hasattr(program, "expects") else ()
+    return any(form.lone for kind in kinds for form in kind.values())
+
+
+def test_programs_whose_sums_show_single_parties_are_refused():
+    refused = [one for one in PROGRAMS.values() if shows_single_parties(one)]
+    assert refused
+    for program in refused:
+        with pytest.raises(CompositionError, match="one party alone"):
+            next(iter(Sequential().run(program, shards_of(data(), [20, 40, 60]), Schedule(1), reduction=MaskedSum())))
+
+
+@pytest.mark.parametrize("engine", [Sequential(record=True), Parallel(2, record=True)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("name", reducible_programs())
+def test_every_program_of_sums_runs_masked_on_every_engine(name, engine):
+    program, shards = reducible_programs()[name], shards_of(data(), [20, 40, 60])
+    openly = run_openly(program, shards, 4)
+    masked = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5)))
+    assert_allclose(masked[-1].model["H"], openly[-1].model["H"], rtol=1e-6, atol=1e-8)
+    assert {phase for _, phase, _ in masked[0].traffic} == set(range(5))
+    again = list(Sequential().run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5)))
+    assert_array_equal(masked[-1].model["H"], again[-1].model["H"], "masks leave no trace, whatever was drawn")
+    assert masked[-1].bytes_up == again[-1].bytes_up
+
+
+@pytest.mark.parametrize("variant", ["UV", "V"])
+def test_sketched_programs_run_masked(variant):
+    program, shards = program_of(variant), shards_of(data(), [30, 60])
+    openly = run_openly(program, shards, 8)[-1].model["H"]
+    masked = list(Sequential().run(program, shards, Schedule(8, 3), reduction=MaskedSum(bound=1e5)))[-1]
+    assert_allclose(masked.model["H"], openly, rtol=1e-6, atol=1e-8)
+    hidden = SketchedStatistics(4, Gaussian(9), budget="total")
+    in_the_open = run_openly(replace(hidden, is_guarded=False), shards, 5)[-1].model["H"]
+    masked = list(Sequential().run(hidden, shards, Schedule(5, 3), reduction=MaskedSum()))[-1]
+    assert_allclose(masked.model["H"], in_the_open, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_tensors_run_masked(kind):
+    torch = pytest.importorskip("torch")
+    parts, program = np.array_split(data(), 4), recipes.shared_statistics(4)
+    shards = [Shard(f"p{i}", as_matrix(torch.tensor(x, dtype=getattr(torch, kind))), i) for i, x in enumerate(parts)]
+    openly = run_openly(program, shards, 3)[-1].model["H"]
+    masked = list(Sequential().run(program, shards, Schedule(3, 3), reduction=MaskedSum(bound=1e5)))[-1].model["H"]
+    assert masked.dtype == openly.dtype
+    tolerance = 1e-4 if kind == "float32" else 1e-7
+    assert_allclose(masked.numpy(), openly.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("phase", range(5))
+@pytest.mark.parametrize("aggregation", [Sum(), Mean(), WeightedMean(), AlignedMean(weighted=True)], ids=repr)
+def test_dropouts_in_each_phase_leave_the_sum_of_the_survivors(aggregation, phase):
+    uploads = uploads_of(7, high=10.0)
+    silent = {"p001": phase, "p006": max(0, phase - 1), "p003": phase}
+    done = Play(MaskedSum(bound=1e6), aggregation, silent)(uploads)
+    kept = [name for name in uploads if silent.get(name, 9) > UPLOAD]
+    expected = total_of(aggregation, [uploads[name] for name in kept])
+    assert done.names == tuple(kept)
+    for name in expected.arrays:
+        assert_allclose(done.total[name], expected[name], rtol=1e-12, atol=1e-9)
+    assert done.total.weight == expected.weight
+
+
+def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
+    shards, program = shards_of(data(), [20, 40, 60]), recipes.shared_statistics(4)
+    for phase in range(5):
+        schedule = Schedule(3, 3, silent={1: {"p01": phase}})
+        rounds = list(Sequential().run(program, shards, schedule, reduction=MaskedSum()))
+        everyone = ("p00", "p01", "p02", "p03")
+        kept = everyone if phase > UPLOAD else ("p00", "p02", "p03")
+        assert [done.participants for done in rounds] == [everyone, kept, everyone]
+        absent = {1: frozenset({"p01"})} if phase <= UPLOAD else {}
+        openly = run_openly(program, shards, 2, absent=absent)
+        assert_allclose(rounds[1].model["H"], openly[1].model["H"], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("phase", range(5))
+def test_too_many_dropouts_end_the_sum_and_reveal_nothing(phase):
+    played, silent = Played({}, None), dict.fromkeys(names_of(7)[:4], phase)
+    with pytest.raises(PartyError, match=rf"phase {phase} \({PHASES[phase]}\).*3 of 7.*4 are needed.*'p000'"):
+        Play(silent=silent)(uploads_of(7), played=played)
+    assert played.total is None
+    shares = played.sent(UNMASKING)
+    assert len(shares) < MaskedSum().threshold(7), "less than t shares of any secret were sent"
+    assert phase == UNMASKING or not shares
+
+
+def test_less_than_three_are_refused_wherever_they_are_counted():
+    with pytest.raises(ParameterError, match=r"at least 3 parties, and there are 2: p000, p001"):
+        Play()(uploads_of(2))
+    with pytest.raises(ParameterError, match="fewest=2"):
+        MaskedSum(fewest=2)
+    shards, program = shards_of(data(), [20, 40]), recipes.shared_statistics(4)
+    absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
+    with pytest.raises(PartyError, match=r"Only 2 parties \(p00, p02\).*round 1.*Nothing was sent"):
+        list(Sequential().run(program, shards, absent, reduction=MaskedSum()))
+    silent = Schedule(2, 3, silent={1: {"p01": 2}})
+    with pytest.raises(PartyError, match=r"phase 2.*2 of 3.*3 are needed.*'p01'"):
+        list(Sequential().run(program, shards, silent, reduction=MaskedSum()))
+    for phase in (SURVIVORS, UNMASKING):
+        later = Schedule(2, 3, silent={1: {"p01": phase}})
+        rounds = list(Sequential().run(program, shards, later, reduction=MaskedSum()))
+        assert rounds[1].participants == ("p00", "p01", "p02"), "it is in the sum, and two can remove the masks"
+
+
+@pytest.mark.parametrize(
+    ("majority", "thresholds"),
+    [(0.5, {3: 2, 4: 3, 5: 3, 100: 51}), (2 / 3, {3: 3, 4: 3, 6: 5, 9: 7, 99: 67, 100: 67})],
+)
+def test_a_threshold_is_more_than_its_part_of_all(majority, thresholds):
+    assert {n: MaskedSum(majority=majority).threshold(n) for n in thresholds} == thresholds
+    for bad in (0.0, 0.49, 1.0, np.nan):
+        with pytest.raises(ParameterError, match="majority"):
+            MaskedSum(majority=bad)
+
+
+@pytest.mark.parametrize("content", ["zeros", "one value", "largest"])
+def test_a_masked_upload_looks_uniform(content):
+    """χ² over the bytes, and over the numbers' leading bits, of single uploads of the plainest content there is."""
+    value = {"zeros": 0.0, "one value": 12.5, "largest": 1e9}[content]
+    done = Play(predictable(11))({name: Message({"H": np.full(20_000, value)}, 7.0) for name in names_of(4)})
+    vectors = [message["body"] for message in done.sent(UPLOAD).values()]
+    for vector in [*vectors, vectors[0] - vectors[1], vectors[0] + vectors[1]]:
+        counts = np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)
+        assert stats.chisquare(counts).pvalue > 1e-4
+        leading = np.bincount((vector >> np.uint64(56)).astype(int), minlength=256)
+        assert stats.chisquare(leading).pvalue > 1e-4
+    plain = done.drafts["p000"].vector
+    assert stats.chisquare(np.bincount(np.frombuffer(plain.tobytes(), np.uint8), minlength=256)).pvalue < 1e-10
+
+
+def test_what_is_sent_holds_no_plain_number():
+    uploads = {name: Message({"H": np.full((4, 4), 12.5 + i)}, 100.0 + i) for i, name in enumerate(names_of(5))}
+    done = Play(silent={"p002": UPLOAD + 1, "p004": UPLOAD})(uploads)
+    recorded = b"|".join(array.tobytes() for _, _, message in done.traffic for array in message.arrays.values())
+    for name, draft in done.drafts.items():
+        plain = [uploads[name]["H"].tobytes()[:8], np.float64(uploads[name].weight).tobytes()]
+        plain += [draft.vector[-1:].tobytes(), draft.vector[:1].tobytes()]
+        plain += [draft.seed, draft.mask_key.private, draft.share_key.private, done.members[name].signing]
+        assert not any(text in recorded for text in plain)
+    assert {message.weight for _, _, message in done.traffic} == {0.0}, "no plain weight"
+    assert {name for _, _, message in done.traffic for name in message.arrays} == {"body", "signature"}
+
+
+def test_secrets_are_not_shown_and_not_kept():
+    done = Play()(uploads_of(4))
+    for name, seat in done.seats.items():
+        shown = repr(done.drafts[name]) + repr(seat) + repr(done.members[name])
+        for secret in (done.drafts[name].seed, done.drafts[name].mask_key.private, done.members[name].signing):
+            assert repr(secret) not in shown
+        assert not seat.held
+        assert not seat.draft.seed
+        assert len(seat.draft.vector) == 0
+
+
+def test_keys_and_masks_are_fresh_in_every_sum():
+    first = Play()(uploads_of(4))
+    second = Play()(uploads_of(4), before=first, index=1)
+    for name in first.seats:
+        one, other = first.drafts[name], second.drafts[name]
+        assert one.mask_key.private != other.mask_key.private
+        assert one.share_key.private != other.share_key.private
+        assert one.seed != other.seed
+        assert (first.sent(UPLOAD)[name]["body"] != second.sent(UPLOAD)[name]["body"]).mean() > 0.9
+    require_sum(second.total, list(uploads_of(4).values()), MaskedSum())
+
+
+def test_randomness_comes_from_the_system_and_everything_else_is_loud():
+    assert MaskedSum().source is system_source
+    with pytest.warns(PredictableMasks, match="hide nothing"):
+        MaskedSum(source=InsecureSource(1))
+    one, other = (Play(predictable(3))(uploads_of(3)) for _ in range(2))
+    assert_array_equal(one.sent(UPLOAD)["p000"]["body"], other.sent(UPLOAD)["p000"]["body"])
+
+
+BAD_VALUES = {
+    "too large": (UploadError, 1.5e9, r"'p001'.*'H'.*±1e\+09.*Nothing was sent, and nothing is clipped"),
+    "too small": (UploadError, -1.5e9, "'p001'.*'H'"),
+    "NaN": (DivergenceError, np.nan, "'p001'.*NaN"),
+    "infinite": (DivergenceError, np.inf, "'p001'.*'H'"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_VALUES)
+def test_a_bad_value_is_refused_at_its_party_before_anything_is_sent(fault):
+    error, value, words = BAD_VALUES[fault]
+    uploads, played = uploads_of(4), Played({}, None)
+    uploads["p001"] = Message({**uploads["p001"].arrays, "H": np.full(SHAPE, value)})
+    with pytest.raises(error, match=words):
+        Play()(uploads, played=played)
+    assert not played.traffic
+    weighty = {name: replace(message, weight=2e9) for name, message in uploads_of(4).items()}
+    with pytest.raises(UploadError, match=r"'p000'.*weight.*±1e\+09"):
+        Play()(weighty)
+    assert Play(MaskedSum(bounds={"H": 2e9}))({**uploads_of(4), "p001": replace_H(1.5e9)}).names
+
+
+def replace_H(value):
+    return Message({**uploads_of(4)["p001"].arrays, "H": np.full(SHAPE, value)}, 2.0)
+
+
+def test_arrays_that_cannot_be_added_are_refused_before_they_are_masked():
+    uploads, played = uploads_of(4), Played({}, None)
+    uploads["p002"] = Message({**uploads["p002"].arrays, "H": np.ones((5, 3))})
+    with pytest.raises(PartyError, match=r"'p002', phase 0 \(keys\).*H 5×3.*'p000'.*H 3×5.*Nothing was masked"):
+        Play()(uploads, played=played)
+    assert {phase for phase, _, _ in played.traffic} == {KEYS}
+
+
+def flipped(message, place=0):
+    body = np.frombuffer(message["body"].tobytes(), np.uint8).copy()
+    body[place] ^= 1
+    return Message({"body": body.view(message["body"].dtype), "signature": message["signature"]}, message.weight)
+
+
+def unsigned(message):
+    return Message({**message.arrays, "signature": np.roll(message["signature"], 1)}, message.weight)
+
+
+@pytest.mark.parametrize("phase", range(5))
+@pytest.mark.parametrize("spoil", [flipped, unsigned, lambda m: flipped(m, -1)], ids=["body", "signature", "end"])
+def test_whatever_is_changed_on_the_way_is_noticed_and_its_party_named(phase, spoil):
+    def change(at, inbox):
+        return {**inbox, "p002": spoil(inbox["p002"])} if at == phase else inbox
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=rf"'p002', phase {phase} \({PHASES[phase]}\) .* round 0"):
+        Play(change=change)(uploads_of(5), played=played)
+    assert played.total is None
+
+
+@pytest.mark.parametrize("phase", range(5))
+def test_a_message_of_another_round_or_party_is_refused(phase):
+    first = Play()(uploads_of(5))
+    words = rf"'p002', phase {phase} \({PHASES[phase]}\) .* round 1: .*(forged|repeated|a key that|signing key)"
+
+    def repeated(at, inbox):
+        return {**inbox, "p002": first.sent(phase)["p002"]} if at == phase else inbox
+
+    def borrowed(at, inbox):
+        return {**inbox, "p002": inbox["p001"]} if at == phase else inbox
+
+    for change in (repeated, borrowed):
+        with pytest.raises(PartyError, match=words):
+            Play(change=change)(uploads_of(5), before=first, index=1)
+
+
+def test_an_upload_of_the_same_round_of_an_earlier_run_is_refused():
+    first = Play()(uploads_of(5))
+
+    def change(at, inbox):
+        return {**inbox, "p002": first.sent(UPLOAD)["p002"]} if at == UPLOAD else inbox
+
+    with pytest.raises(PartyError, match=r"'p002', phase 2 \(masked upload\).*repeated"):
+        Play(change=change)(uploads_of(5))
+
+
+def test_a_party_takes_part_in_a_round_once():
+    first = Play()(uploads_of(4), index=3)
+    for index in (3, 2):
+        with pytest.raises(PartyError, match=rf"'p000'.*round {index}, after that of 3"):
+            Play()(uploads_of(4), before=first, index=index)
+
+
+@pytest.mark.parametrize("phase", [SHARES, UPLOAD, UNMASKING])
+def test_parties_notice_a_server_that_changes_what_it_passes_on(phase):
+    """Keys before shares are dealt, shares before the upload, signatures before anything is unmasked."""
+
+    def lie(at, name, heard):
+        if at != phase:
+            return heard
+        body = heard["p002"].copy()
+        body[40] ^= 1
+        return Message({**heard.arrays, "p002": body}, heard.weight)
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=rf"'p002', phase {phase - 1} \({PHASES[phase - 1]}\)"):
+        Play(lie=lie)(uploads_of(5), played=played)
+    assert not played.sent(phase)
+
+
+def test_the_server_cannot_put_itself_between_two_parties():
+    """Other keys under a party's name are noticed by that party, and by all others if its key is known."""
+    false = Play(predictable(8))(uploads_of(5))
+    forged = false.sent(KEYS)["p002"]
+    blob = np.concatenate([forged["body"], forged["signature"]])
+
+    def lie(at, name, heard):
+        return Message({**heard.arrays, "p002": blob}, heard.weight) if at == SHARES and name == victim else heard
+
+    victim = "p002"
+    with pytest.raises(PartyError, match=r"'p002', phase 1 .*other keys as those of this party"):
+        Play(lie=lie)(uploads_of(5))
+    victim = "p000"
+    with pytest.raises(PartyError, match=r"phase 1 \(shares\)"):
+        Play(lie=lie)(uploads_of(5))
+
+
+def other_list(heard, *without):
+    survivors = [name for name in names_of(5) if name not in without]
+    return Message({"survivors": names_as_array(survivors)}, heard.weight)
+
+
+def test_different_lists_of_survivors_reveal_nothing():
+    """The server wants the seed of p004 from some and its mask key from others."""
+
+    def lie(at, name, heard):
+        return other_list(heard, "p004") if at == SURVIVORS and name in ("p000", "p001") else heard
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=r"another list of survivors"):
+        Play(lie=lie)(uploads_of(5), played=played)
+    assert not played.sent(UNMASKING)
+    played, honest = Played({}, None), Play(lie=lie, until=SURVIVORS)
+    honest(uploads_of(5), played=played)
+    reduction, answers = MaskedSum(), {}
+    for name in names_of(5):
+        heard = lie(SURVIVORS, name, Message({"survivors": names_as_array(names_of(5))}, 0.0))
+        played.seats[name], answers[name] = reduction.send(SURVIVORS, played.seats[name], heard)
+
+    def passed(*names):
+        return Message({n: np.concatenate([answers[n]["body"], answers[n]["signature"]]) for n in names}, 0.0)
+
+    for name in ("p000", "p003"):
+        for group in (("p000", "p001"), ("p002", "p003", "p004"), names_of(5), ("p002", "p003")):
+            own_list = set(group) <= ({"p000", "p001"} if name == "p000" else {"p002", "p003", "p004"})
+            if own_list and len(group) >= 3:
+                assert reduction.send(UNMASKING, played.seats[name], passed(*group)), "t agree: one list may go on"
+            else:
+                with pytest.raises(PartyError, match=r"another list|2 of 5 parties|is not in it"):
+                    reduction.send(UNMASKING, played.seats[name], passed(*group))
+
+
+def test_a_server_that_asks_twice_is_refused():
+    played = Played({}, None)
+    Play(until=SURVIVORS + 1)(uploads_of(5), played=played)
+    reduction, seat = MaskedSum(), played.seats["p000"]
+    with pytest.raises(PartyError, match=r"'p000'.*phase 3 out of turn.*both secrets"):
+        reduction.send(SURVIVORS, seat, other_list(Message({}), "p004"))
+    signed = played.sent(SURVIVORS)
+    heard = Message({n: np.concatenate([m["body"], m["signature"]]) for n, m in signed.items()}, 0.0)
+    seat, _ = reduction.send(UNMASKING, seat, heard)
+    for phase in (SURVIVORS, UNMASKING):
+        with pytest.raises(PartyError, match=rf"phase {phase} out of turn"):
+            reduction.send(phase, seat, heard)
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (["p000", "p001"], r"2 of 5 parties were heard, and 3 are needed"),
+        (["p001", "p002", "p003"], r"'p000'.*lists this party as dropped"),
+        (["p000", "p001", "p002", "p009"], r"'p009'.*not in this sum"),
+        (["p000", "p000", "p001", "p002"], r"not in this sum once"),
+    ],
+)
+def test_a_party_signs_no_list_that_would_single_somebody_out(listed, words):
+    played = Played({}, None)
+    Play(until=SURVIVORS)(uploads_of(5), played=played)
+    with pytest.raises(PartyError, match=words):
+        MaskedSum().send(SURVIVORS, played.seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
+
+
+def test_one_secret_of_each_party_is_revealed_and_never_both():
+    """From all that is sent in the open: the seeds of survivors and the keys of the dropped, and no other secret."""
+    done = Play(silent={"p003": UPLOAD})(uploads_of(5))
+    for number, dealer in enumerate(names_of(5)):
+        texts = [m["body"].tobytes()[33 * number :][:33] for m in done.sent(UNMASKING).values()]
+        holders = [int(name[1:]) + 1 for name in done.sent(UNMASKING)]
+        shares = {x: int.from_bytes(text, "big") for x, text in zip(holders, texts, strict=True)}
+        secret = combine(shares, weights_at_zero(holders[:3])).to_bytes(33, "big")[1:]
+        draft = done.drafts[dealer]
+        assert secret == (draft.mask_key.private if dealer == "p003" else draft.seed)
+    assert all(len(m["body"]) == 5 * 33 for m in done.sent(UNMASKING).values())
+
+
+def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
+    """The server knows its mask key by then and can remove what it shares with others; its own mask remains."""
+    late = {}
+
+    def change(at, inbox):
+        if at == UPLOAD:
+            late.update(p003=inbox["p003"])
+            return {name: message for name, message in inbox.items() if name != "p003"}
+        return inbox
+
+    uploads = {name: Message({"H": np.full(20_000, 12.5)}, 7.0) for name in names_of(5)}
+    done = Play(predictable(4), silent={"p003": SURVIVORS}, change=change)(uploads)
+    assert done.names == ("p000", "p001", "p002", "p004")
+    draft, vector = done.drafts["p003"], late["p003"]["body"].copy()
+    transcript = done.seats["p000"].circle.transcript
+    publics = {name: public_key(done.drafts[name].mask_key.private) for name in done.names}
+    for other, secret in agreed(draft.mask_key.private, publics).items():
+        stream = mask(pair_stream(secret, "p003", other, transcript), len(vector))
+        vector = vector - stream if other > "p003" else vector + stream
+    own = mask(seed_stream(draft.seed, transcript), len(vector))
+    assert_array_equal(vector - own, draft.vector, "the seed alone is missing")
+    assert (vector != draft.vector).mean() > 0.99
+    assert stats.chisquare(np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)).pvalue > 1e-4
+
+    def after(at, inbox):
+        inbox = change(at, inbox)
+        return {**inbox, "p003": late["p003"]} if at > UPLOAD else inbox
+
+    with pytest.raises(PartyError, match=r"'p003', phase 3 .*dropped out of this sum before.*stays masked"):
+        Play(silent={"p003": SURVIVORS}, change=after)(uploads)
+
+
+@pytest.mark.parametrize(
+    ("phase", "place", "words"),
+    [
+        (UNMASKING, 40, r"'p002', phase 4 .*share of a secret of 'p001' is not the one"),
+        (SHARES, 5, r"'p002', phase 1 .*for 'p000' are not those that it has committed"),
+        (SHARES, -1, r"'p002', phase 1 .*for 'p004' cannot be opened"),
+        (SURVIVORS, 0, r"'p002', phase 3 .*another list"),
+    ],
+)
+def test_a_party_that_sends_other_shares_than_it_has_or_promised_is_named(phase, place, words):
+    """Properly signed, and still noticed."""
+
+    def change(at, inbox):
+        if at != phase:
+            return inbox
+        seat = played.seats["p002"]
+        scene = seat.draft.terms.scene(phase, seat.circle.transcript)
+        body = bytearray(inbox["p002"]["body"].tobytes())
+        body[place] ^= 1
+        return {**inbox, "p002": enclosed(scene, "p002", seat.member.signing, bytes(body))}
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=words):
+        Play(change=change)(uploads_of(5), played=played)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_dealer_whose_shares_do_not_give_its_secret_back_is_named(is_dropped):
+    """All shares fit their commitments, and each other; the secret is another than was announced."""
+
+    def change(at, inbox):
+        if at != SHARES:
+            return inbox
+        seat, draft = played.seats["p002"], played.drafts["p002"]
+        wrong = split_for(seat.circle, draft.terms.threshold, system_source, (bytes(32), bytes(range(32))))
+        played.seats["p002"] = replace(seat, held={"p002": wrong["p002"]})
+        body = dealt("p002", wrong, sealing_keys("p002", draft.share_key.private, seat.circle))
+        scene = draft.terms.scene(SHARES, seat.circle.transcript)
+        return {**inbox, "p002": enclosed(scene, "p002", seat.member.signing, body)}
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=r"'p002', phase 4 .*do not give back the secret.*no upload was revealed"):
+        Play(change=change, silent={"p002": UPLOAD} if is_dropped else {})(uploads_of(5), played=played)
+
+
+def test_a_key_that_two_parties_send_is_refused():
+    played = Played({}, None)
+    Play(until=0)(uploads_of(4), played=played)
+    seat = played.seats["p001"]
+    copied = replace(seat, draft=replace(seat.draft, mask_key=played.drafts["p000"].mask_key))
+    inbox = {n: MaskedSum().send(KEYS, copied if n == "p001" else played.seats[n], Message({}))[1] for n in names_of(4)}
+    with pytest.raises(PartyError, match=r"'p001', phase 0 .*a key that 'p000' has sent as well"):
+        MaskedSum().hear(KEYS, inbox, None, played.occasion)
+
+
+def test_a_roster_is_pinned_or_learnt_once():
+    names, uploads = names_of(4), uploads_of(4)
+    shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in names]
+    pinned = MaskedSum(roster=roster_of(shards))
+    done = Play(pinned)(uploads)
+    require_sum(done.total, list(uploads.values()), pinned)
+    with pytest.raises(ParameterError, match=r"'p000' is not in the roster with the key"):
+        Play(MaskedSum(roster={**roster_of(shards), "p000": bytes(32)}))(uploads)
+    with pytest.raises(ParameterError, match=r"'p003' is not in the roster"):
+        Play(MaskedSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
+    learnt = Play()(uploads)
+    stranger = MaskedSum().enrol("p002", 12345, learnt.occasion.layout)
+    learnt.members["p002"] = stranger
+    with pytest.raises(PartyError, match=r"'p002', phase 0 .*signing key is not the one that it is known by"):
+        Play()(uploads, before=learnt, index=1)
+
+
+def test_parties_that_were_sent_different_models_are_not_summed():
+    """Else a server could send one party a model of its own, and see what it alone does to the sum."""
+    reduction, played = MaskedSum(), Played({}, None)
+    Play(until=0)(uploads_of(4), played=played)
+    other = replace(played.occasion, model=Message({"H": np.zeros(2)}))
+    seat = reduction.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), other)
+    inbox = {n: reduction.send(KEYS, seat if n == "p001" else played.seats[n], Message({}))[1] for n in names_of(4)}
+    with pytest.raises(PartyError, match=r"'p001', phase 0 .*another model than 'p000'.*Nothing was masked"):
+        reduction.hear(KEYS, inbox, None, played.occasion)
+
+
+def test_parties_with_other_bounds_are_not_summed():
+    played = Played({}, None)
+    Play(until=0)(uploads_of(4), played=played)
+    wide = MaskedSum(bound=1e12)
+    played.seats["p001"] = wide.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
+    inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    with pytest.raises(PartyError, match=r"'p001', phase 0"):
+        MaskedSum().hear(KEYS, inbox, None, played.occasion)
+
+
+def test_a_key_of_small_order_is_refused():
+    with pytest.raises(PartyError, match=r"'p001'.*small order"):
+        agreed(bytes(range(32)), {"p001": bytes(32)})
+
+
+def test_only_sums_can_be_masked():
+    with pytest.raises(CompositionError, match=r"reads individual uploads.*fnmf_by_sums"):
+        next(Sequential().run(recipes.fnmf(4), shards_of(data(), [20, 40]), Schedule(1), reduction=MaskedSum()))
+
+
+def test_without_the_extra_it_is_said_at_once(monkeypatch):
+    key_agreement._module.cache_clear()
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.hashes", None)
+    with pytest.raises(MissingExtra, match=re.escape('pip install "partsong[privacy]"')):
+        MaskedSum()

@@ -1,0 +1,158 @@
+"""Laws of party-level privacy: only clipped, noisy, counted releases leave a party."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from partsong import recipes
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import BudgetSpent, CompositionError, ParameterError
+from partsong.evaluate.metrics import relative_error
+from partsong.privacy.accounting import Ledger
+from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll
+from partsong.privacy.randomness import InsecureSource
+from partsong.programs.private_consensus import PrivateConsensus
+
+RANK, COLUMNS, ROUNDS = 3, 12, 4
+RECIPES = {
+    "fedavg": recipes.fedavg(RANK),
+    "fedprox": recipes.fedprox(RANK),
+    "fnmf": recipes.fnmf(RANK, steps=5),
+    "fnmf, common start": recipes.fnmf(RANK, steps=5, start="common"),
+    "ipalm once": recipes.ipalm_once(RANK, steps=20),
+    "mur once": recipes.mur_once(RANK, steps=20),
+    "syn-sd": recipes.syn_sd(RANK),
+    "game": recipes.game_consensus(RANK),
+}
+
+
+def insecure(party, release):
+    return InsecureSource(7, party, release)
+
+
+def shards(factor=1.0, parties=4, seed=0):
+    draw = np.random.default_rng(seed)
+    H = draw.random((RANK, COLUMNS)) * (draw.random((RANK, COLUMNS)) < 0.6) + 0.01
+    held = [factor * draw.random((10 * (p + 1), RANK)) @ H for p in range(parties)]
+    return [Shard(f"p{p}", as_matrix(X), p) for p, X in enumerate(held)]
+
+
+def private(name, multiplier=1.0, clip=0.5, most=ROUNDS, kind=ClippedGaussian):
+    return PrivateConsensus(RECIPES[name], kind(clip, multiplier), most, insecure)
+
+
+def rounds_of(program, engine=None, rounds=ROUNDS, of=None):
+    engine = engine or Sequential(record=True)
+    return list(engine.run(program, of or shards(), Schedule(rounds, 1), reduction=InTheOpen()))
+
+
+@pytest.mark.parametrize("kind", [ClippedGaussian, ClippedLaplace])
+@pytest.mark.parametrize("name", RECIPES)
+def test_nothing_but_a_noisy_H_leaves_and_the_weight_says_nothing(name, kind):
+    for done in rounds_of(private(name, kind=kind)):
+        assert done.metrics == {}
+        for _, _, message in done.traffic:
+            assert set(message.arrays) == {"H"}
+            assert message.weight == 1.0
+            assert message["H"].shape == (RANK, COLUMNS)
+            assert (message["H"] >= 0).all()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_models_have_rows_of_norm_one(name):
+    for done in rounds_of(private(name)):
+        assert_allclose(np.linalg.norm(done.model["H"], axis=1), 1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fnmf", "game"])
+def test_sequential_and_parallel_agree_to_the_bit(name):
+    one, other = rounds_of(private(name)), rounds_of(private(name), Parallel(2))
+    assert_array_equal(one[-1].model["H"], other[-1].model["H"])
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_before_the_noise_uploads_are_within_the_radius_whatever_the_data(factor):
+    clip = 0.01
+    faint = PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(clip, 1e-4), ROUNDS, insecure)
+    before = None
+    for done in rounds_of(faint, of=shards(factor)):
+        if before is not None:
+            for _, _, message in done.traffic:
+                assert np.linalg.norm(message["H"] - before) <= clip * 1.05
+        before = done.model["H"]
+
+
+def test_two_releases_of_a_party_have_their_own_noise():
+    uploads = [m["H"] for done in rounds_of(private("fedavg", 50.0)) for name, _, m in done.traffic if name == "p0"]
+    assert len(uploads) == ROUNDS
+    assert all(not np.array_equal(a, b) for i, a in enumerate(uploads) for b in uploads[:i])
+    again = PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(0.5, 50.0), ROUNDS)
+    first, second = (rounds_of(again, rounds=1)[0].traffic[0][2]["H"] for _ in range(2))
+    assert not np.array_equal(first, second), "noise from the system is never the same twice, whatever the seed"
+
+
+def test_a_spent_budget_stops_before_anything_is_computed():
+    run = Sequential().run(private("fedavg", most=2), shards(), Schedule(3, 1), reduction=InTheOpen())
+    next(run)
+    done = next(run)
+    assert [party.releases for party in done.checkpoint.parties.values()] == [2] * 4
+    with pytest.raises(BudgetSpent, match=r"p0.*budget"):
+        next(run)
+
+
+def test_absent_parties_are_not_charged():
+    schedule = Schedule(3, 1, absent={1: frozenset({"p2"})})
+    *_, done = Sequential().run(private("fedavg"), shards(), schedule, reduction=InTheOpen())
+    assert {name: party.releases for name, party in done.checkpoint.parties.items()} == {
+        "p0": 3,
+        "p1": 3,
+        "p2": 2,
+        "p3": 3,
+    }
+
+
+def test_the_ledger_of_a_run_is_that_of_its_releases():
+    program = private("fedavg", 4.0)
+    assert not program.release.is_secure, "its noise comes from a seed"
+    assert recipes.party_private(RECIPES["fedavg"], epsilon=1.0, delta=1e-5, rounds=2).release.is_secure
+    assert program.release.unit == "party"
+    assert program.release.relation == "replace"
+    assert Ledger().after(program.release, 10).epsilon(1e-5) == pytest.approx(3.3414, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_the_recipe_spends_its_budget_and_no_more(kind):
+    program = recipes.party_private(RECIPES["fedavg"], epsilon=2.0, delta=1e-5, rounds=5, kind=kind)
+    spent = Ledger().after(program.release, program.most).epsilon(1e-5)
+    assert 0.99 * 2.0 <= spent <= 2.0
+
+
+def test_with_hardly_any_noise_it_is_the_method_itself():
+    faint = PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(10.0, 1e-4), 30, insecure)
+    found, held = rounds_of(faint, rounds=30), shards()
+    error = relative_error(faint.solver, held, faint.components(found[-1].checkpoint.server))
+    openly = rounds_of(RECIPES["fedavg"], rounds=30)
+    plain = relative_error(faint.solver, held, RECIPES["fedavg"].components(openly[-1].checkpoint.server))
+    assert error <= plain + 0.02
+
+
+def test_a_run_that_goes_on_is_the_run_that_was_not_stopped():
+    program, held = private("fnmf"), shards()
+    whole = rounds_of(program)
+    rest = Sequential().run(program, held, Schedule(ROUNDS, 1), reduction=InTheOpen(), resume=whole[1].checkpoint)
+    assert_array_equal(list(rest)[-1].model["H"], whole[-1].model["H"])
+
+
+def test_what_would_leave_without_noise_is_refused():
+    with pytest.raises(CompositionError, match="counts"):
+        PrivateConsensus(recipes.fnmf_by_sums(RANK), ClippedGaussian(1.0, 1.0), 3)
+    with pytest.raises(CompositionError, match="no noise"):
+        PrivateConsensus(RECIPES["fedavg"], KeepAll(), 3)
+    with pytest.raises(ParameterError, match="no round"):
+        PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(1.0, 1.0), 0)

@@ -1,0 +1,383 @@
+"""Laws of the game between parties: what is sent, what waits, and that it is one game played in another order."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from pairwise_masks import PairwiseMasks
+
+from partsong import recipes
+from partsong.aggregate.disjoint import breadth, span_of
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Message, Outcome, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.data.observed import observed
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import (
+    CompositionError,
+    DivergenceError,
+    DivergenceWarning,
+    ParameterError,
+    PartyError,
+    StepTooLarge,
+    UploadError,
+)
+from partsong.evaluate.equilibrium import equilibrium
+from partsong.local.game import Game, Standing, first_weights
+from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
+from partsong.local.self_play import ShrinkOthers
+from partsong.local.step_sizes import ConstantStep, DecayingStep, SafeStep
+from partsong.programs.consensus import Consensus
+from partsong.programs.strata_play import PlayInStrata
+from partsong.running import Follower, Stop
+from partsong.simulation import simulate
+from partsong.streams import key, stream
+
+K, M = 4, 14
+GAMES = {
+    "stratified": Game(),
+    "sequential": Game(Raster()),
+    "random": Game(Shuffled()),
+    "constant": Game(Stratified(blocks=3), ConstantStep(0.05)),
+    "decaying": Game(Raster(), DecayingStep(0.05)),
+    "shaped": Game(self_play=ShrinkOthers(0.9)),
+    "led": Game(leader="rows"),
+}
+
+
+def data(rows=60, columns=M, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(0.5, size=(rows, K)) @ rng.gamma(0.5, size=(K, columns)) + 0.1 * rng.random((rows, columns))
+
+
+def shards_of(X, parties=4, form=as_matrix):
+    parts = np.array_split(X, parties)
+    return [Shard(f"p{i:02d}", form(part), key(7, f"p{i:02d}")) for i, part in enumerate(parts)]
+
+
+def run(program, shards, exchanges=8, engine=Sequential(), resume=None, reduction=InTheOpen(), **more):
+    return list(engine.run(program, shards, Schedule(exchanges, 3, **more), reduction=reduction, resume=resume))
+
+
+@pytest.mark.parametrize(("parties", "columns"), [(1, 14), (3, 14), (4, 14), (5, 14), (4, 3), (7, 2)])
+def test_traffic_is_the_formula(parties, columns):
+    program, shards = PlayInStrata(K), shards_of(data(columns=columns), parties)
+    width = breadth(parties, columns)
+    for done in run(program, shards, 2 * parties, Sequential(record=True)):
+        for _, _, message in done.traffic:
+            assert message.signature == (
+                ("H", (K, width), "float64"),
+                ("place", (3,), "int64"),
+                ("totals", (7,), "float64"),
+            )
+            assert message.nbytes == 8 * (K * width + 3 + 7) + 8
+        assert set(done.bytes_up.values()) == {8 * (K * width + 10) + 8}
+        assert done.bytes_down == 8 * (K * columns + 3 + 2) + 8
+        assert {name: array.shape for name, array in done.model.arrays.items()} == {
+            "H": (K, columns),
+            "turn": (3,),
+            "pace": (2,),
+        }
+
+
+def test_nothing_of_rows_or_weights_is_sent():
+    shards = shards_of(data())
+    rounds = run(PlayInStrata(K), shards, 8, Sequential(record=True))
+    private = np.concatenate(
+        [shard.matrix.X.ravel() for shard in shards]
+        + [done.checkpoint.parties[shard.name].W.ravel() for done in rounds for shard in shards]
+    )
+    for done in rounds:
+        for _, _, message in done.traffic:
+            sent = np.concatenate([np.asarray(array, np.float64).ravel() for array in message.arrays.values()])
+            assert not np.isin(sent[sent != 0], private[private != 0]).any()
+        assert not np.isin(done.model["H"], private[private != 0]).any()
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_engines_agree_to_the_bit_and_resumed_runs_are_uninterrupted(name):
+    program, shards = PlayInStrata(K, GAMES[name]), shards_of(data())
+    whole = run(program, shards, 10)
+    for engine in (Sequential(shuffle=5), Parallel(3)):
+        for done, other in zip(whole, run(program, shards[::-1], 10, engine), strict=True):
+            assert_array_equal(done.model["H"], other.model["H"])
+    for middle in (1, 4, 6):
+        rest = run(program, shards, 10, resume=whole[middle - 1].checkpoint)
+        for done, other in zip(whole[middle:], rest, strict=True):
+            assert_array_equal(done.model["H"], other.model["H"])
+
+
+@pytest.mark.parametrize("form", [as_matrix, observed], ids=lambda f: f.__name__)
+def test_a_sweep_between_parties_is_a_sequential_play_of_all_cells(form):
+    """Party p plays block (p + s) mod N in exchange s: one after the other, by hand, from the same start."""
+    X, parties = data(), 4
+    shards, step = shards_of(X, parties, form), ConstantStep(0.05)
+    program = PlayInStrata(K, Game(Raster(), step))
+    Ht = stream(3, "start").random((M, K))
+    weights = [first_weights(shard.matrix, Ht) for shard in shards]
+    for done in run(program, shards, 8):
+        stratum = done.index % parties
+        for p, shard in enumerate(shards):
+            span = span_of((p + stratum) % parties, parties, M)
+            stood = Game(Raster(), step).sweep(shard.matrix, Standing(weights[p], Ht), 0, columns=span)
+            weights[p], Ht = stood.W, stood.Ht
+        assert_array_equal(done.model["H"], Ht.T)
+        assert program.ends_round(done.model) == (stratum == parties - 1)
+
+
+@pytest.mark.parametrize("order", [Stratified(), Raster(), Simultaneous(), Alternating()], ids=repr)
+def test_one_party_plays_the_sweeps_of_a_game(order):
+    matrix, game, step = as_matrix(data()), Game(order), SafeStep()
+    rounds = run(PlayInStrata(K, game), shards_of(data(), 1), 12)
+    Ht = stream(3, "start").random((M, K))
+    standing, pace, before = Standing(first_weights(matrix, Ht), Ht), 1.0, np.inf
+    for done in rounds:
+        error = matrix.squared_distance(standing.W, standing.Ht)
+        standing = game.sweep(matrix, standing, done.index, pace=pace, miss=np.sqrt(error))
+        seen = standing.seen if order.plays_cells else error
+        pace, before = step.paced(pace, done.index, before, seen), seen
+        assert_array_equal(done.model["H"], standing.Ht.T)
+        share = matrix.squared_distance(standing.W, standing.Ht) / matrix.squared_norm
+        assert done.metrics["relative_error"] == pytest.approx(np.sqrt(share))
+        assert done.metrics["objective"] == pytest.approx(share)
+
+
+def test_repeats_play_a_block_several_times():
+    shards = shards_of(data(), 1)
+    game = Game(Raster(), ConstantStep(0.05))
+    twice = run(PlayInStrata(K, game, repeats=2), shards, 3)[-1]
+    plain = run(PlayInStrata(K, game), shards, 6)[-1]
+    assert_array_equal(twice.model["H"], plain.model["H"])
+    for bad in (0, 1.5, True):
+        with pytest.raises(ParameterError, match="repeats"):
+            PlayInStrata(K, repeats=bad)
+
+
+def test_unlike_parties_reach_an_equilibrium_of_all_rows():
+    """Steps that were those of a party's own norms would give the rows of each another weight."""
+    X = data(60)
+    X[:15] *= 30
+    shards, program = shards_of(X), PlayInStrata(K)
+    done = run(program, shards, 4 * 400)[-1]
+    W = np.concatenate([done.checkpoint.parties[shard.name].W for shard in shards])
+    assert equilibrium(X, W, done.model["H"]).relative_epsilon < 2e-6
+
+
+def test_columns_without_a_party_wait_and_nothing_runs_away():
+    program, shards = PlayInStrata(K), shards_of(data())
+    absent = {index: frozenset({"p01"}) for index in (1, 2, 5)} | {7: frozenset({"p00", "p02", "p03"})}
+    before = None
+    for done in run(program, shards, 12, absent=absent):
+        if before is not None:
+            stratum, missing = done.index % 4, absent.get(done.index, frozenset())
+            for p in range(4):
+                first, last = span_of((p + stratum) % 4, 4, M)
+                stays = f"p{p:02d}" in missing
+                same = np.array_equal(done.model["H"][:, first:last], before.model["H"][:, first:last])
+                assert same == (stays or first == last)
+                if stays:
+                    assert done.checkpoint.parties[f"p{p:02d}"] is before.checkpoint.parties[f"p{p:02d}"]
+        before = done
+
+
+def test_a_given_step_is_not_called_too_large_because_somebody_comes_late():
+    """The error that the game began with is that of everybody, whenever they began."""
+    absent = {index: frozenset({"p02", "p03"}) for index in range(6)}
+    program, shards = PlayInStrata(K, Game(Raster(), ConstantStep(0.01))), shards_of(data())
+    rounds = run(program, shards, 80, absent=absent)
+    server = rounds[-1].checkpoint.server
+    assert server.squared_norm == pytest.approx(np.square(data()).sum())
+    assert server.seen_before < server.first_error
+
+
+def test_more_parties_than_columns():
+    rounds = run(PlayInStrata(K), shards_of(data(30, 3), 6), 30)
+    first, last = rounds[0].model["H"], rounds[-1].model["H"]
+    assert last.shape == (K, 3)
+    assert (last >= 0).all()
+    assert not np.array_equal(first, last)
+
+
+def test_masks_would_hide_nothing_and_say_so():
+    with pytest.raises(CompositionError, match=r"one party alone.*shared statistics"):
+        run(PlayInStrata(K), shards_of(data()), reduction=PairwiseMasks())
+
+
+@pytest.mark.parametrize("order", [Simultaneous(), Alternating()], ids=repr)
+def test_all_at_once_takes_all_rows(order):
+    with pytest.raises(CompositionError, match=r"takes all rows.*ProjectedGradient"):
+        run(PlayInStrata(K, Game(order)), shards_of(data()))
+
+
+def test_nobody_joins_a_game_that_has_begun():
+    shards = shards_of(data())
+    begun = run(PlayInStrata(K), shards[:3], 3)[-1].checkpoint
+    with pytest.raises(PartyError, match=r"dealt out among 3 parties.*'p03' has a seat among 4|not 4 ×"):
+        run(PlayInStrata(K), shards, 5, resume=begun)
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A program one of whose parties sends something else."""
+
+    inner: Any
+    change: Any
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def local(self, shard, party, model):
+        party, message = self.inner.local(shard, party, model)
+        arrays = {name: np.array(array) for name, array in message.arrays.items()}
+        if shard.name == "p01":
+            self.change(arrays)
+        return party, Message(arrays, message.weight)
+
+
+def put(name, place, value):
+    def change(arrays):
+        arrays[name][place] = value
+
+    return change
+
+
+HOSTILE = {
+    "another's block": (put("place", 0, 0), PartyError, "same block"),
+    "no block": (put("place", 0, 4), PartyError, "no place"),
+    "a negative block": (put("place", 0, -1), UploadError, "negative"),
+    "more blocks": (put("place", 1, 10**15), PartyError, "dealt out in 4 blocks"),
+    "more columns": (put("place", 2, 10**15), PartyError, "14 columns were dealt out"),
+    "other columns": (put("place", 2, 16), PartyError, "14 columns were dealt out"),
+    "NaN": (put("H", (0, 1), np.nan), DivergenceError, "NaN"),
+    "infinite totals": (put("totals", 0, np.inf), DivergenceError, "infinite"),
+    "negative": (put("H", (0, 1), -1.0), UploadError, "negative"),
+    "negative totals": (put("totals", 2, -1.0), UploadError, "negative"),
+}
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_uploads_are_refused(name, engine):
+    change, error, words = HOSTILE[name]
+    with pytest.raises(error, match=words):
+        run(Hostile(PlayInStrata(K), change), shards_of(data()), engine=engine)
+
+
+@pytest.mark.parametrize("name", ["NaN", "negative"])
+def test_a_party_that_is_left_out_is_absent(name):
+    program, shards = PlayInStrata(K), shards_of(data())
+    before = run(program, shards, 3)[-1].checkpoint
+    spoiled = run(Hostile(program, HOSTILE[name][0]), shards, 6, resume=before, faulty="leave out")
+    absent = run(program, shards, 6, resume=before, absent={i: frozenset({"p01"}) for i in (3, 4, 5)})
+    for done, other in zip(spoiled, absent, strict=True):
+        assert_array_equal(done.model["H"], other.model["H"])
+        assert set(done.refused) == {"p01"}
+
+
+def named_step(text):
+    return float(text.split("A step of ")[1].split(" ")[0])
+
+
+@pytest.mark.parametrize("parties", [1, 3])
+@pytest.mark.parametrize("step", [ConstantStep, DecayingStep], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("order", [Raster(), Shuffled(), Stratified()], ids=repr)
+@pytest.mark.parametrize("eta", [1.0, 300.0, 1e30])
+def test_a_step_too_large_ends_a_run_and_the_step_that_is_named_does_not(order, step, parties, eta):
+    shards = shards_of(data(), parties)
+    with pytest.raises(StepTooLarge, match=r"is too large: .*A step of \S+ is safe") as caught:
+        run(PlayInStrata(K, Game(order, step(eta))), shards, 50 * parties)
+    safe = named_step(str(caught.value))
+    assert 1e-4 < safe < eta
+    rounds = run(PlayInStrata(K, Game(order, step(safe))), shards, 100 * parties)
+    assert rounds[-1].checkpoint.server.seen_before < rounds[-1].checkpoint.server.first_error
+
+
+def test_a_run_away_is_an_outcome():
+    task = PlayInStrata(K, Game(step=ConstantStep(2.0)))
+    rounds = Sequential().run(task, shards_of(data()), Schedule(20, 3), reduction=InTheOpen())
+    run_ = Follower(Stop(0.0), is_whole=lambda done: task.ends_round(done.model)).follow(rounds)
+    assert run_.outcome is Outcome.DIVERGED
+    assert "A step of" in run_.trouble
+    with pytest.warns(DivergenceWarning, match="A step of"):
+        simulate(task, shards_of(data()), Schedule(20, 3), stop=Stop(0.0), engine=Sequential())
+
+
+@pytest.mark.parametrize("order", [Raster(), Shuffled(), Stratified()], ids=repr)
+def test_meetings_that_settle_in_noise_are_no_run_away(order):
+    """With a constant step the error wanders about where it settles, for as long as one likes, even from a solution."""
+    X = data() * (np.random.default_rng(1).random((60, M)) < 0.7)
+    shards = shards_of(X, 1)
+    for eta in (0.02, 0.1):
+        program = PlayInStrata(K, Game(order, ConstantStep(eta)))
+        done = run(program, shards, 400)[-1]
+        settled = done.checkpoint
+        again = PlayInStrata(K, Game(order, ConstantStep(eta)))
+        server, model = again.start_from(done.model["H"].T)
+        weights = type(settled.parties["p00"])(0, 1, 5, settled.parties["p00"].W)
+        resume = type(settled)(0, {"p00": weights}, server, model)
+        assert len(run(again, shards, 100, resume=resume)) == 100
+
+
+def test_a_collapse_is_told_as_one():
+    """x = 0 and a huge step: both players of every cell jump to zero at once, from which nobody comes back."""
+    X = np.full((6, 5), 1e-3)
+    program = PlayInStrata(2, Game(Simultaneous(), ConstantStep(50.0)))
+    server, model = program.start_from(np.ones((5, 2)))
+    party = program.start_party(Shard("p00", as_matrix(X)), type("L", (), {"parties": ("p00",)}))
+    start = type(run(PlayInStrata(2), shards_of(data(), 1), 1)[0].checkpoint)(
+        0, {"p00": type(party)(0, 1, 1, np.ones((6, 2)))}, server, model
+    )
+    with pytest.raises(StepTooLarge, match="all players have fallen to zero") as caught:
+        run(program, [Shard("p00", as_matrix(X))], 5, resume=start)
+    gentle = PlayInStrata(2, Game(Simultaneous(), ConstantStep(named_step(str(caught.value)))))
+    assert run(gentle, [Shard("p00", as_matrix(X))], 200, resume=start)[-1].model["H"].any()
+
+
+def test_nothing_at_all_is_no_collapse():
+    rounds = run(PlayInStrata(K), [Shard("p00", as_matrix(np.zeros((5, 4))))], 5)
+    assert not np.isnan(rounds[-1].model["H"]).any()
+
+
+@pytest.mark.parametrize("name", ["stratified", "random", "constant", "shaped"])
+def test_consensus_of_a_game_is_play_and_the_mean(name):
+    shards, game, steps = shards_of(data(), 3), GAMES[name], 3
+    program = recipes.game_consensus(K, game=game, steps=steps)
+    assert isinstance(program, Consensus)
+    Ht, own, paces = stream(3, "start").random((M, K)), {}, {}
+    for done in run(program, shards, 3):
+        mean = np.zeros((K, M))
+        for shard in shards:
+            W = own.get(shard.name)
+            W = program.solver.solve_rows(shard.matrix, Ht) if W is None else W
+            standing, pace, before = Standing(W, Ht), paces.get(shard.name, 1.0), np.inf
+            for i in range(done.index * steps, done.index * steps + steps):
+                draw = stream(shard.secret, "play", shard.name, i)
+                standing = game.sweep(shard.matrix, standing, i, pace=pace, draw=draw)
+                pace, before = game.step.paced(pace, i, before, standing.seen), standing.seen
+            own[shard.name], paces[shard.name] = standing.W, pace
+            mean += shard.matrix.shape[0] * standing.Ht.T / len(data())
+        Ht = np.ascontiguousarray(mean.T)
+        assert_allclose(done.model["H"], mean, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [Raster(), Stratified(), Simultaneous(), Alternating()], ids=repr)
+def test_consensus_of_a_game_with_too_large_a_step_names_a_safe_one(order):
+    with pytest.raises(StepTooLarge, match="A step of") as caught:
+        run(recipes.game_consensus(K, game=Game(order, ConstantStep(1e9)), steps=60), shards_of(data(), 3))
+    safe = named_step(str(caught.value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(recipes.game_consensus(K, game=Game(order, ConstantStep(safe)), steps=20), shards_of(data(), 3))
+
+
+def test_a_game_has_neither_sketch_nor_pull():
+    from partsong.local.coupling import Pull
+
+    with pytest.raises(CompositionError, match="without a pull"):
+        Consensus(K, game=Game(), coupling=Pull(0.1))
