@@ -28,12 +28,13 @@ WITH_TORCH := $(STAMPS)/torch
 MADE_HERE := $(VENV)/.stamps/made-by-make
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-all lint bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    fit a small federation and show the result"
 	@echo "make test    run the tests"
+	@echo "make test-all  run those that take long as well"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove caches, build outputs and the environment (.venv), but no runs/"
@@ -42,6 +43,9 @@ demo: $(CORE)
 	@$(VENV)/bin/partsong demo
 
 test: $(WITH_TORCH)
+	$(RUN) -m pytest tests -m "not slow" --numprocesses $(TEST_PROCESSES) --dist worksteal
+
+test-all: $(WITH_TORCH)
 	$(RUN) -m pytest tests --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 lint: $(DEV)

@@ -27,6 +27,12 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
 
+
+def slow_but(cases, *quick):
+    """Cases of a table, of which some are quick enough, or telling enough, for every run of the tests."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in cases]
+
+
 needs_mpi = [
     pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed"),
     pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed"),

@@ -28,6 +28,7 @@ from rank_launcher import (
     names_in,
     needs_mpi,
     needs_torch,
+    slow_but,
     wait_for,
     write_data,
 )
@@ -52,7 +53,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "exact", "transposed bpp"))
 class TestExactMethods:
     pytestmark = needs_mpi
 
@@ -229,8 +230,16 @@ FAILURES = {
     "sketch without use": (None, ["--sketch", "count"], 2, "UsageError", "dsanls"),
 }
 
+IN_SHORT = (
+    "more ranks than rows",
+    "NaN at one rank",
+    "no file at one rank",
+    "other numbers at one rank",
+    "other seeds",
+)
 
-@pytest.mark.parametrize("case", FAILURES)
+
+@pytest.mark.parametrize("case", slow_but(FAILURES, *IN_SHORT))
 class TestFailures:
     pytestmark = needs_mpi
 

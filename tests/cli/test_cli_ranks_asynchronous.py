@@ -16,7 +16,7 @@ from scipy import sparse
 import partsong
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rank_launcher import fit_over, mpiexec, names_in, needs_mpi, write_data
+from rank_launcher import fit_over, mpiexec, names_in, needs_mpi, slow_but, write_data
 
 READING = """
 from partsong.io import blocks
@@ -86,7 +86,7 @@ class TestArrivals:
         assert set(senders) == {"rank-000001", "rank-000002"}
         assert not list(data.glob("W.rank0*"))
 
-    @pytest.mark.parametrize("name", ["x.npy", "s.npz"])
+    @pytest.mark.parametrize("name", slow_but(["x.npy", "s.npz"], "s.npz"))
     def test_a_tolerance_ends_all_ranks_with_a_model_for_all(self, name, data):
         """Also of noise, where workers fit their own rows better than the common model does."""
         words = [name, "-k", 4, "--seed", 1, "--tol", 1e-3, "--max-iter", 10**6, "--method", "asyn-sd"]
@@ -137,7 +137,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("case", FAILURES)
+@pytest.mark.parametrize("case", slow_but(FAILURES, "no file at a worker", "work that fails"))
 class TestFailures:
     pytestmark = needs_mpi
 

@@ -15,7 +15,7 @@ import pytest
 import partsong
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rank_launcher import ENVIRONMENT, mpi_command, mpiexec, names_in, needs_mpi, wait_for, write_data
+from rank_launcher import ENVIRONMENT, mpi_command, mpiexec, names_in, needs_mpi, slow_but, wait_for, write_data
 
 pytestmark = needs_mpi
 
@@ -116,7 +116,7 @@ class TestSignals:
         assert partsong.load_model(data / "m.safetensors").settings["iterations"] == said["iterations"] > 0
         assert len(list(data.glob("W.rank*"))) == n - (method == "asyn-sd")
 
-    @pytest.mark.parametrize("method", ["exact", "asyn-sd"])
+    @pytest.mark.parametrize("method", slow_but(["exact", "asyn-sd"], "exact"))
     @pytest.mark.parametrize("before", [SIGNAL_WHILE_READING, TWO_SIGNALS_IN_A_ROUND], ids=["reading", "twice"])
     def test_nothing_is_saved_and_all_ranks_say_so(self, data, method, before):
         there = names_in(data)

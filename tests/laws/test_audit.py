@@ -66,8 +66,8 @@ def refuted(mechanism, finding, rounds=1):
         ("gaussian", 1, "zero-out"),
         ("gaussian", 3, "replace"),
         ("laplace", 1, "replace"),
-        ("laplace", 1, "zero-out"),
-        ("laplace", 3, "replace"),
+        pytest.param("laplace", 1, "zero-out", marks=pytest.mark.slow),
+        pytest.param("laplace", 3, "replace", marks=pytest.mark.slow),
     ],
 )
 def test_a_promise_that_is_kept_is_not_refuted_and_a_smaller_one_would_be(kind, rounds, relation):
