@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import signal
+import warnings
 from dataclasses import FrozenInstanceError, dataclass, replace
 from types import SimpleNamespace
 
@@ -37,6 +38,7 @@ from partsong.errors import (
 )
 from partsong.fitting import EmptyModelWarning
 from partsong.io.model_file import load_model, save_model
+from partsong.leaving_out import LeftOutWarning
 from partsong.local.equations import Penalty
 from partsong.methods import COMMON_ONLY, METHODS
 from partsong.programs.consensus import Consensus
@@ -954,3 +956,127 @@ def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch
         now[0] += 100.0
     assert model.outcome_ is plain.outcome_ is Outcome.TIME_SPENT
     assert [row.seconds for row in model.history_] == [row.seconds for row in plain.history_] == [1, 2, 3, 4]
+
+
+def gapped(seed=0, sizes=(40, 60, 30)):
+    """Parties of whose cells three in four are known, the known ones as sparse rows (zeros among them), and all."""
+    rng = np.random.default_rng(seed)
+    whole = parts(seed, sizes)
+    whole[0][0, 0] = 0.0
+    known = [rng.random(X.shape) < 0.75 for X in whole]
+    dense = [np.where(is_known, X, np.nan) for X, is_known in zip(whole, known, strict=True)]
+    cells = [sp.coo_array((X[k], np.nonzero(k)), X.shape).tocsr() for X, k in zip(whole, known, strict=True)]
+    return dense, cells, whole
+
+
+GAME = {"method": "game", "missing": "ignore", "rounds": 40, "tol": 0, "random_state": 0}
+
+
+def test_parties_play_what_they_know():
+    """Unknown cells are found again: the error over them is that of the model, far below that of zeros in the gaps."""
+    dense, _, whole = gapped()
+    model = partsong.FederatedNMF(4, **GAME)
+    weights = model.fit_transform(dense)
+    X, truth = np.vstack(dense), np.vstack(whole)
+    found, is_known = np.vstack(weights) @ model.components_, ~np.isnan(X)
+    error = np.linalg.norm((found - truth)[is_known]) / np.linalg.norm(truth[is_known])
+    assert model.relative_error_ == pytest.approx(error, rel=1e-6)
+    assert error < 0.05
+    unknown = np.linalg.norm((found - truth)[~is_known]) / np.linalg.norm(truth[~is_known])
+    zeros = partsong.FederatedNMF(4, **{**GAME, "missing": "refuse"}).fit([np.nan_to_num(part) for part in dense])
+    filled = zeros.inverse_transform(zeros.transform(np.nan_to_num(X)))
+    assert unknown < 0.3 * np.linalg.norm((filled - truth)[~is_known]) / np.linalg.norm(truth[~is_known])
+
+
+def test_gaps_are_the_same_in_every_form():
+    pandas = pytest.importorskip("pandas")
+    dense, cells, _ = gapped()
+    settings = {**GAME, "rounds": 5}
+    reference = partsong.FederatedNMF(3, **settings).fit(dense)
+    masked = [np.ma.masked_invalid(part) for part in dense]
+    frames = [pandas.DataFrame(part, columns=[f"g{j}" for j in range(15)]) for part in dense]
+    for form in (cells, masked, frames, [dense[0], cells[1], masked[2]]):
+        model = partsong.FederatedNMF(3, **settings).fit(form)
+        assert_array_equal(model.components_, reference.components_)
+        assert_array_equal(model.transform(form[1]), reference.transform(dense[1]))
+    labels = np.repeat(["party-01", "party-02", "party-03"], [len(part) for part in dense])
+    one = partsong.FederatedNMF(3, **settings).fit(np.vstack(dense), parties=labels)
+    assert one.n_parties_ == 3
+    program = partsong.FederatedNMF(**{**settings, "method": recipes.game(3)}).fit(dense)
+    assert_array_equal(program.components_, reference.components_)
+    assert clone(reference).get_params()["missing"] == "ignore"
+    assert reference.__sklearn_tags__().input_tags.allow_nan
+    assert partsong.FederatedNMF(3, **settings, dtype="float32").fit(cells).components_.dtype == np.float32
+
+
+def test_gaps_are_for_games():
+    dense, _, _ = gapped()
+    for method in ("exact", "fnmf", recipes.shared_statistics(3)):
+        with pytest.raises(ParameterError, match='missing="ignore" is for method="game"'):
+            partsong.FederatedNMF(3, method=method, missing="ignore").fit(dense)
+    with pytest.raises(ParameterError, match="Unknown missing 'drop'; choose one of refuse, ignore"):
+        partsong.FederatedNMF(3, method="game", missing="drop").fit(dense)
+    with pytest.raises(DataError, match="NaN in data"):
+        partsong.FederatedNMF(3, method="game").fit(dense)
+
+
+def test_a_party_that_knows_nothing_is_named():
+    dense, _, _ = gapped()
+    for nothing in (np.full((4, 15), np.nan), sp.csr_array((4, 15))):
+        with pytest.raises(DataError, match="In party 'b': No cell of this party is known"):
+            partsong.FederatedNMF(3, **GAME).fit([dense[0], nothing], names=["a", "b"])
+    with pytest.warns(LeftOutWarning, match="No cell of this party is known"):
+        model = partsong.FederatedNMF(3, **{**GAME, "rounds": 3}, faulty="leave out").fit([*dense, nothing])
+    assert model.n_parties_ == 3
+    for value, why in ((-1.0, "Negative"), (np.inf, "Infinite")):
+        bad = np.where(np.arange(dense[1].size).reshape(dense[1].shape) == 7, value, dense[1])
+        with pytest.raises(DataError, match=f"In party 'b': {why}"):
+            partsong.FederatedNMF(3, **GAME).fit([dense[0], bad], names=["a", "b"])
+
+
+def test_columns_that_no_party_knows_are_told():
+    dense, _, _ = gapped()
+    settings = {**GAME, "rounds": 3}
+    dense[0][:, 2] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        partsong.FederatedNMF(3, **settings).fit(dense)
+    for part in dense:
+        part[:, 2] = np.nan
+    with pytest.warns(UserWarning, match=r"of column 2 \(counted from 0\): what the model says of it means") as told:
+        partsong.FederatedNMF(3, **settings).fit(dense)
+    assert told[0].filename == __file__
+    for part in dense:
+        part[:, 7] = np.nan
+    with pytest.warns(UserWarning, match=r"of columns 2, 7 \(counted from 0\): what the model says of them means"):
+        partsong.FederatedNMF(3, **settings).fit(dense)
+
+
+def test_a_model_of_known_cells_comes_back(tmp_path):
+    path, (dense, _, _) = tmp_path / "m.safetensors", gapped()
+    model = partsong.FederatedNMF(3, **{**GAME, "rounds": 5}).fit(dense)
+    model.save(path)
+    assert load_model(path).settings["missing"] == "ignore"
+    loaded = partsong.FederatedNMF.load(path)
+    assert loaded.missing == "ignore"
+    rows = np.vstack([dense[1], np.full((1, 15), np.nan)])
+    assert_allclose(loaded.transform(rows), model.transform(rows), rtol=1e-9, atol=1e-12)
+    assert not model.transform(rows)[-1].any()
+    told = load_model(path)
+    save_model(path, replace(told, settings={**told.settings, "missing": "drop"}))
+    with pytest.raises(FormatError, match="missing"):
+        partsong.FederatedNMF.load(path)
+    partsong.FederatedNMF(3, method="game", rounds=2, random_state=0).fit(parts()).save(path)
+    assert "missing" not in load_model(path).settings
+    assert partsong.FederatedNMF.load(path).missing == "refuse"
+
+
+def test_a_game_between_parties_may_have_a_leader():
+    both, led = (
+        partsong.FederatedNMF(method=recipes.game(3, leader=leader), rounds=3, tol=0, random_state=0).fit(parts())
+        for leader in (None, "rows")
+    )
+    assert recipes.game(3, leader="rows").game.leader == "rows"
+    assert np.abs(led.components_ - both.components_).max() > 1e-9
+    with pytest.raises(ParameterError, match="leader"):
+        recipes.game(3, leader="nobody")

@@ -354,3 +354,23 @@ def test_a_federation_that_runs_away_says_so():
     assert again.outcome_ is not Outcome.DIVERGED
     with pytest.raises(CompositionError, match="all players at once"):
         partsong.FederatedNMF(method=recipes.game(3, order=Simultaneous())).fit(parts)
+
+
+@pytest.mark.parametrize("step", [SafeStep(), ConstantStep(1e-3), ConstantStep(0.5)], ids=repr)
+def test_self_play_that_shrinks_everything_away_is_an_outcome_and_the_start_is_kept(step):
+    model = model_of(1, solver=Game(Raster(), step, ShrinkSmallest(0)))
+    with pytest.warns(DivergenceWarning, match="Self-play by ShrinkSmallest"):
+        model.fit(planted())
+    assert model.outcome_ is Outcome.DIVERGED
+    assert model.components_.any()
+
+
+def test_a_fit_that_settles_above_its_start_says_so():
+    X = np.random.default_rng(2).random((30, 12))
+    model = model_of(solver=Game(Stratified(), ConstantStep(0.6)), init="nndsvd")
+    with pytest.warns(DivergenceWarning) as caught:
+        model.fit(X)
+    assert model.outcome_ is Outcome.DIVERGED
+    gentle = model_of(solver=Game(Stratified(), ConstantStep(named_step(caught))), init="nndsvd").fit(X)
+    assert gentle.outcome_ is not Outcome.DIVERGED
+    assert gentle.relative_error_ < model.relative_error_

@@ -270,6 +270,19 @@ def test_bad_data_are_refused(X, error, says):
         partsong.PCAGame(1).fit(X)
 
 
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+@pytest.mark.parametrize("scale", [1e-160, 1e-200, 1e-300])
+def test_values_too_small_to_be_squared_are_not_called_alike(form, scale):
+    X = form(planted() * scale)
+    for center, says in ((True, "differ from their mean by so little"), (False, "have squares that leave")):
+        with pytest.raises(DataError, match=f"{says}.* the range of float64. Rescale"):
+            partsong.PCAGame(3, center=center).fit(X)
+    with pytest.raises(DataError, match="These 5 samples have zero variance: all rows are alike"):
+        partsong.PCAGame(1).fit(form(np.full((5, 3), 0.1 * scale)))
+    with pytest.raises(DataError, match=r"^1 sample has zero variance"):
+        partsong.PCAGame(1).fit(form(np.full((1, 3), scale)))
+
+
 def test_zeros_without_centring_are_refused_and_equal_rows_taken():
     with pytest.raises(DataError, match="zero"):
         partsong.PCAGame(1, center=False).fit(np.zeros((5, 3)))

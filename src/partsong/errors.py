@@ -87,7 +87,7 @@ class DivergenceError(UploadError):
 
 
 class StepTooLarge(DivergenceError):
-    """A step size that was given makes things worse; the text says which would be safe."""
+    """A game made things worse instead of better: by a step that was given, or by self-play; the text says which."""
 
 
 class DivergenceWarning(UserWarning):

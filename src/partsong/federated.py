@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from partsong import threads
-from partsong.core import Alignment, Array, Program, Round, Schedule
+from partsong.core import Alignment, Array, Matrix, Program, Round, Schedule
 from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
@@ -22,12 +22,14 @@ from partsong.fitting import Pursuit, Task
 from partsong.given import given_weights
 from partsong.interrupts import held
 from partsong.leaving_out import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut
+from partsong.local.observed import ObservedRows
 from partsong.methods import ALIGNED, ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, alignment_for, start_of
 from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of, sound_parties
 from partsong.progress import progress
 from partsong.running import HistoryRow, Run, Stop
 from partsong.saving import fill_from_file, forget_origin, penalties_told, save_fitted
 from partsong.settings import (
+    MISSING,
     alignment_of,
     one_of,
     precision_of,
@@ -47,7 +49,7 @@ from partsong.simulation import (
     reports_of,
     simulation_by_name,
 )
-from partsong.validation import NonNegativeTransformer, validated, whole_seed
+from partsong.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
 
 
 class FederatedNMF(
@@ -66,7 +68,8 @@ class FederatedNMF(
     average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after one round. The secure methods
     of Qian et al. (2020) hold their steps back: "syn-sd" averages by position, "syn-ssd-u", "-v" and "-uv" sketch the
     steps of W, H or both and let W fit the mean of all H in every step, "asyn-sd" and "asyn-ssd-v" let nobody wait for
-    others (here over a virtual clock, on which a party's work lasts in proportion to its rows). A Program value
+    others (here over a virtual clock, on which a party's work lasts in proportion to its rows). In a "game" rows of W
+    stay with their party and play cells with columns of H, which travel (Singh, 2021). A Program value
     (`partsong.recipes` has more) may be given instead of a name; it is run synchronously, whatever it is.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
@@ -76,7 +79,7 @@ class FederatedNMF(
     n_components : int or None
         Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
     method : {"exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", "syn-ssd-u", \
-"syn-ssd-v", "syn-ssd-uv", "asyn-sd", "asyn-ssd-v"} or Program
+"syn-ssd-v", "syn-ssd-uv", "asyn-sd", "asyn-ssd-v", "game"} or Program
         How the parties work together.
     align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
         "fnmf", "fnmf-alone": how components are matched; an alignment of your own may be given, too. None is
@@ -99,6 +102,10 @@ class FederatedNMF(
         What a party leads to whose data cannot be used, whose work ends in an error of ours, or whose upload is
         refused: an error, or a fit without it and a `LeftOutWarning` that says why. One with bad data (NaN, no rows,
         other columns than most) is then not there at all; any other is left out of that round and asked again.
+    missing : {"refuse", "ignore"}
+        "game", or a Program that plays, only: with "ignore", NaN in dense data and whatever sparse data do not store
+        are unknown cells, which nobody plays. Errors are then over known cells, of which every party needs one, and
+        what `components_` says of a column that no party knows means nothing.
 
     Attributes
     ----------
@@ -146,6 +153,7 @@ class FederatedNMF(
         dtype: Any = None,
         n_jobs: int | None = None,
         faulty: str = STOP,
+        missing: str = "refuse",
     ) -> None:
         self.n_components = n_components
         self.method = method
@@ -160,6 +168,7 @@ class FederatedNMF(
         self.dtype = dtype
         self.n_jobs = n_jobs
         self.faulty = faulty
+        self.missing = missing
 
     def fit(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> FederatedNMF:
         """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
@@ -196,11 +205,15 @@ class FederatedNMF(
         """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
 
         Named columns must come in the order of `feature_names_in_`. Each row is solved alone; in other company its
-        products may be rounded otherwise.
+        products may be rounded otherwise. With missing="ignore" it is fitted to its known cells; without any, w = 0.
         """
         check_is_fitted(self)
         precision = self.components_.dtype
-        matrix = as_matrix(validated(self, X, reset=False, dtype=precision), precision)
+        matrix: Matrix
+        if self.missing == "ignore":
+            matrix = validated_cells(self, X, reset=False, dtype=precision)
+        else:
+            matrix = as_matrix(validated(self, X, reset=False, dtype=precision), precision)
         with threads.kernels_on(threads.available()):
             return self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
@@ -235,6 +248,7 @@ class FederatedNMF(
             "faulty": self.faulty,
             "parties": self.n_parties_,
         }
+        told |= {} if self.missing == "refuse" else {"missing": self.missing}
         told |= {} if self.n_samples_ is None else {"n_samples": self.n_samples_}
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
@@ -255,23 +269,40 @@ class FederatedNMF(
         told = ("rounds", "local_steps", "start", "tol", "faulty")
         asked = {name: settings[name] for name in told if name in settings}
         asked["align"] = settings.get("align") if method in ALIGNED and settings.get("align") in ALIGNMENTS else None
+        asked["missing"] = settings.get("missing") or "refuse"
         try:
             estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
             estimator.n_parties_ = whole_number("parties", settings.get("parties", 1))
-            estimator.solver_ = solver_told(settings)
+            plain = solver_told(settings)
+            estimator.solver_ = ObservedRows(plain) if estimator.missing == "ignore" else plain
         except ParameterError as error:
             raise FormatError(f"{path}: its settings are not those of a federation: {error} Fit again.") from error
         return estimator
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "ignore"
+        return tags
 
     def _check_settings(self) -> Stop:
         """All that can be refused before any data are looked at."""
         require_method(self.method, align=self.align, start=self.start, local_steps=self.local_steps)
         whole_number("rounds", self.rounds)
         one_of("faulty", self.faulty, FAULTY)
+        self._require_missing()
         require_verbosity(self.verbose)
         if self.n_jobs not in (None, -1):
             whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
         return stop_of(self.tol, self.time_budget)
+
+    def _require_missing(self) -> None:
+        """Cells that are not known can be left out by games only."""
+        plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
+        if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
+            raise ParameterError(
+                'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
+                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps."
+            )
 
     def _program(self, shape: tuple[int, int]) -> Program:
         if not isinstance(self.method, str):
@@ -301,17 +332,17 @@ class FederatedNMF(
         began = time.perf_counter()
         stop, seed = self._check_settings(), whole_seed(self.random_state)
         matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
-        precision, missing = precision_of(self.dtype), dict[str, str]()
+        precision, away, has_gaps = precision_of(self.dtype), dict[str, str](), self.missing == "ignore"
         if self.faulty == LEAVE_OUT:
-            matrices, labels, missing = sound_parties(matrices, labels, precision)
-        shards = shards_of(self, matrices, labels, seed, precision)
+            matrices, labels, away = sound_parties(matrices, labels, precision, has_gaps=has_gaps)
+        shards = shards_of(self, matrices, labels, seed, precision, has_gaps=has_gaps)
         rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         program = self._program((rows, columns))
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
         rounds = self._rounds()
         schedule = Schedule(rounds, seed, faulty=self.faulty)
         task = simulation_by_name(self.method, program, shards, rounds, schedule, stop, engine)
-        return Pursuit.of(task, began=began), Attendance(missing)
+        return Pursuit.of(task, began=began), Attendance(away)
 
     def _reports(self, pursuit: Pursuit, attendance: Attendance) -> Iterator[RoundReport]:
         task = pursuit.task

@@ -14,20 +14,24 @@ from partsong.align.assignment import Assignment
 from partsong.core import Array, Layout, Shard
 from partsong.data.check import require_factorizable
 from partsong.data.form import is_tensor
+from partsong.data.known_cells import known_cells
 from partsong.data.matrix import as_matrix, float_type
 from partsong.data.names import column_labels, column_names, repeated
+from partsong.data.observed import observed
 from partsong.data.partition import party_names
-from partsong.errors import CompositionError, ParameterError, PartsongError, ShapeError, first_few
+from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few
 from partsong.leaving_out import Columns, of_other_columns, require_same_columns, require_somebody
 from partsong.streams import key
-from partsong.validation import agree_on_columns, numbers_of
+from partsong.validation import agree_on_columns, numbers_of, numbers_with_gaps, warn_of_unknown
 
 
-def shards_of(estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dtype[Any] | None) -> list[Shard]:
+def shards_of(
+    estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
+) -> list[Shard]:
     """The parties of a simulation, checked; the estimator remembers the columns of the first that names them.
 
     Without `dtype` all compute in float64 as soon as one of them needs it. Secrets come from the seed, so that the
-    same seed gives the same federation.
+    same seed gives the same federation. Where data may have gaps, parties hold their known cells alone.
     """
     labels = _labels(matrices, names)
     _require_one_kind(labels, matrices)
@@ -35,21 +39,24 @@ def shards_of(estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dt
     rows = {}
     for label, X in parties.items():
         with _at(label):
-            rows[label] = numbers_of(X)
+            rows[label] = _rows_of(X, has_gaps)
     chosen = dtype if dtype is not None else common_type(list(rows.values()))
     shards = []
     for label, X in parties.items():
         with _at(label):
-            require_factorizable(rows[label], column_names(X), chosen, party=label)
-            held = X if is_tensor(X) else rows[label]
-            shards.append(Shard(label, as_matrix(held, chosen), key(seed, "secret", label)))
+            _require_usable(label, rows[label], column_names(X), chosen, has_gaps)
+            held = X if is_tensor(X) and not has_gaps else rows[label]
+            matrix = observed(held, chosen) if has_gaps else as_matrix(held, chosen)
+            shards.append(Shard(label, matrix, key(seed, "secret", label)))
     Layout.of(shards, seed)
     agree_on_columns(estimator, next((X for X in parties.values() if column_names(X)), matrices[0]), reset=True)
+    if has_gaps:
+        _warn_of_unknown_columns(list(rows.values()))
     return shards
 
 
 def sound_parties(
-    matrices: Any, names: Any, dtype: np.dtype[Any] | None
+    matrices: Any, names: Any, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
 ) -> tuple[list[Any], list[str], dict[str, str]]:
     """Matrices and names of the parties that `shards_of` would not refuse, and of the others why it would.
 
@@ -59,7 +66,7 @@ def sound_parties(
     parties, rows, faults = dict(zip(labels, matrices, strict=True)), {}, {}
     for label, X in parties.items():
         try:
-            rows[label] = numbers_of(X)
+            rows[label] = _rows_of(X, has_gaps)
         except PartsongError as error:
             faults[label] = str(error)
     faults |= _in_other_places({label: parties[label] for label in rows})
@@ -68,19 +75,43 @@ def sound_parties(
         kept, faults = [n for n in labels if n not in faults], {n: faults[n] for n in labels if n in faults}
         require_somebody(kept, faults)
         chosen = dtype if dtype is not None else common_type([rows[label] for label in kept])
-        found = {label: _fault(label, rows[label], column_names(parties[label]), chosen) for label in kept}
+        found = {label: _fault(label, rows[label], column_names(parties[label]), chosen, has_gaps) for label in kept}
         if not any(found.values()):
             return [parties[label] for label in kept], kept, faults
         faults |= {label: fault for label, fault in found.items() if fault}
 
 
-def _fault(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any]) -> str:
+def _fault(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any], has_gaps: bool) -> str:
     """What keeps a party's values from being factorized, if anything does."""
     try:
-        require_factorizable(rows, names, dtype, party=label)
+        _require_usable(label, rows, names, dtype, has_gaps)
     except PartsongError as error:
         return str(error)
     return ""
+
+
+def _rows_of(X: Any, has_gaps: bool) -> Any:
+    """A party's numbers, or the known ones of them as CSR."""
+    return known_cells(numbers_with_gaps(X)) if has_gaps else numbers_of(X)
+
+
+def _require_usable(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any], has_gaps: bool) -> None:
+    """Refuse values of a party that cannot be factorized, and a party that knows no cell."""
+    if has_gaps and not rows.nnz:
+        raise DataError(
+            "No cell of this party is known: all are NaN or not stored. Give it at least one number, leave the party "
+            'out, or take faulty="leave out".'
+        )
+    require_factorizable(rows, names, dtype, party=label)
+
+
+def _warn_of_unknown_columns(known: Sequence[Any]) -> None:
+    """Warn of columns that no party knows: between parties they stay as random as they began."""
+    counts = np.bincount(np.concatenate([cells.indices for cells in known]), minlength=known[0].shape[1])
+    unknown = np.flatnonzero(counts == 0)
+    if unknown.size:
+        of = "it" if unknown.size == 1 else "them"
+        warn_of_unknown(unknown, f"what the model says of {of} means nothing", stacklevel=6)
 
 
 def named_parties(X: Any, names: Any) -> tuple[Any, Any]:

@@ -297,14 +297,15 @@ def game(
     order: Order = Stratified(),
     step: StepSize = SafeStep(),
     self_play: SelfPlay = NoSelfPlay(),
+    leader: str | None = None,
     repeats: int = 1,
 ) -> PlayInStrata:
     """The NNMF game between parties (Singh, 2021): row players stay, column players travel from party to party.
 
-    A round is an exchange for each party. Sent in one by a party: a block of columns of H (k × m/N). Never sent: X_p,
-    W_p.
+    With a `leader` ("rows" or "columns") that side moves first wherever two meet. A round is an exchange for
+    each party. Sent in one by a party: a block of columns of H (k × m/N). Never sent: X_p, W_p.
     """
-    return PlayInStrata(rank, Game(order, step, self_play), repeats=repeats)
+    return PlayInStrata(rank, Game(order, step, self_play, leader), repeats=repeats)
 
 
 def game_consensus(rank: int, *, game: Game = Game(), steps: int = 10, start: str = COMMON) -> Consensus:

@@ -42,19 +42,26 @@ def validated(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> Any:
 
 def validated_cells(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> ObservedMatrix:
     """The known cells of X; columns of which nothing is known are told of in a fit."""
-    rows = numbers_of(_with_gaps(X) if isinstance(X, np.ma.MaskedArray) else X)
+    rows = numbers_with_gaps(X)
     agree_on_columns(estimator, X, reset=reset)
     cells = observed(rows, dtype)
     if not cells.stored and reset:
         raise DataError("No cell of X is known. Give at least one number; NaN and what is not stored are unknown.")
     if reset and len(cells.empty_columns):
-        shown = first_few(cells.empty_columns[:SHOWN].tolist(), len(cells.empty_columns), "column")
-        warnings.warn(
-            f"Nothing is known of {shown} (counted from 0): they are zero in every component.",
-            UserWarning,
-            stacklevel=4,
-        )
+        so = "it is" if len(cells.empty_columns) == 1 else "they are"
+        warn_of_unknown(cells.empty_columns, f"{so} zero in every component", stacklevel=6)
     return cells
+
+
+def warn_of_unknown(columns: np.ndarray, consequence: str, *, stacklevel: int) -> None:
+    """Warn of columns without a known cell, and of what follows from that."""
+    shown = first_few(columns[:SHOWN].tolist(), len(columns), "column")
+    warnings.warn(f"Nothing is known of {shown} (counted from 0): {consequence}.", UserWarning, stacklevel=stacklevel)
+
+
+def numbers_with_gaps(X: Any) -> Any:
+    """`numbers_of`, with NaN also where a masked array hides something."""
+    return numbers_of(_with_gaps(X) if isinstance(X, np.ma.MaskedArray) else X)
 
 
 def _with_gaps(X: Any) -> np.ndarray:

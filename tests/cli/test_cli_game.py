@@ -300,7 +300,7 @@ class TestKnownCells:
         X[:, 4] = np.nan
         np.save("x.npy", X)
         done = invoke("fit", "x.npy", *self.FIT, "--missing", "ignore", "-o", "m.safetensors")
-        assert "Nothing is known of column 4" in done.stderr
+        assert "Nothing is known of column 4 (counted from 0): it is zero in every component" in done.stderr
         assert not partsong.load_model("m.safetensors").components[:, 4].any()
 
     def test_transform_does_as_the_fit_did(self, told, invoke, gaps, tmp_path):
@@ -319,6 +319,15 @@ class TestKnownCells:
         invoke("transform", gaps, "plain.safetensors", "-o", "T.npy", code=1)
         assert told("transform", gaps, "plain.safetensors", "-o", "T.npy", "--missing", "ignore")["missing"] == "ignore"
 
+    @pytest.mark.parametrize("name", ["gaps.csv", "gaps.npy"])
+    def test_check_tells_of_the_way_out(self, invoke, gaps, name):
+        way = "`partsong fit` can leave out cells that are not known: --solver game --missing ignore."
+        done = invoke("check", name, code=1)
+        assert way in done.stdout + done.stderr
+        said = json.loads(invoke("check", name, "--json", code=1).stdout)
+        assert any(way in finding["remedy"] for finding in said["findings"])
+        assert way not in invoke("check", "gaps.npz").stdout
+
     def test_parts_with_gaps(self, told, invoke, gaps, tmp_path):
         """Parts of a table with gaps and of a sparse file are the same parties."""
         invoke("split", gaps, "--parties", 3, "--seed", 1, "-o", "refused", code=1)
@@ -331,3 +340,12 @@ class TestKnownCells:
         assert found[0] == found[1] < 0.1
         refused = invoke("fit", "parts-gaps.csv", "-k", 3, "--method", "game", "-o", "m.safetensors", code=1)
         assert "--missing ignore (--solver game, of parts --method game)" in refused.stderr
+
+
+def test_a_game_between_parties_needs_parts(invoke, tmp_path):
+    """What is said of DATA is true of a folder without parts, and of one that is not there."""
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "nowhere"):
+        refused = invoke("fit", name, "--method", "game", "-o", "m.safetensors", code=2)
+        said = " ".join(re.sub(r"[^\w`\-;,.:]", " ", refused.stderr).split())
+        assert "DATA is a file, another folder, or not there. Play it by --solver game if it is a file." in said

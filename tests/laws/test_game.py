@@ -449,10 +449,60 @@ def test_numbers_that_make_no_sense_are_refused():
             Stratified(row_workers=workers)
     with pytest.raises(ParameterError, match="leader"):
         Game(leader="columms")
+    for leader in (["rows"], 1, {}):
+        with pytest.raises(ParameterError, match="leader"):
+            Game(leader=leader)
     assert set(LEADERS) == set(LEADERS_OR_NONE)
     for order in (Simultaneous(), Alternating()):
         with pytest.raises(CompositionError, match="leader"):
             Game(order, leader="rows")
+
+
+def test_what_is_no_number_is_refused_as_one():
+    for bad in ("a", True, None, [0.1], 1j):
+        for build in (ConstantStep, DecayingStep, lambda bad: DecayingStep(0.1, bad), SafeStep):
+            with pytest.raises(ParameterError, match="number"):
+                build(bad)
+        for name in ("relaxation", "slower", "faster", "least"):
+            with pytest.raises(ParameterError, match=f"SafeStep needs a number {name}"):
+                SafeStep(**{name: bad})
+        for shrink in (ShrinkOthers, ShrinkSmallest):
+            with pytest.raises(ParameterError, match="between 0 and 1"):
+                shrink(bad)
+    for workers in ([[1], [2, 3]], 3, [True, False], "ab"):
+        with pytest.raises(ParameterError, match="row_workers"):
+            Stratified(row_workers=workers)
+    for blocks in ("a", None, np.bool_(True), 3.0):
+        with pytest.raises(ParameterError, match="blocks"):
+            Stratified(blocks)
+    assert Stratified(blocks=np.int64(3)) == Stratified(blocks=3)
+    assert type(Stratified(blocks=np.int64(3)).blocks) is int
+    assert (ConstantStep(np.float32(0.5)).eta, ShrinkOthers(1).factor) == (0.5, 1)
+
+
+def test_parts_of_a_game_are_looked_at():
+    for order in (Raster, "raster", None, 3, SafeStep()):
+        with pytest.raises(ParameterError, match=r"order must be one of Raster\(\)"):
+            Game(order)
+    for step in (SafeStep, "safe", None, True, Raster()):
+        with pytest.raises(ParameterError, match=r"step must be one of SafeStep\(\)"):
+            Game(step=step)
+    with pytest.raises(ParameterError, match=r"got 0\.25\. For a fixed step write ConstantStep\(0\.25\)"):
+        Game(step=0.25)
+    for self_play in (ShrinkOthers, "shrink", None, 0.9, abs):
+        with pytest.raises(ParameterError, match=r"self_play must be one of NoSelfPlay\(\)"):
+            Game(self_play=self_play)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_no_step_is_advised_that_is_not_smaller_than_the_one_given(order):
+    for self_play in (NoSelfPlay(), ShrinkSmallest(0.5)):
+        for has_collapsed in (False, True):
+            for eta in (1e-3, 0.25, 0.26, 5.0):
+                game = Game(order, ConstantStep(eta), self_play)
+                told = str(game.too_large("it happened", 4.0, has_collapsed=has_collapsed))
+                assert ("A step of 0.25 is safe" in told) == (eta > 0.25)
+                assert ("Self-play" in told) == (self_play != NoSelfPlay() and (has_collapsed or eta <= 0.25))
 
 
 def test_maps_of_players_are_looked_at():

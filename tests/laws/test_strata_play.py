@@ -31,7 +31,7 @@ from partsong.errors import (
 from partsong.evaluate.equilibrium import equilibrium
 from partsong.local.game import Game, Standing, first_weights
 from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.local.self_play import ShrinkOthers
+from partsong.local.self_play import ShrinkOthers, ShrinkSmallest
 from partsong.local.step_sizes import ConstantStep, DecayingStep, SafeStep
 from partsong.programs.consensus import Consensus
 from partsong.programs.strata_play import PlayInStrata
@@ -204,6 +204,19 @@ def test_more_parties_than_columns():
     assert not np.array_equal(first, last)
 
 
+@pytest.mark.parametrize("name", ["stratified", "random", "constant", "shaped"])
+def test_who_has_no_columns_in_an_exchange_does_not_play(name):
+    shards, before = shards_of(data(30, 3), 6), None
+    for done in run(PlayInStrata(K, GAMES[name]), shards, 18, Sequential(record=True)):
+        for sender, _, message in done.traffic:
+            first, last = span_of(int(message["place"][0]), 6, 3)
+            if first == last:
+                assert message["totals"][0] == 0
+                if before is not None:
+                    assert done.checkpoint.parties[sender].W is before.parties[sender].W
+        before = done.checkpoint
+
+
 def test_masks_would_hide_nothing_and_say_so():
     with pytest.raises(CompositionError, match=r"one party alone.*shared statistics"):
         run(PlayInStrata(K), shards_of(data()), reduction=PairwiseMasks())
@@ -324,6 +337,42 @@ def test_meetings_that_settle_in_noise_are_no_run_away(order):
         assert len(run(again, shards, 100, resume=resume)) == 100
 
 
+def errors_under(order, step, X, sweeps=60):
+    """Squared errors after each sweep over the first, by hand."""
+    matrix, Ht, game = as_matrix(X), stream(3, "start").random((X.shape[1], 3)), Game(order, step)
+    standing, errors = Standing(first_weights(matrix, Ht), Ht), []
+    first = matrix.squared_distance(standing.W, standing.Ht)
+    for sweep in range(sweeps):
+        standing = game.sweep(matrix, standing, sweep)
+        errors.append(matrix.squared_distance(standing.W, standing.Ht) / first)
+    return np.array(errors)
+
+
+@pytest.mark.parametrize("order", [Raster(), Stratified()], ids=repr)
+def test_a_step_that_settles_above_where_it_began_is_too_large(order):
+    """Never twice as bad, and in the end worse than the start in every sweep."""
+    X = np.random.default_rng(2).random((30, 12))
+    shards = shards_of(X, 1)
+    for eta in (0.9, 1.0):
+        errors = errors_under(order, ConstantStep(eta), X)
+        assert (errors[-20:] > 1.05).all()
+        assert (errors < 2).all()
+        with pytest.raises(StepTooLarge, match="has risen to") as caught:
+            run(PlayInStrata(3, Game(order, ConstantStep(eta))), shards, 60)
+        gentle = PlayInStrata(3, Game(order, ConstantStep(named_step(str(caught.value)))))
+        assert len(run(gentle, shards, 200)) == 200
+
+
+def test_a_step_that_passes_above_where_it_began_is_not():
+    """A falling step whose error is above the first for a few sweeps only."""
+    X = np.random.default_rng(0).random((30, 12))
+    step = DecayingStep(0.9, 0.2)
+    errors = errors_under(Raster(), step, X)
+    assert errors[0] > 1.05
+    assert errors[-1] < 0.9
+    assert len(run(PlayInStrata(3, Game(Raster(), step)), shards_of(X, 1), 60)) == 60
+
+
 def test_a_collapse_is_told_as_one():
     """x = 0 and a huge step: both players of every cell jump to zero at once, from which nobody comes back."""
     X = np.full((6, 5), 1e-3)
@@ -337,6 +386,18 @@ def test_a_collapse_is_told_as_one():
         run(program, [Shard("p00", as_matrix(X))], 5, resume=start)
     gentle = PlayInStrata(2, Game(Simultaneous(), ConstantStep(named_step(str(caught.value)))))
     assert run(gentle, [Shard("p00", as_matrix(X))], 200, resume=start)[-1].model["H"].any()
+
+
+@pytest.mark.parametrize("parties", [1, 3])
+@pytest.mark.parametrize("step", [SafeStep(), ConstantStep(1e-3)], ids=repr)
+def test_a_collapse_by_self_play_is_blamed_on_it_and_is_an_outcome(step, parties):
+    game = Game(step=step, self_play=ShrinkSmallest(0))
+    for program in (PlayInStrata(1, game), recipes.game_consensus(1, game=game)):
+        with pytest.raises(StepTooLarge, match=r"Self-play by ShrinkSmallest.*Raise its factor") as caught:
+            run(program, shards_of(data(), parties), 10)
+        assert "A step of" not in str(caught.value)
+        with pytest.warns(DivergenceWarning, match="Self-play by"):
+            simulate(program, shards_of(data(), parties), Schedule(10, 3), stop=Stop(0.0), engine=Sequential())
 
 
 def test_nothing_at_all_is_no_collapse():
@@ -374,6 +435,22 @@ def test_consensus_of_a_game_with_too_large_a_step_names_a_safe_one(order):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(recipes.game_consensus(K, game=Game(order, ConstantStep(safe)), steps=20), shards_of(data(), 3))
+
+
+@pytest.mark.parametrize(
+    ("order", "eta"), [(Stratified(), 2.0), (Simultaneous(), 0.5), (Alternating(), 10.0)], ids=repr
+)
+def test_consensus_tells_a_step_too_large_while_numbers_are_finite(order, eta):
+    rng = np.random.default_rng(0)
+    shards = shards_of(rng.random((30, 3)) @ rng.random((3, 12)), 3)
+    with pytest.raises(StepTooLarge, match="has risen to") as caught:
+        run(recipes.game_consensus(3, game=Game(order, ConstantStep(eta))), shards, 20)
+    safe = named_step(str(caught.value))
+    assert 0.01 < safe < eta
+    rounds = run(recipes.game_consensus(3, game=Game(order, ConstantStep(safe))), shards, 20)
+    assert len(rounds) == 20
+    parties = [done.checkpoint.parties["p00"] for done in rounds]
+    assert len({(party.curvature, party.first_error) for party in parties}) == 1
 
 
 def test_a_game_has_neither_sketch_nor_pull():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partsong.cli.gaps import FIT_WITHOUT_THEM, hinting_at_games
 from partsong.cli.guard import BAD_INPUT, failure, guarded, plain, tell
 from partsong.cli.holdings import header_notes, read_table
 from partsong.cli.options import AsJson, Data, Header, Key, Label, OptionalPath, Transpose, examples
@@ -41,7 +42,8 @@ def check(
         require_writable("--report", report, (".csv",))
     wanted = Wanted(label, transpose, key, header)
     try:
-        table = read_table(data, wanted)
+        with hinting_at_games(FIT_WITHOUT_THEM):
+            table = read_table(data, wanted)
     except PartsongError as error:
         if not as_json:
             raise
@@ -53,7 +55,7 @@ def check(
     from partsong.data.check import inspect
     from partsong.data.identifiers import identifier_findings
 
-    findings = inspect(table.X, table.feature_names, table.sample_names)
+    findings = tuple(map(_with_hint, inspect(table.X, table.feature_names, table.sample_names)))
     findings += identifier_findings(table.X, table.feature_names) + header_notes(table, wanted)
     summary = summary_of(table)
     is_factorizable = not any(finding.severity == "error" for finding in findings)
@@ -69,7 +71,14 @@ def check(
 
 
 def _unreadable(error: PartsongError) -> dict[str, Any]:
-    return {"kind": "unreadable", "severity": "error", "message": plain(error)}
+    told = {"kind": "unreadable", "severity": "error", "message": plain(error)}
+    hints = getattr(error, "__notes__", ())
+    return {**told, "remedy": " ".join(hints)} if hints else told
+
+
+def _with_hint(finding: Finding) -> Finding:
+    """Gaps are no hindrance to a game."""
+    return replace(finding, remedy=f"{finding.remedy} {FIT_WITHOUT_THEM}") if finding.kind == "nan" else finding
 
 
 def _write_report(path: Path, table: Table) -> None:

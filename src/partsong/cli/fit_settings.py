@@ -143,8 +143,8 @@ def require_fitting_options(given: Collection[str], is_federation: bool, *, meth
         return
     flags = ", ".join(map(option, foreign))
     if not is_federation:
-        told = "only for a folder that `partsong split` wrote; DATA is a file."
-        hint = f" Play it by --solver {GAME}." if method == GAME else ""
+        told = "only for a folder that `partsong split` wrote; DATA is a file, another folder, or not there."
+        hint = f" Play it by --solver {GAME} if it is a file." if method == GAME else ""
         raise typer.BadParameter(f"{told}{hint}", param_hint=flags)
     hint = ""
     if solver == GAME:

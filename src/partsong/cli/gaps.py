@@ -20,6 +20,7 @@ NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at lea
 LEAVE_THEM_OUT = (
     "A game can leave out cells that are not known: --missing ignore (--solver game, of parts --method game)."
 )
+FIT_WITHOUT_THEM = "`partsong fit` can leave out cells that are not known: --solver game --missing ignore."
 
 
 def with_known_cells(table: Table, missing: str | None) -> Table:
@@ -56,16 +57,17 @@ def warn_of_unknown_columns(counts: np.ndarray, names: Sequence[str] | None, *, 
     empty = (counts == 0).nonzero()[0]
     if empty.size:
         shown = first_few(labelled(empty, names), empty.size, "column")
-        so = "what the model says of them means nothing" if is_random else "they are zero in every component"
+        they, them = ("it is", "it") if empty.size == 1 else ("they are", "them")
+        so = f"what the model says of {them} means nothing" if is_random else f"{they} zero in every component"
         warn(f"Nothing is known of {shown} (counted from 0): {so}.")
 
 
 @contextmanager
-def hinting_at_games() -> Iterator[None]:
+def hinting_at_games(hint: str = LEAVE_THEM_OUT) -> Iterator[None]:
     """Within this block gaps in the data are told to be no hindrance to a game."""
     try:
         yield
     except (DataError, FormatError) as error:
         if any(words in str(error) for words in ("NaN in data", "look like missing values")):
-            error.add_note(LEAVE_THEM_OUT)
+            error.add_note(hint)
         raise

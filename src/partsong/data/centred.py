@@ -84,11 +84,17 @@ def require_variance(data: Centred, *, center: bool) -> None:
     rounded = (8 * limits.eps) ** 2 * n * float(data.mean @ data.mean)
     if data.energy > max(rounded, limits.tiny):
         return
-    shown = f"{n} sample{'s' if n > 1 else ''}"
+    if data.energy <= limits.tiny and _differs_from(data.matrix, data.mean):
+        small = "differ from their mean by so little that its square leaves" if center else "have squares that leave"
+        raise DataError(
+            f"Values of these data {small} the range of float64. Rescale the data (divide by the largest value, say)."
+        )
     if not center:
-        raise DataError(f"Every value of these {shown} is zero, or so small that its square is. Check the data.")
+        shown = "this sample" if n == 1 else f"these {n} samples"
+        raise DataError(f"Every value of {shown} is zero. Check the data.")
     raise DataError(
-        f"These {shown} have zero variance: all rows are alike, so that no direction is a principal one. "
+        f"{'1 sample has' if n == 1 else f'These {n} samples have'} zero variance: "
+        f"{'it differs from nothing' if n == 1 else 'all rows are alike'}, so that no direction is a principal one. "
         "Give at least two rows that differ, or take center=False for directions from zero."
     )
 
@@ -113,6 +119,19 @@ def _squares_about(matrix: Matrix, mean: np.ndarray) -> float:
         absent -= np.bincount(columns, minlength=mean.size)
         total += float(np.square(values - mean[columns]).sum())
     return total + float(absent @ np.square(mean))
+
+
+def _differs_from(matrix: Matrix, mean: np.ndarray) -> bool:
+    """Whether any x_ij is not μ_j, but for the rounding of μ_j."""
+    most = 8 * np.finfo(np.float64).eps * np.abs(mean)
+    if not isinstance(matrix, SparseMatrix):
+        return any((np.abs(block - mean[c:d]) > most[c:d]).any() for _, _, c, d, block in _blocks(matrix))
+    absent = np.full(mean.size, matrix.shape[0])
+    for columns, values in _entries(matrix):
+        absent -= np.bincount(columns, minlength=mean.size)
+        if (np.abs(values - mean[columns]) > most[columns]).any():
+            return True
+    return bool(mean[absent > 0].any())
 
 
 def _entries(matrix: SparseMatrix) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
 from partsong import kernels
 from partsong.core import Array, Matrix
 from partsong.data.observed import ObservedMatrix
-from partsong.errors import CompositionError, DivergenceError, ParameterError, StepTooLarge
+from partsong.errors import CompositionError, ParameterError, StepTooLarge
 from partsong.kernels import compiled_game
 from partsong.local.alternate import start_rows
 from partsong.local.board import LEADERS, board_of
 from partsong.local.orders import Occasion, Order, Stratified, distance, gram_norm
 from partsong.local.self_play import NoSelfPlay, SelfPlay
 from partsong.local.step_sizes import SafeStep, StepSize
+
+ORDERS = "Raster(), Shuffled(), Stratified(), Simultaneous() and Alternating()"
+STEPS = "SafeStep(), ConstantStep(0.1) and DecayingStep(0.1, 0.01)"
+SELF_PLAYS = "NoSelfPlay(), ShrinkSmallest() and ShrinkOthers()"
+TWICE = 2.0
+"""Meetings with a constant step settle around a solution; an error of more than twice the least is no settling."""
+NOTHING = 1e-9
+"""A share of ‖X‖² that is nothing but rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,11 @@ class Game:
     leader: str | None = None
 
     def __post_init__(self) -> None:
-        if self.leader not in LEADERS:
+        _require_part(self.order, ("sweep", "plays_cells"), "order", ORDERS)
+        _require_part(self.step, ("meeting", "is_balanced"), "step", STEPS)
+        if not isinstance(self.self_play, SelfPlay):
+            raise ParameterError(f"self_play must be one of {SELF_PLAYS}; got {self.self_play!r}.")
+        if not (self.leader is None or isinstance(self.leader, str)) or self.leader not in LEADERS:
             raise ParameterError(f'leader must be "rows", "columns" or None; got {self.leader!r}.')
         if self.leader is not None and not self.order.plays_cells:
             raise CompositionError("A leader is for meetings of two; here all players of a side move at once.")
@@ -90,15 +103,52 @@ class Game:
             return largest_size(W) + largest_size(Ht) + board_of(matrix).largest
         return 2 * max(gram_norm(W), gram_norm(Ht)) + distance(matrix, W, Ht)
 
-    def too_large(self, told: str, curvature: float) -> DivergenceError:
-        """The error of a game that has run away, with the η that would have been safe where one was given."""
-        if self.step.is_balanced:
-            return DivergenceError(f"The game has run away: {told}. Check the scale of the data.")
-        return StepTooLarge(
-            f"The step of {self.step} is too large: {told}. "
-            f"A step of {_rounded_down(1 / (curvature or 1.0)):.2g} is safe from the same start; "
-            "SafeStep() needs none to be given."
+    @property
+    def shapes_columns(self) -> bool:
+        """Whether columns play against themselves, which may raise the error."""
+        return not isinstance(self.self_play, NoSelfPlay)
+
+    def most_error(self, first_error: float, squared_norm: float) -> float:
+        """The largest squared error that is no run-away from where it began.
+
+        All at once never raise it by a step that is safe. Meetings under a constant step end up near the solution, and
+        may settle a little above where they have been.
+        """
+        if self.shapes_columns:
+            return TWICE * max(first_error, squared_norm)
+        return (TWICE if self.order.plays_cells else 1.0) * first_error + NOTHING * squared_norm
+
+    def oversteps(self, sweep: int, curvature: float) -> bool:
+        """Whether a step was given that is larger in this sweep than what is safe under a curvature."""
+        return not self.step.is_balanced and self.step.meeting(sweep, 1.0)[0] > _safe_step(curvature)
+
+    def too_large(self, told: str, curvature: float, *, has_collapsed: bool = False) -> StepTooLarge:
+        """The error of a game that has run away, with the η that would have been safe where a larger one was given."""
+        is_larger = self.oversteps(0, curvature)
+        way_out = (
+            f"A step of {_safe_step(curvature):.2g} is safe from the same start; SafeStep() needs none to be given."
         )
+        if has_collapsed and self.shapes_columns:
+            raised = "Raise its factor, take more components, or play without it."
+            cause = f"Self-play by {self.self_play} has shrunk all columns away: {told}. {raised}"
+            return StepTooLarge(f"{cause} {way_out}" if is_larger else cause)
+        if is_larger:
+            return StepTooLarge(f"The step of {self.step} is too large: {told}. {way_out}")
+        if self.shapes_columns:
+            reason = f"Self-play by {self.self_play} or the data are the reason, not the step: raise its factor."
+        elif self.step.is_balanced:
+            reason = "Check the scale of the data."
+        else:
+            reason = f"{self.step} was safe where it began, but wanders about near a solution; SafeStep() settles."
+        return StepTooLarge(f"The game has run away: {told}. {reason}")
+
+
+def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
+    """An instance of something that can do what is needed, and no class, name or number."""
+    if isinstance(part, type) or not all(hasattr(part, one) for one in needed):
+        is_number = name == "step" and isinstance(part, Real) and not isinstance(part, bool)
+        hint = f" For a fixed step write ConstantStep({part!r})." if is_number else ""
+        raise ParameterError(f"{name} must be one of {choices}; got {part!r}.{hint}")
 
 
 def mean_size(factor: Array) -> float:
@@ -112,8 +162,9 @@ def largest_size(factor: Array) -> float:
     return float(np.einsum("ip,ip->i", values, values).max(initial=0.0))
 
 
-def _rounded_down(value: float) -> float:
-    """To two digits."""
+def _safe_step(curvature: float) -> float:
+    """1 / curvature, rounded down to two digits; 1 where there is none."""
+    value = 1 / (curvature or 1.0)
     unit = 10.0 ** (np.floor(np.log10(value)) - 1) if 0 < value < float("inf") else 1.0
     return float(np.floor(value / unit) * unit)
 

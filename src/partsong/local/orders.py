@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -99,15 +100,13 @@ class Stratified:
     plays_cells = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.blocks, int) or isinstance(self.blocks, bool) or self.blocks < 1:
+        if not isinstance(self.blocks, Integral) or isinstance(self.blocks, bool) or self.blocks < 1:
             raise ParameterError(f"Stratified needs a whole number of blocks ≥ 1; got {self.blocks!r}.")
+        object.__setattr__(self, "blocks", int(self.blocks))
         for name in ("row_workers", "column_workers"):
             given = getattr(self, name)
             if given is not None:
-                labels = np.asarray(given)
-                if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 0):
-                    raise ParameterError(f"{name} must be whole numbers ≥ 0, one for each player.")
-                object.__setattr__(self, name, tuple(int(label) for label in labels))
+                object.__setattr__(self, name, _labels(name, given))
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
         """Stratum after stratum; blocks of a stratum on as many threads as there are."""
@@ -169,6 +168,17 @@ class Stratified:
                 for part in parts:
                     seen += part
         return seen
+
+
+def _labels(name: str, given: object) -> tuple[int, ...]:
+    """The number of each player's worker."""
+    try:
+        labels = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        labels = np.empty((0, 0))
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 0):
+        raise ParameterError(f"{name} must be whole numbers ≥ 0, one for each player.")
+    return tuple(int(label) for label in labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -63,5 +64,5 @@ def _scaled(Ht: Array, choose, factor: float, *, is_chosen: bool) -> Array:  # t
 
 
 def _require_share(factor: float) -> None:
-    if not 0 <= factor <= 1:
+    if not isinstance(factor, Real) or isinstance(factor, bool) or not 0 <= factor <= 1:
         raise ParameterError(f"A shrink factor lies between 0 and 1; got {factor!r}.")

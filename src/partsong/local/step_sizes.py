@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 from partsong.errors import ParameterError
@@ -131,6 +132,8 @@ class SafeStep:
     is_balanced = True
 
     def __post_init__(self) -> None:
+        for name in ("relaxation", "slower", "faster", "least"):
+            _require_number(f"SafeStep needs a number {name}", getattr(self, name))
         if not 0 < self.relaxation <= MOST_SAFE:
             raise ParameterError(f"SafeStep needs 0 < relaxation ≤ {MOST_SAFE}; got {self.relaxation!r}.")
         if not (0 < self.slower <= 1 <= self.faster < float("inf") and self.least >= 0):
@@ -156,6 +159,12 @@ class SafeStep:
         return min(pace, max(pace * self.slower, 3 / (sweep + 6)))
 
 
+def _require_number(told: str, value: object) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ParameterError(f"{told}; got {value!r}.")
+
+
 def _require_positive(name: str, value: float) -> None:
+    _require_number(f"{name} must be a number above 0", value)
     if not 0 < value < float("inf"):
         raise ParameterError(f"{name} must be above 0 and finite; got {value!r}.")

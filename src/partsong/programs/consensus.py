@@ -32,7 +32,9 @@ from partsong.streams import stream
 class ConsensusParty:
     """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
 
-    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any.
+    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any. In a
+    game with a given step `curvature` is 1/η of one that was safe where this party began, `first_error` ‖X − W H‖²
+    there.
     """
 
     W: Array | None = None
@@ -41,6 +43,8 @@ class ConsensusParty:
     round: int = -1
     scale_W: float = 0.0
     scale_H: float = 0.0
+    curvature: float = 0.0
+    first_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,10 @@ class Consensus:
         assert self.game is not None
         game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
         standing, pace, seen = Standing(W, Ht), party.scale_W or 1.0, float("inf")
+        begun = float("nan") if game.step.is_balanced else distance(matrix, W, Ht) ** 2
+        curvature, first_error = party.curvature, party.first_error
+        if curvature == 0 and not game.step.is_balanced:
+            curvature, first_error = game.curvature(matrix, W, Ht), begun
         for count in range(party.count, party.count + self.steps):
             miss = float("nan") if meets else distance(matrix, standing.W, standing.Ht)
             draw = stream(shard.secret, "play", shard.name, count)
@@ -164,9 +172,20 @@ class Consensus:
             latest = standing.seen if meets else miss**2
             if not np.isfinite(latest):
                 told = f"in sweep {count + 1} numbers at party {shard.name!r} grew beyond all measure"
-                raise game.too_large(told, game.curvature(matrix, W, Ht))
+                raise game.too_large(told, curvature)
             pace, seen = game.step.paced(pace, count, seen, latest), latest
-        return ConsensusParty(standing.W, standing.Ht, party.count + self.steps, number, pace)
+        played = party.count + self.steps
+        if _has_any(Ht) and not _has_any(standing.Ht) and matrix.squared_norm > 0:
+            told = f"after sweep {played} all players at party {shard.name!r} have fallen to zero"
+            raise game.too_large(told, curvature, has_collapsed=True)
+        if not game.step.is_balanced:
+            after = distance(matrix, standing.W, standing.Ht) ** 2
+            if not after <= max(begun, game.most_error(first_error, matrix.squared_norm)):
+                told = f"after sweep {played} the squared error at party {shard.name!r} has risen to {after:.4g}"
+                raise game.too_large(f"{told} (it began with {first_error:.4g})", curvature)
+        return ConsensusParty(
+            standing.W, standing.Ht, played, number, pace, curvature=curvature, first_error=first_error
+        )
 
     def _private_sketch(self, shard: Shard, step: int) -> Operator:
         """S (n × d) of one step, which the party alone can draw."""
@@ -207,6 +226,10 @@ class Consensus:
 def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
     turn = np.array([server.round, server.sweep], np.int64)
     return Message({"H": server.model["H"], "turn": turn} if is_sent else {"turn": turn})
+
+
+def _has_any(Ht: Array) -> bool:
+    return bool(kernels.of(Ht).to_numpy(Ht).any())
 
 
 def _model_columns(shard: Shard, model: Message) -> Array | None:

@@ -11,10 +11,9 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregate.disjoint import DisjointBlocks, breadth, cut_out, joined, span_of
 from partsong.core import Array, Form, Layout, Matrix, Message, Shard
-from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
-from partsong.local.game import Game, Standing, first_weights, mean_size
+from partsong.errors import CompositionError, ParameterError, PartyError, StepTooLarge
+from partsong.local.game import NOTHING, TWICE, Game, Standing, first_weights, mean_size
 from partsong.local.observed import ObservedRows
-from partsong.local.self_play import NoSelfPlay
 from partsong.local.start import random_columns
 from partsong.streams import stream
 
@@ -24,12 +23,12 @@ LONE = (
 )
 RISES = 5
 """Sweeps in a row in which the error rises before a step is called too large."""
-TWICE = 2.0
-"""Meetings with a constant step settle around a solution; an error of more than twice the least is no settling."""
+SETTLED = 2 * RISES
+"""Sweeps in a row with an error above where it began after which that is no passing."""
+WANDERING = 1.05
+"""Meetings wander about by less than this where they settle."""
 BEYOND = 1e302
 """No larger squared error can be sent."""
-NOTHING = 1e-9
-"""A share of ‖X‖² that is nothing but rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class PlayServer:
 
     `squared_error` is that of the model, where a single party knows it, else NaN; players see about as much. `least` is
     the smallest so far, `first_error` and `squared_norm` sums over parties when they began. `rises` counts sweeps in a
-    row after which it was larger than before, `absent` the blocks that nobody has played in this sweep, `was_whole`
-    tells whether there were none in the last.
+    row after which it was larger than before, `above` those after which it was larger than at the start, `absent` the
+    blocks that nobody has played in this sweep, `was_whole` tells whether there were none in the last.
     """
 
     H: Array
@@ -76,6 +75,7 @@ class PlayServer:
     rises: int = 0
     absent: int = 0
     was_whole: bool = True
+    above: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ class PlayInStrata:
         is_new = not party.has_played
         party = self._begun(matrix, party, Ht) if is_new else party
         before = party.squared_error if is_new or is_alone else float("nan")
-        draw, standing = stream(party.secret, "play", shard.name, sweep, stratum), Standing(party.W, Ht)
+        draw, standing = stream(party.secret, "play", shard.name, sweep, stratum), Standing(party.W, Ht, 0.0)
         pace, row_size = (float(value) for value in model["pace"])
         how: dict[str, Any] = {"pace": pace, "miss": _root(before), "row_size": row_size or None}
-        for _ in range(self.repeats):
-            span = span_of(block, blocks, len(Ht))
+        span = span_of(block, blocks, len(Ht))
+        for _ in range(self.repeats if span[0] < span[1] else 0):
             standing = self.game.sweep(matrix, standing, sweep, draw=draw, columns=span, **how)
         seen = standing.seen if self.game.order.plays_cells else before
         after = _squared_distance(matrix, standing.W, standing.Ht) if is_alone else 0.0
@@ -196,7 +196,8 @@ class PlayInStrata:
             absent=server.absent + int((arrived < 1).sum()),
         )
         if _has_any(server.H) and not _has_any(H) and moved.squared_norm > 0:
-            raise self._too_large(moved, "all players have fallen to zero")
+            told = f"after sweep {moved.sweep + 1} all players have fallen to zero"
+            raise self.game.too_large(told, moved.curvature, has_collapsed=True)
         if server.stratum + 1 < server.blocks:
             moved = replace(moved, stratum=server.stratum + 1)
         else:
@@ -208,7 +209,9 @@ class PlayInStrata:
         latest, before = (server.seen, server.seen_before) if np.isnan(error) else (error, server.squared_error)
         is_comparable = server.was_whole and not server.absent
         rises = server.rises + 1 if is_comparable and latest > before else 0
-        if is_comparable and not self.game.step.is_balanced and self._is_lost(server, latest, rises):
+        above = server.above + 1 if is_comparable and self._is_above(server, latest) else 0
+        is_lost = above >= SETTLED or self._is_lost(server, latest, rises)
+        if is_comparable and not self.game.step.is_balanced and is_lost:
             raise self._too_large(server, f"the squared error has risen to {latest:.4g}")
         pace = server.pace
         if is_comparable:
@@ -225,22 +228,25 @@ class PlayInStrata:
             rises=rises,
             absent=0,
             was_whole=not server.absent,
+            above=above,
         )
 
     def _is_lost(self, server: PlayServer, latest: float, rises: int) -> bool:
         """Whether a step that was given has raised the error by more than meetings, or self-play, do where they settle.
 
-        All at once never raise it by a step that is safe. Meetings under a constant step end up near the solution, and
-        may settle a little above where they have been.
+        Self-play may raise it for long, up to where it is.
         """
-        rounding = NOTHING * server.squared_norm
-        if not isinstance(self.game.self_play, NoSelfPlay):
-            return latest > TWICE * max(server.first_error, server.squared_norm)
-        share = TWICE if self.game.order.plays_cells else 1.0
-        is_climbing = rises >= RISES and latest > TWICE * server.least + rounding
-        return is_climbing or latest > share * server.first_error + rounding
+        is_climbing = rises >= RISES and latest > TWICE * server.least + NOTHING * server.squared_norm
+        is_beyond = latest > self.game.most_error(server.first_error, server.squared_norm)
+        return is_beyond or (is_climbing and not self.game.shapes_columns)
 
-    def _too_large(self, server: PlayServer, what: str) -> DivergenceError:
+    def _is_above(self, server: PlayServer, latest: float) -> bool:
+        """Whether a step beyond what is safe has left an error above the first by more than meetings wander about."""
+        if self.game.shapes_columns or not self.game.oversteps(server.sweep, server.curvature):
+            return False
+        return latest > WANDERING * server.first_error + NOTHING * server.squared_norm
+
+    def _too_large(self, server: PlayServer, what: str) -> StepTooLarge:
         told = f"after sweep {server.sweep + 1} {what} (it began with {server.first_error:.4g})"
         return self.game.too_large(told, server.curvature)
 
