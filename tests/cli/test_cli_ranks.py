@@ -53,7 +53,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "exact", "transposed bpp"))
+@pytest.mark.parametrize("case", slow_but(CASES, "exact"))
 class TestExactMethods:
     pytestmark = needs_mpi
 
@@ -112,7 +112,7 @@ class TestOverMpi:
         kept = partsong.load_model(data / "run/model.safetensors")
         assert_array_equal(kept.components, first.components)
 
-    @pytest.mark.parametrize("sketch", ["subsampling", "count"])
+    @pytest.mark.parametrize("sketch", slow_but(["subsampling", "count"], "subsampling"))
     def test_sketched_exchange(self, data, sketch):
         """With sketches as large as the data nothing is lost; smaller ones send less and still learn."""
         words = ["s.npz", "-k", 4, "--seed", 2, "--tol", 0, "--method", "dsanls", "--sketch", sketch]
@@ -125,7 +125,7 @@ class TestOverMpi:
         assert model.relative_error < exact.relative_error + 0.05
         assert model.settings["sketch"] == sketch
 
-    @pytest.mark.parametrize("method", ["syn-sd", "syn-ssd-uv"])
+    @pytest.mark.parametrize("method", slow_but(["syn-sd", "syn-ssd-uv"], "syn-ssd-uv"))
     def test_ranks_as_parties_equal_a_federation_in_one_process(self, method, data):
         settings = ["x.npy", "-k", 4, "--seed", 3, "--max-iter", 6, "--tol", 0, "--method", method]
         said, model = fit_over(2, data, *settings, "--sums", "in-order")

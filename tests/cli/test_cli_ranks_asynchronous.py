@@ -49,7 +49,7 @@ def data(tmp_path):
 class TestArrivals:
     pytestmark = needs_mpi
 
-    @pytest.mark.parametrize("method", ["asyn-sd", "asyn-ssd-v"])
+    @pytest.mark.parametrize("method", slow_but(["asyn-sd", "asyn-ssd-v"], "asyn-ssd-v"))
     def test_with_one_worker_it_is_the_simulation(self, method, data):
         words = ["x.npy", "-k", 4, "--seed", 3, "--max-iter", 12, "--tol", 0, "--method", method]
         said, model = fit_over(2, data, *words)
