@@ -90,7 +90,7 @@ def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
             run = pursue(task, watch=own.see)
             if run.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
-            _at_parties(brief, few, conclude(task, run), own)
+            at_parties(brief, few, conclude(task, run), own)
 
 
 def contest(
@@ -123,11 +123,12 @@ def contest(
     if interrupts is not None and interrupts.count > 1:
         raise KeyboardInterrupt
     finished = conclude_aloud(task, run)
-    parties = _at_parties(contestant.program, shards, finished, Witness() if contestant.is_oracle else witness)
-    return _findings(contestant, run, finished, parties, witness)
+    parties = at_parties(contestant.program, shards, finished, Witness() if contestant.is_oracle else witness)
+    return findings_of(contestant, run, finished, parties, witness)
 
 
-def _at_parties(program: Any, shards: Sequence[Shard], finished: Finished, witness: Witness) -> tuple[AtParty, ...]:
+def at_parties(program: Any, shards: Sequence[Shard], finished: Finished, witness: Witness) -> tuple[AtParty, ...]:
+    """How each party fares with the model, and with what it had found itself."""
     found = []
     with threads.kernels_on(threads.available()):
         for shard in shards:
@@ -139,9 +140,10 @@ def _at_parties(program: Any, shards: Sequence[Shard], finished: Finished, witne
     return tuple(found)
 
 
-def _findings(
+def findings_of(
     contestant: Contestant, run: Run, finished: Finished, parties: tuple[AtParty, ...], witness: Witness
 ) -> MethodFindings:
+    """What a run has reached, what it cost, and what left the parties."""
     rows, oracle = run.history, contestant.is_oracle
     was_alone = contestant.start == "independent" and len(rows) > 1
     known = {name: H for name, H in witness.alone.items() if is_finite(H)} if was_alone else {}

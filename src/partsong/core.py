@@ -31,6 +31,7 @@ class Outcome(enum.StrEnum):
     TIME_SPENT = "time-spent"
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
+    BUDGET_SPENT = "budget-spent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +355,10 @@ class Program(Protocol):
     Under a reduction that hides uploads all exchanges of a round are over the same parties. A program whose model is
     worth a look only now and then has `ends_round(model)`: whether it is so after the exchange that led to this model.
     `why_in_the_open` and `why_hidden`, where a program has them and they are not empty, say why its uploads must not,
-    or must, be hidden; `needs_everyone` that a sum over some of the parties means nothing to it; `works(model)` whether
-    parties work in the exchange for which a model is sent.
+    or must, be hidden; `needs_everyone` that a sum over some of the parties means nothing to it; `fewest_in_sum` and
+    `bounds_in_sum` over how many a sum that hides them must be, and what it must let pass; `works(model)` whether
+    parties work in the exchange for which a model is sent. A program with differential privacy has `release`, what one
+    upload costs; nothing that is measured without noise may then choose its rounds, or leave with its model.
     """
 
     @property

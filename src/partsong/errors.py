@@ -74,6 +74,10 @@ class PartyError(PartsongError, RuntimeError):
     """A party failed, or sent something that cannot be used, in a named round and stage."""
 
 
+class TooFewParties(PartyError):
+    """Fewer parties than a sum needs in which each of them is hidden; it was not formed, and nothing was revealed."""
+
+
 class BudgetSpent(PartyError):
     """A party has made as many noisy releases as its privacy budget allows; nothing more was computed or drawn."""
 
@@ -92,6 +96,10 @@ class StepTooLarge(DivergenceError):
 
 class DivergenceWarning(UserWarning):
     """A fit ran away from its solution; the best model before that was kept."""
+
+
+class PredictableMasks(UserWarning):
+    """Masks that were not drawn from the operating system's randomness: nothing is hidden by them."""
 
 
 def first_few(positions: object, total: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -17,28 +18,28 @@ from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
 from partsong.errors import FormatError, ParameterError
+from partsong.federated_settings import FederatedSettings
 from partsong.finished import Finished, OnDemand, top_features
 from partsong.fitting import Pursuit, Task
 from partsong.given import given_weights
 from partsong.interrupts import held
-from partsong.leaving_out import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut
+from partsong.leaving_out import LEAVE_OUT, STOP, Attendance, LeftOut
 from partsong.local.observed import ObservedRows
-from partsong.methods import ALIGNED, ALIGNMENTS, LOCAL_STEPS, METHODS, ONE_ROUND, alignment_for, start_of
+from partsong.methods import (
+    ALIGNED,
+    ALIGNMENTS,
+    METHODS,
+    alignment_for,
+    start_of,
+)
 from partsong.parties import WeightsByParty, by_party, named_parties, own_components, shards_of, sound_parties
 from partsong.progress import progress
-from partsong.running import HistoryRow, Run, Stop
+from partsong.promises import Privacy, RowPrivacy, privacy_from, privacy_told
+from partsong.running import HistoryRow, Run
 from partsong.saving import fill_from_file, forget_origin, penalties_told, save_fitted
 from partsong.settings import (
-    MISSING,
-    alignment_of,
-    one_of,
     precision_of,
-    program_of,
-    rank_of,
-    require_method,
-    require_verbosity,
     solver_told,
-    stop_of,
     whole_number,
 )
 from partsong.simulation import (
@@ -49,10 +50,12 @@ from partsong.simulation import (
     reports_of,
     simulation_by_name,
 )
+from partsong.spending import spent_from, without_names
 from partsong.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
 
 
 class FederatedNMF(
+    FederatedSettings,
     WeightsByParty,
     OnDemand,
     NonNegativeTransformer,
@@ -84,9 +87,9 @@ class FederatedNMF(
     align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
         "fnmf", "fnmf-alone": how components are matched; an alignment of your own may be given, too. None is
         "assignment" for "fnmf" and "sinkhorn" for "fnmf-alone".
-    rounds : int
-        The most rounds. A round is one exchange; local_steps + 1 of them for "syn-ssd-…", and as many arrivals as there
-        are parties for "asyn-…".
+    rounds : int or None
+        The most rounds; None is 100, and 10 with `privacy`, whose noise grows with their number. A round is one
+        exchange; local_steps + 1 of them for "syn-ssd-…", and as many arrivals as there are parties for "asyn-…".
     local_steps : int or None
         Sweeps ("exact") or iterations (all others) at a party between exchanges. None: 3 for "exact" and "fedavg", 10
         for "fedprox", "syn-…" and "asyn-…", 100 for "fnmf" and "fnmf-alone", 1000 for those that average once. An
@@ -106,6 +109,13 @@ class FederatedNMF(
         "game", or a Program that plays, only: with "ignore", NaN in dense data and whatever sparse data do not store
         are unknown cells, which nobody plays. Errors are then over known cells, of which every party needs one, and
         what `components_` says of a column that no party knows means nothing.
+    privacy : None, PartyPrivacy or RowPrivacy
+        Differential privacy (`partsong.promises`): of all data of a party, where each sends its own H ("fnmf-alone",
+        "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd"); or of every single row, for "exact". All rounds are
+        then run, whatever tol, and the model is that of the last: errors do not leave a party.
+    masked : bool or MaskedSum
+        Whether parties add masks that cancel in the sum, so that nobody sees a single upload (at least three parties;
+        extra "privacy"); for methods that send sums or means by position. A MaskedSum has bounds of your own.
 
     Attributes
     ----------
@@ -115,7 +125,13 @@ class FederatedNMF(
         (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …) per exchange; bytes_up over
         all parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
         refitted at each party; within rounds of several exchanges they are NaN. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by
-        position and after alignment. `parties` is how many took part.
+        position and after alignment. `parties` is how many took part. With privacy `epsilon` is what was spent by then.
+    accounts_, epsilon_spent_, privacy_report_ :
+        With privacy: what each party has released, the ε that this has cost the one that has spent most, together with
+        earlier runs that `privacy` names, and both in plain values. Without: None, infinity and None.
+    simulated_ : tuple of names
+        With privacy: what this object knows because all parties run in one process, and what no party would have
+        released. None of it is in `components_`, or in files that `save` writes.
     left_out_ : list of (iteration, party, reason)
         Who was left out of which round, and why; rounds are numbered as in `history_`.
     party_components_ : dict of arrays (k, m)
@@ -134,7 +150,7 @@ class FederatedNMF(
     fitted = (
         "components_", "component_shares_", "n_components_", "parties_", "n_parties_", "n_samples_", "n_iter_",
         "party_components_", "alignments_", "outcome_", "history_", "left_out_", "relative_error_",
-        "explained_variance_", "seed_", "solver_",
+        "explained_variance_", "seed_", "solver_", "accounts_", "epsilon_spent_", "privacy_report_", "simulated_",
     )  # fmt: skip
 
     def __init__(
@@ -143,7 +159,7 @@ class FederatedNMF(
         *,
         method: str | Program = "exact",
         align: str | Alignment | None = None,
-        rounds: int = 100,
+        rounds: int | None = None,
         local_steps: int | None = None,
         start: str | None = None,
         tol: float = 1e-4,
@@ -154,6 +170,8 @@ class FederatedNMF(
         n_jobs: int | None = None,
         faulty: str = STOP,
         missing: str = "refuse",
+        privacy: Privacy | None = None,
+        masked: Any = False,
     ) -> None:
         self.n_components = n_components
         self.method = method
@@ -169,6 +187,8 @@ class FederatedNMF(
         self.n_jobs = n_jobs
         self.faulty = faulty
         self.missing = missing
+        self.privacy = privacy
+        self.masked = masked
 
     def fit(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> FederatedNMF:
         """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
@@ -249,7 +269,13 @@ class FederatedNMF(
             "parties": self.n_parties_,
         }
         told |= {} if self.missing == "refuse" else {"missing": self.missing}
-        told |= {} if self.n_samples_ is None else {"n_samples": self.n_samples_}
+        if self.privacy_report_ is not None:
+            told |= {"privacy": privacy_told(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
+        elif self.n_samples_ is not None:
+            told |= {"n_samples": self.n_samples_}
+        told |= {"masked": True} if self.masked else {}
+        if isinstance(self.privacy, RowPrivacy):
+            del told["local_steps"]
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
     @classmethod
@@ -271,6 +297,10 @@ class FederatedNMF(
         asked["align"] = settings.get("align") if method in ALIGNED and settings.get("align") in ALIGNMENTS else None
         asked["missing"] = settings.get("missing") or "refuse"
         try:
+            asked |= {"privacy": privacy_from(settings.get("privacy")), "masked": settings.get("masked", False)}
+            estimator.privacy_report_ = spent_from(settings.get("privacy_spent"))
+            estimator.epsilon_spent_ = (estimator.privacy_report_ or {}).get("epsilon_spent", math.inf)
+            estimator.accounts_, estimator.simulated_ = None, ()
             estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
             estimator.n_parties_ = whole_number("parties", settings.get("parties", 1))
             plain = solver_told(settings)
@@ -284,49 +314,6 @@ class FederatedNMF(
         tags.input_tags.allow_nan = self.missing == "ignore"
         return tags
 
-    def _check_settings(self) -> Stop:
-        """All that can be refused before any data are looked at."""
-        require_method(self.method, align=self.align, start=self.start, local_steps=self.local_steps)
-        whole_number("rounds", self.rounds)
-        one_of("faulty", self.faulty, FAULTY)
-        self._require_missing()
-        require_verbosity(self.verbose)
-        if self.n_jobs not in (None, -1):
-            whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
-        return stop_of(self.tol, self.time_budget)
-
-    def _require_missing(self) -> None:
-        """Cells that are not known can be left out by games only."""
-        plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
-        if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
-            raise ParameterError(
-                'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
-                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps."
-            )
-
-    def _program(self, shape: tuple[int, int]) -> Program:
-        if not isinstance(self.method, str):
-            rank = rank_of(self.method.rank, shape)
-            if self.n_components is not None and self.n_components != rank:
-                raise ParameterError(
-                    f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
-                    "Leave n_components out, or make both the same."
-                )
-            return self.method
-        return program_of(
-            self.method,
-            rank_of(self.n_components, shape),
-            steps=self._steps(self.method),
-            align=alignment_of(alignment_for(self.method, self.align)),
-            start=start_of(self.method, self.start),
-        )
-
-    def _steps(self, method: str) -> int:
-        return LOCAL_STEPS[method] if self.local_steps is None else int(self.local_steps)
-
-    def _rounds(self) -> int:
-        return 1 if isinstance(self.method, str) and self.method in ONE_ROUND else int(self.rounds)
-
     def _prepare(self, X: Any, names: Any, parties: Any) -> tuple[Pursuit, Attendance]:
         """All that can be refused is refused here, before the first round."""
         began = time.perf_counter()
@@ -337,11 +324,12 @@ class FederatedNMF(
             matrices, labels, away = sound_parties(matrices, labels, precision, has_gaps=has_gaps)
         shards = shards_of(self, matrices, labels, seed, precision, has_gaps=has_gaps)
         rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
-        program = self._program((rows, columns))
+        program = self._program((columns if self._is_private() else rows, columns))
         engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        rounds = self._rounds()
+        rounds, reduction = self._rounds(), self._reduction(len(shards))
+        program, spending = self._protected(program, len(shards))
         schedule = Schedule(rounds, seed, faulty=self.faulty)
-        task = simulation_by_name(self.method, program, shards, rounds, schedule, stop, engine)
+        task = simulation_by_name(self.method, program, shards, rounds, schedule, stop, engine, reduction, spending)
         return Pursuit.of(task, began=began), Attendance(away)
 
     def _reports(self, pursuit: Pursuit, attendance: Attendance) -> Iterator[RoundReport]:
@@ -359,6 +347,7 @@ class FederatedNMF(
         def conclude() -> None:
             run = pursuit.course.run()
             self._keep(task, run, conclude_aloud(task, run), own)
+            self._account(task.spending)
             self.left_out_: list[LeftOut] = list(attendance.left_out)
 
         title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(task.shards)} parties"

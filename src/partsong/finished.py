@@ -102,14 +102,20 @@ class OnDemand:
 
 
 def complete(
-    solver: Alternate, shards: Sequence[Shard], Ht: Array, rescale: bool, among: Gathering = Alone()
+    solver: Alternate,
+    shards: Sequence[Shard],
+    Ht: Array,
+    rescale: bool,
+    among: Gathering = Alone(),
+    keeps_order: bool = False,
 ) -> Finished:
     """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
 
     Without penalties rows of H get Euclidean norm 1. W is solved for the sorted H, so that transforming the same
     rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed, which are those of
     everybody `among` whom the shards are. Where components depend on each other W is not unique, and the order is that
-    of a nearby solution.
+    of a nearby solution. One that `keeps_order` is not sorted: with differential privacy an order by shares, which are
+    known from all rows, would tell of them.
     """
 
     def solved(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray]:
@@ -118,9 +124,10 @@ def complete(
 
     if rescale:
         Ht = _unit_columns(Ht)
-    Ht = _sorted(Ht, solved(Ht, exactly=False)[1])
+    if not keeps_order:
+        Ht = _sorted(Ht, solved(Ht, exactly=False)[1])
     weights, shares = solved(Ht)
-    if (np.diff(shares) > 0).any():  # close calls
+    if not keeps_order and (np.diff(shares) > 0).any():  # close calls
         Ht = _sorted(Ht, shares)
         weights, shares = solved(Ht)
     error, norm = among.total(among.jointly(lambda: _squares(shards, weights, Ht)))
@@ -128,11 +135,13 @@ def complete(
     return Finished(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
 
 
-def finish(program: Program, solver: Alternate, shards: Sequence[Shard], run: Run, start_H: Array) -> Finished:
+def finish(
+    program: Program, solver: Alternate, shards: Sequence[Shard], run: Run, start_H: Array, keeps_order: bool = False
+) -> Finished:
     """`complete` from the best round of a run, or from the start where not even one round was finished."""
     H = start_H if run.best is None else program.components(run.best)
     rescale = not (solver.penalty_W or solver.penalty_H)
-    return complete(solver, shards, kernels.of(H).rows_of(H), rescale)
+    return complete(solver, shards, kernels.of(H).rows_of(H), rescale, keeps_order=keeps_order)
 
 
 def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array, exactly: bool) -> dict[str, Array]:

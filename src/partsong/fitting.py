@@ -34,6 +34,7 @@ from partsong.programs.sketch_turns import SketchParty
 from partsong.programs.strata_play import PlayInStrata, PlayParty
 from partsong.running import Course, Follower, HistoryRow, Run, Stop, known_error
 from partsong.sketch.proportion import Proportion
+from partsong.spending import Spending, accounted
 from partsong.streams import stream
 
 Watch = Callable[[Round, HistoryRow], None]
@@ -82,7 +83,7 @@ class Task:
     """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
 
     `error_of` and `drift_of` tell of a round what a simulation can know; the conclusion may use `threads`. A round is
-    `exchanges` of the engine's, unless the program says when it ends.
+    `exchanges` of the engine's, unless the program says when it ends. `spending` are its accounts where it has noise.
     """
 
     program: Any
@@ -97,6 +98,16 @@ class Task:
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
     objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
     exchanges: int = 1
+    spending: Spending | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether messages carry noise, so that nothing else may tell of the data."""
+        return getattr(self.program, "release", None) is not None
+
+    def spent_on(self, done: Round) -> float:
+        """What a round has cost, with all before it."""
+        return math.nan if self.spending is None else self.spending.note(done)
 
     def is_whole(self, done: Round) -> bool:
         """Whether a round ends with an exchange: as the program says, or else every `exchanges` of them."""
@@ -209,11 +220,12 @@ class Pursuit:
     ) -> Pursuit:
         """A task to be pursued from its start, or from where an earlier part of the same run stood."""
         follower = Follower(
-            task.stop,
+            task.stop.blind() if task.is_private else task.stop,
             time.perf_counter() if began is None else began,
             error_of=task.error_of,
             drift_of=task.drift_of,
             objective_of=task.objective_of,
+            spent_on=task.spent_on,
             is_whole=task.is_whole,
             watch=watch,
             reserve=ClosingTime(task).reserve,
@@ -222,14 +234,13 @@ class Pursuit:
             present=frozenset(shard.name for shard in task.shards),
         )
         if earlier is None:
-            return Pursuit(task, follower, Course.after())
-        return Pursuit(
-            task, follower, Course.after(earlier.history, earlier.best, len(task.shards)), earlier.checkpoint
-        )
+            return Pursuit(task, follower, Course.after(keeps_last=task.is_private))
+        course = Course.after(earlier.history, earlier.best, len(task.shards), task.is_private)
+        return Pursuit(task, follower, course, earlier.checkpoint)
 
     def __iter__(self) -> Iterator[HistoryRow]:
         """Rounds until one of them is the last; none where the earlier part had come to its end."""
-        self.course.outcome = self.task.stop.outcome(self.course.comparable.current, 0.0)
+        self.course.outcome = self.follower.stop.outcome(self.course.comparable.current, 0.0)
         if self.course.outcome is None:
             yield from self.follower.attend(_rounds(self.task, self.resume), self.course)
 
@@ -311,13 +322,15 @@ def _some_rows(shard: Shard, share: float) -> Shard:
 
 def _rounds(task: Task, resume: Checkpoint | None) -> Iterator[Round]:
     """The start is handed over and not kept: its W is as large as the party's."""
-    return task.engine.run(
+    rounds = task.engine.run(
         task.program,
         task.shards,
         task.schedule,
         reduction=task.reduction,
         resume=resume if resume is not None else (task.begin() if task.begin is not None else None),
     )
+    names = [shard.name for shard in task.shards]
+    return rounds if task.spending is None else accounted(rounds, task.spending, names)
 
 
 def conclude(task: Task, run: Run) -> Finished:
@@ -326,7 +339,7 @@ def conclude(task: Task, run: Run) -> Finished:
     if run.best is None:
         start = task.program.components(_first_server(task))
     with threads.kernels_on(task.threads):
-        return finish(task.program, task.program.solver, task.shards, run, start)
+        return finish(task.program, task.program.solver, task.shards, run, start, keeps_order=task.is_private)
 
 
 def _first_server(task: Task) -> Any:

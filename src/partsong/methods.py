@@ -39,6 +39,12 @@ INDEPENDENT = (*ALIGNED, *ONE_ROUND)
 COMMON_ONLY = ("exact", "syn-sd", *SKETCHED, *ASYNCHRONOUS, "game")
 """Methods whose parties must begin with one H."""
 
+SENDS_H = ("fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd")
+"""Methods in which all that a party sends is its own H."""
+
+MOST_ROUNDS, PRIVATE_ROUNDS = 100, 10
+"""Rounds unless told otherwise; noise for privacy grows with the root of their number."""
+
 LOCAL_STEPS = {
     "exact": 3,
     "fnmf": 100,

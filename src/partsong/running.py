@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partsong.core import Outcome, Round, State
-from partsong.errors import DivergenceError, ParameterError, StepTooLarge
+from partsong.errors import BudgetSpent, DivergenceError, ParameterError, StepTooLarge
 from partsong.interrupts import Interrupts
 from partsong.streams import key
 
@@ -30,6 +30,7 @@ class HistoryRow(NamedTuple):
     An extrapolated step that was taken back is listed with the error that it led to. Exchanges within a round have no
     error: it is NaN, as is their objective. Where parties have an H of their
     own, a simulation adds Σ_p ‖H_p − H‖² by position and after alignment, in units of ‖H‖².
+    `epsilon` is what the run has cost the party that has spent most on privacy by then; NaN where nothing is accounted.
     `parties` took part. `company` is a number for whose rows the objective is over, 0 for all rows: rounds of different
     companies are not compared.
     """
@@ -44,14 +45,19 @@ class HistoryRow(NamedTuple):
     aligned_drift: float = math.nan
     parties: int = 0
     company: int = 0
+    epsilon: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Converged once the objective falls by less than `tol` of itself per round, over a few rounds."""
+    """Converged once the objective falls by less than `tol` of itself per round, over a few rounds.
+
+    One that `is_blind` is stopped by nothing that is measured: with differential privacy errors are not released.
+    """
 
     tol: float = 1e-4
     time_budget: float | None = None
+    is_blind: bool = False
 
     def __post_init__(self) -> None:
         if not self.tol >= 0:
@@ -59,8 +65,19 @@ class Stop:
         if self.time_budget is not None and not self.time_budget > 0:
             raise ParameterError(f"time_budget must be more than 0 seconds (or None); got {self.time_budget}.")
 
+    def blind(self) -> Stop:
+        """The stop of a run with differential privacy; the time that rounds take can depend on data as well."""
+        if self.time_budget is not None:
+            raise ParameterError(
+                "With differential privacy a run has the rounds that its noise was planned for: how long they take can "
+                "tell of the data. Leave time_budget out, and give a number of rounds."
+            )
+        return Stop(0.0, None, True)
+
     def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
         """Why to stop now, or None to go on."""
+        if self.is_blind:
+            return None
         if progress.is_lost():
             return Outcome.DIVERGED
         if self.tol > 0 and progress.is_flat(self.tol):
@@ -147,7 +164,10 @@ def known_error(done: Round) -> float:
 
 @dataclass(slots=True)
 class Course:
-    """A run as it goes: its history, the server's state now and at its best, and how it ended, once it has."""
+    """A run as it goes: its history, the server's state now and at its best, and how it ended, once it has.
+
+    One that `keeps_last` takes its last state for the best: which was better is not to be released.
+    """
 
     rows: list[HistoryRow]
     comparable: Comparable
@@ -155,17 +175,21 @@ class Course:
     latest: State = None
     outcome: Outcome | None = None
     trouble: str = ""
+    keeps_last: bool = False
 
     @staticmethod
-    def after(history: Sequence[HistoryRow] = (), best: State = None, present: float = math.inf) -> Course:
+    def after(
+        history: Sequence[HistoryRow] = (), best: State = None, present: float = math.inf, keeps_last: bool = False
+    ) -> Course:
         """The course of a run whose earlier part had this history and this best state; `present` parties go on."""
-        return Course(list(history), Comparable.of(history, present), best)
+        return Course(list(history), Comparable.of(history, present), best, keeps_last=keeps_last)
 
     def note(self, done: Round, row: HistoryRow) -> None:
         """One more round."""
         self.rows.append(row)
         self.latest = done.checkpoint.server
-        if self.comparable.add(row) or self.comparable.count == 0:  # before the first whole round any model will do
+        is_best = self.comparable.add(row) or self.comparable.count == 0  # before a first whole round any model will do
+        if is_best or self.keeps_last:
             self.best = self.latest
 
     def run(self) -> Run:
@@ -180,7 +204,8 @@ class Follower:
     `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
     each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
     `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
-    (by default what the server knows, or else the square of the error); `last` is the number of rounds; `present` are
+    (by default what the server knows, or else the square of the error); `spent_on` what a round has cost in privacy,
+    with all before it; `last` is the number of rounds; `present` are
     the parties over whose rows a simulation computes the error (by default all that the run has ever known).
     `is_whole` tells whether a round ends with an exchange; of others nothing is measured, they are not compared, and no
     run ends with them.
@@ -193,6 +218,7 @@ class Follower:
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
     objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
+    spent_on: Callable[[Round], float] = lambda done: math.nan
     is_whole: Callable[[Round], bool] = lambda done: True
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
     reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
@@ -218,7 +244,7 @@ class Follower:
                 error, objective, drift = self._measured(done)
                 apart += time.perf_counter() - paused
                 seconds = earlier + time.perf_counter() - self.began - apart
-                row = _row(done, seconds, error, objective, drift, self.present)
+                row = _row(done, seconds, error, objective, drift, self.present)._replace(epsilon=self.spent_on(done))
                 course.note(done, row)
                 self.watch(done, row)
                 paused = time.perf_counter()
@@ -236,6 +262,10 @@ class Follower:
             if course.best is None:
                 raise  # there is no model to keep
             course.outcome = Outcome.INTERRUPTED
+        except BudgetSpent:
+            if course.best is None:
+                raise
+            course.outcome = Outcome.BUDGET_SPENT
         except DivergenceError as error:
             if course.best is None and not isinstance(error, StepTooLarge):
                 raise

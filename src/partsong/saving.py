@@ -39,7 +39,7 @@ class Origin:
 
 def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
     """Write what `partsong fit` would write for the same model; a loaded one keeps what its file says of its fit."""
-    names = getattr(estimator, "feature_names_in_", None)
+    names, is_private = getattr(estimator, "feature_names_in_", None), bool(settings.get("privacy_spent"))
     origin: Origin | None = vars(estimator).get("_origin")
     if origin is None:
         told = {"n_components": len(estimator.components_), **settings, "iterations": estimator.n_iter_}
@@ -49,8 +49,8 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
         feature_names=None if names is None else tuple(str(name) for name in names),
         settings=origin.retold(settings),
         seed=estimator.seed_,
-        relative_error=estimator.relative_error_,
-        shares=estimator.component_shares_,
+        relative_error=None if is_private else estimator.relative_error_,
+        shares=None if is_private else estimator.component_shares_,
         created=origin.created,
         versions=origin.versions,
     )

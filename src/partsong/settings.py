@@ -19,7 +19,8 @@ from partsong.local.equations import Penalty
 from partsong.local.game import Game
 from partsong.local.momentum import Extrapolation, NoExtrapolation
 from partsong.local.observed import ObservedRows
-from partsong.methods import ALIGNED, COMMON_ONLY, LONG_ROUNDS, METHODS, STARTS
+from partsong.methods import ALIGNED, ASYNCHRONOUS, COMMON_ONLY, LONG_ROUNDS, METHODS, SENDS_H, STARTS
+from partsong.promises import PartyPrivacy, Privacy, RowPrivacy, reach_of
 from partsong.running import Stop
 from partsong.sketch.proportion import Proportion
 
@@ -280,6 +281,52 @@ def require_method(method: Any, *, align: Any, start: Any, local_steps: Any) -> 
     ignored = [name for name, value in (("local_steps", local_steps), ("start", start)) if value is not None]
     if ignored and not isinstance(method, str):
         raise ParameterError(f"{' and '.join(ignored)} are part of a Program: set them there, or leave them out.")
+
+
+def require_privacy(privacy: Any, masked: Any, method: Any, *, steps: Any, time_budget: Any) -> None:
+    """Refuse a promise that the method cannot keep, and masks over what is no sum."""
+    from partsong.privacy.masking import MaskedSum
+
+    if not isinstance(masked, bool | MaskedSum):
+        raise ParameterError(f"masked must be True, False or a MaskedSum; got {masked!r}.")
+    if masked and isinstance(method, str) and method in ASYNCHRONOUS:
+        raise ParameterError(f'"{method}" hears one party at a time, and masks need several. Take "syn-sd".')
+    if privacy is None:
+        return
+    if not isinstance(privacy, PartyPrivacy | RowPrivacy):
+        raise ParameterError(f"privacy must be None, PartyPrivacy(…) or RowPrivacy(…); got {privacy!r}.")
+    if time_budget is not None:
+        stop_of(0.0, time_budget).blind()
+    if not isinstance(method, str):
+        raise ParameterError(
+            "privacy is for methods by name. To a Program noise is added by partsong.recipes.party_private, or take "
+            "partsong.recipes.row_private as the method."
+        )
+    _require_private_method(privacy, method, masked, steps)
+
+
+def _require_private_method(privacy: Privacy, method: str, masked: Any, steps: Any) -> None:
+    if isinstance(privacy, RowPrivacy):
+        if method != "exact":
+            raise ParameterError(
+                f'Privacy of rows is for method="exact", whose messages are sums over rows; the method is "{method}". '
+                "Take that, or PartyPrivacy."
+            )
+        if steps is not None:
+            raise ParameterError("local_steps have no place in noisy sums over rows: leave them out.")
+        if not isinstance(masked, bool):
+            raise ParameterError("Masks over noisy sums are made for them: give masked=True.")
+    elif method not in SENDS_H:
+        raise ParameterError(
+            f"Privacy of parties is for methods in which each sends its own H: {', '.join(SENDS_H)}; the method is "
+            f"{method!r}. Take one of these, or RowPrivacy with method='exact'."
+        )
+    elif not isinstance(masked, bool) and masked.bound_of("H") < reach_of(privacy):
+        raise ParameterError(
+            f"With this noise H may reach {reach_of(privacy):.4g}, and the masks refuse numbers beyond "
+            f"{masked.bound_of('H'):.4g}: whether one is refused would depend on the data. Give masked=True, or "
+            f'MaskedSum(bounds={{"H": {reach_of(privacy):.4g}}}).'
+        )
 
 
 def program_of(method: str, rank: int, *, steps: int, align: Alignment, start: str) -> Program:

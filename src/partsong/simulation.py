@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from partsong import kernels, threads
-from partsong.core import Array, Checkpoint, Engine, Outcome, Program, Round, Schedule, Shard, State
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Array, Checkpoint, Engine, Outcome, Program, Reduction, Round, Schedule, Shard, State
 from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.parallel import Parallel
 from partsong.errors import CompositionError
@@ -23,6 +24,7 @@ from partsong.interrupts import held
 from partsong.local.coupling import AlignedPull
 from partsong.methods import ASYNCHRONOUS
 from partsong.running import HistoryRow, Run, Stop, known_error
+from partsong.spending import Spending
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,28 @@ def simulation_of(
     stop: Stop = Stop(),
     engine: Engine = Parallel(),
     exchanges: int = 1,
+    reduction: Reduction = InTheOpen(),
+    spending: Spending | None = None,
 ) -> Task:
-    """The task whose rounds are measured with all that only a simulation can know."""
+    """The task whose rounds are measured with all that only a simulation can know, and accounted if they have noise."""
     measures: Any = {"error_of": error_in_simulation(program, shards), "drift_of": drift_in_simulation(program)}
-    return Task(program, shards, schedule, stop, engine, threads=threads.available(), exchanges=exchanges, **measures)
+    release = getattr(program, "release", None)
+    if release is not None:
+        measures["spending"] = spending or Spending(release, most=getattr(program, "most", None))
+    several: Any = {"threads": threads.available(), "exchanges": exchanges, "reduction": reduction}
+    return Task(program, shards, schedule, stop, engine, **several, **measures)
 
 
 def simulation_by_name(
-    method: Any, program: Any, shards: Sequence[Shard], rounds: int, schedule: Schedule, stop: Stop, engine: Engine
+    method: Any,
+    program: Any,
+    shards: Sequence[Shard],
+    rounds: int,
+    schedule: Schedule,
+    stop: Stop,
+    engine: Engine,
+    reduction: Reduction = InTheOpen(),
+    spending: Spending | None = None,
 ) -> Task:
     """The task of so many rounds of a method: of several exchanges each where it says so, and over a virtual clock in
     which a party's work lasts in proportion to its rows where nobody waits for others.
@@ -85,14 +101,14 @@ def simulation_by_name(
     if isinstance(method, str) and method in ASYNCHRONOUS:
         several = len(shards)
         clock = Asynchronous(record=getattr(engine, "record", False))
-        return simulation_of(
-            program, shards, replace(schedule, rounds=rounds * several), stop=stop, engine=clock, exchanges=several
-        )
+        arrivals = replace(schedule, rounds=rounds * several)
+        return simulation_of(program, shards, arrivals, stop=stop, engine=clock, exchanges=several, reduction=reduction)
     counts: Any = getattr(program, "rounds_for", None)
     among: Any = getattr(program, "exchanges_among", None)
     exchanges = rounds if counts is None else counts(rounds)
     exchanges = exchanges if among is None else rounds * among(len(shards))
-    return simulation_of(program, shards, replace(schedule, rounds=exchanges), stop=stop, engine=engine)
+    schedule = replace(schedule, rounds=exchanges)
+    return simulation_of(program, shards, schedule, stop=stop, engine=engine, reduction=reduction, spending=spending)
 
 
 def conclude_aloud(task: Task, run: Run) -> Finished:

@@ -22,7 +22,9 @@ from partsong.core import Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.data.two_sided import two_sided_blocks
 from partsong.engines.agreement import together
+from partsong.engines.sequential import Sequential
 from partsong.errors import DataError, FileError, PartsongError
+from partsong.privacy.masking import MaskedSum
 from partsong.sketch.count import CountSketch
 from partsong.sketch.proportion import Proportion
 from partsong.streams import key
@@ -123,6 +125,15 @@ def told_sketches(engine, program, shards):
     ]
 
 
+def masked(make, communicator, as_tensors):
+    """Sums under masks, of two parties at each rank: the same as in one process, at every rank and to the bit."""
+    rank, shards = communicator.rank, shards_of(2 * communicator.size, as_tensors=as_tensors)
+    for name in ("exact", "fedavg"):
+        reduction, program = MaskedSum(bound=1e5), PROGRAMS[name]
+        known = told(run(Sequential(), program, shards, reduction))
+        assert told(run(make(), program, shards[2 * rank : 2 * rank + 2], reduction)) == known, name
+
+
 def agreeing(make, communicator, as_tensors):
     """Programs, sums, reductions, resumed and abandoned runs; then what ranks must refuse; all in one job."""
     rank, size = communicator.rank, communicator.size
@@ -134,6 +145,7 @@ def agreeing(make, communicator, as_tensors):
     for name, program in SKETCHED.items():
         results[name] = told_sketches(make(), program, blocks)
         results[f"all-reduce {name}"] = told_sketches(make(sums="all-reduce"), program, blocks)
+    masked(make, communicator, as_tensors)
     if not as_tensors:
         results["masked"] = told(run(make(), PROGRAMS["exact"], own, PairwiseMasks()))
     middle = next(done.checkpoint for done in run(make(), PROGRAMS["exact"], own, rounds=2) if done.index == 1)

@@ -21,7 +21,16 @@ from partsong.engines.agreement import together
 from partsong.engines.parcels import packed, unpacked
 from partsong.engines.ranks import run_ranks
 from partsong.engines.sequential import Sequential
-from partsong.errors import CompositionError, DataError, FileError, ParameterError, PartyError
+from partsong.errors import (
+    CompositionError,
+    DataError,
+    FileError,
+    ParameterError,
+    PartyError,
+    TooFewParties,
+    UploadError,
+)
+from partsong.privacy.masking import MaskedSum, roster_of
 from partsong.streams import key
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
@@ -38,6 +47,7 @@ PROGRAMS = {
 }
 SUMS = [name for name, program in PROGRAMS.items() if isinstance(program.aggregation, Reducible) and "then" not in name]
 REDUCTIONS = {"open": InTheOpen(), "masked": PairwiseMasks()}
+MASKED = MaskedSum(bound=1e5)
 SEATS = {"one each": [[0], [1], [2], [3], [4]], "unequal": [[3], [0, 4, 1], [2]], "alone": [[0, 1, 2, 3, 4]]}
 
 
@@ -224,6 +234,7 @@ class Noisy(InTheOpen):
     [
         (PROGRAMS["fnmf"], InTheOpen(), "reads individual uploads"),
         (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
+        (PROGRAMS["exact"], MASKED, 'take the place of MaskedSum. Use sums="in order"'),
         (PROGRAMS["exact"], Noisy(), "something else than the upload"),
     ],
 )
@@ -231,6 +242,63 @@ def test_an_all_reduce_refuses_what_it_would_pass_over(program, reduction, told)
     for error in run(program, SEATS["unequal"], sums="all-reduce", reduction=reduction):
         assert isinstance(error, CompositionError)
         assert told in str(error)
+
+
+@pytest.mark.parametrize("seats", SEATS)
+@pytest.mark.parametrize("name", SUMS)
+def test_every_program_of_sums_runs_masked_on_any_ranks(name, seats):
+    """Each rank makes the keys, shares and masks of its own parties, of which sums have no trace: the same bits."""
+    pinned = replace(MASKED, roster=roster_of(shards_of())) if seats == "unequal" else MASKED
+    reference, world = sequential(PROGRAMS[name], 3, pinned), World(len(SEATS[seats]))
+    uploads = {}
+    for rounds in run(PROGRAMS[name], SEATS[seats], 3, pinned, world=world):
+        assert_same_rounds(rounds, reference)
+        uploads |= {(at.index, party): message for at in rounds for party, phase, message in at.traffic if phase == 2}
+    assert len(uploads) == 3 * len(NAMES)
+    sent = b"".join(value for _, _, value in world.seen if isinstance(value, bytes))
+    for done in sequential(PROGRAMS[name], 3):
+        for party, _, message in done.traffic:
+            for array in message.arrays.values():
+                assert np.ascontiguousarray(array).tobytes() not in sent, f"{party} sends nothing as it is"
+
+
+@pytest.mark.parametrize("phase", range(5))
+def test_parties_that_drop_out_of_a_masked_sum_are_those_of_sequential(phase):
+    more = {"silent": {1: {"p00": phase, "p03": phase}}, "absent": {2: frozenset({"p01"})}, "reduction": MASKED}
+    reference = sequential(PROGRAMS["exact"], **more)
+    assert [len(done.participants) for done in reference] == [5, 5 if phase > 2 else 3, 4, 5]
+    for rounds in run(PROGRAMS["exact"], SEATS["unequal"], **more):
+        assert_same_rounds(rounds, reference)
+    more["silent"][1]["p04"] = phase
+    with pytest.raises(TooFewParties, match=rf"phase {phase} .*2 of 5 parties were heard, and 3 are needed") as known:
+        sequential(PROGRAMS["exact"], **more)
+    for error in run(PROGRAMS["exact"], SEATS["unequal"], **more):
+        assert type(error) is known.type
+        assert str(error) == str(known.value)
+
+
+def test_parties_whose_uploads_cannot_be_masked_are_left_out_as_in_sequential():
+    def scaled(*names):
+        return [replace(s, matrix=as_matrix(s.matrix.X * (1e6 if s.name in names else 1))) for s in shards_of()]
+
+    more = {"reduction": MASKED, "faulty": "leave out"}
+    for names in (("p02",), ("p00", "p02"), ("p03",)):
+        reference = sequential(PROGRAMS["exact"], shards=scaled(*names), **more)
+        assert all(set(done.refused) == set(names) and len(done.participants) == 5 - len(names) for done in reference)
+        for rounds in run(PROGRAMS["exact"], SEATS["unequal"], shards=scaled(*names), **more):
+            assert_same_rounds(rounds, reference)
+            for name in names:
+                known = reference[-1].checkpoint.parties[name]
+                assert rounds[-1].checkpoint.parties.get(name, known) == known, "its state stands still"
+    for names, kind in ((("p00", "p02", "p03"), TooFewParties), (NAMES, PartyError)):
+        with pytest.raises(kind) as known:
+            sequential(PROGRAMS["exact"], shards=scaled(*names), **more)
+        for error in run(PROGRAMS["exact"], SEATS["unequal"], shards=scaled(*names), **more):
+            assert type(error) is known.type
+            assert str(error) == str(known.value)
+    for error in run(PROGRAMS["exact"], SEATS["unequal"], shards=scaled("p02"), reduction=MASKED):
+        assert isinstance(error, UploadError)
+        assert any("p02" in note and "reduction" in note for note in error.__notes__)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

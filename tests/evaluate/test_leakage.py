@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 
@@ -20,11 +21,16 @@ from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.sequential import Sequential
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.evaluate.leakage import attack
-from partsong.evaluate.leakage_findings import Finding, Observer, cosine_error, matched_error, span_error
+from partsong.evaluate.leakage_findings import Finding, Observer, cosine_error, matched_error, rows_within, span_error
 from partsong.evaluate.leakage_history import common_span, last_addend, signed
+from partsong.evaluate.leakage_parties import NOT_SUMMED, UNKNOWN_ADDENDS, Attacker, RecordedRun, findings
+from partsong.evaluate.leakage_recovered import NO_GUARANTEE, verdict_of
+from partsong.evaluate.leakage_section import attacks, render_page
 from partsong.evaluate.leakage_sketches import equations, held_out_error, linear_rows, raw_coordinates, sparse_rows
 from partsong.evaluate.leakage_statistics import row_from_statistics, row_span, rows_from_statistics, up_to_rotation
+from partsong.evaluate.leakage_sums import in_the_open, less_all_others
 from partsong.evaluate.leakage_transcript import read_traffic, transcript
+from partsong.programs.private_statistics import PrivateStatistics
 from partsong.sketch.gaussian import Gaussian
 from partsong.sketch.subsampling import Subsampling
 
@@ -293,6 +299,166 @@ def test_noise_is_seen_as_an_error_and_as_doubt():
     assert doubts == sorted(doubts)
     assert findings[0].verdict == "exactly"
     assert findings[-1].verdict == "not"
+
+
+# --- party by party --------------------------------------------------------------------------------------------------
+
+
+def run_of(program, rows, rounds, reduction=InTheOpen(), **more):
+    done, layout = recorded(program, rows, rounds, reduction=reduction)
+    return RecordedRun([each.traffic for each in done], program, layout, reduction, **more)
+
+
+def on(found, party):
+    return next(each for each in found if each.party == party)
+
+
+REDUCIBLE = {
+    "exact": recipes.shared_statistics(K),
+    "fedavg": recipes.fedavg(K),
+    "syn-sd": recipes.syn_sd(K),
+    "fnmf by sums": recipes.fnmf_by_sums(K),
+    "game": recipes.game(K),
+}
+
+
+@pytest.mark.parametrize("program", REDUCIBLE.values(), ids=REDUCIBLE.keys())
+def test_all_others_work_out_what_the_last_party_has_sent(program):
+    rows = parties(1, 20, 20)
+    run = run_of(program, rows, 3)
+    exchanges = run.exchanges()
+    left = less_all_others(exchanges, program, "p0", in_the_open(exchanges))
+    assert len(left) == len(exchanges)
+    for exchange, original in zip(left, exchanges, strict=True):
+        found, sent = exchange.uploads["p0"], original.uploads["p0"]
+        for name in ("gram", "cross", "H", "place"):
+            if name in sent.arrays:
+                width = np.shape(found[name])[-1]
+                assert_allclose(found[name], np.asarray(sent[name])[..., :width], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("program", [recipes.fedprox(K), recipes.local_only(K)], ids=["fedprox", "local-only"])
+def test_all_others_find_what_the_server_does_where_the_sum_tells_the_number_of_rows(program):
+    rows = parties(1, 20, 20)
+    run = run_of(program, rows, 1 if program == recipes.local_only(K) else 3)
+    of_server, of_others = (on(findings(run, truth=rows, attacker=each), "p0").recovered for each in Attacker)
+    assert [each.array for each in of_server] == [each.array for each in of_others]
+    assert_allclose([each.error for each in of_others], [each.error for each in of_server], rtol=1e-6, atol=1e-9)
+
+
+def test_no_sum_is_no_way_in_for_colluders():
+    found = findings(run_of(recipes.fnmf(K), parties(1, 20, 20), 2), attacker=Attacker.COLLUDERS)
+    for each in found:
+        assert not each.tried
+        assert each.notes == (NOT_SUMMED,)
+        assert each.bytes_sent > 0
+
+
+def test_masks_hide_uploads_from_the_server_and_not_from_all_others():
+    from partsong.privacy.masking import MaskedSum
+
+    rows, program = parties(1, 20, 20), recipes.shared_statistics(K)
+    run = run_of(program, rows, 3, MaskedSum(), shards={shard.name: shard for shard in shards_of(rows)})
+    seen = findings(run, truth=rows)
+    assert [each.recovered for each in seen[:3]] == [(), (), ()]
+    assert on(findings(run, truth=rows, attacker=Attacker.COLLUDERS), "p0").recovered[0].error < 1e-5
+    unknown = on(findings(replace(run, shards={}), attacker=Attacker.COLLUDERS), "p0")
+    assert unknown.notes == (UNKNOWN_ADDENDS,)
+
+
+def test_sums_over_few_rows_are_these_rows():
+    """To whoever knows the sum, two parties with one row each are one party with two rows."""
+    rows = parties(1, 1)
+    together = findings(run_of(recipes.shared_statistics(K), rows, 3), truth=rows)[-1]
+    (of_rows,) = [each for each in together.recovered if each.array == "X"]
+    assert of_rows.rows_recovered == 2
+
+
+@pytest.mark.slow
+def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
+    from partsong.privacy.masking import MaskedSum
+
+    rows, program = parties(1, 1, 1), recipes.shared_statistics(K)
+    run = run_of(program, rows, 4, MaskedSum())
+    together = findings(run, truth=rows)[-1]
+    assert together.is_sum
+    (of_rows,) = [each for each in together.recovered if each.array == "X"]
+    assert of_rows.rows_recovered == 3
+    assert of_rows.who == Observer.SUMS
+    assert [each.party for each in findings(run, parties={"p1"})] == ["p1"], "one party is meant, and not the sum"
+
+
+def test_masked_sums_made_again_are_those_of_open_uploads():
+    from partsong.privacy.masking import MaskedSum
+
+    rows, program = parties(4, 5, 6), recipes.fedavg(K)
+    hidden, shown = run_of(program, rows, 3, MaskedSum()).exchanges(), run_of(program, rows, 3).exchanges()
+    for masked, open_ in zip(hidden, shown, strict=True):
+        total = sum(np.asarray(program.aggregation.lift(upload)["H"]) for upload in open_.uploads.values())
+        assert_allclose(masked.total["H"], total, atol=1e-6)
+        assert_allclose(masked.models["p1"]["H"], open_.models["p1"]["H"], atol=1e-6)
+    with pytest.raises(ParameterError, match="do not add up"):
+        replace(run_of(program, rows, 2, MaskedSum()), layout=Layout(("p0", "p1", "p2"), M, SEED + 1)).exchanges()
+
+
+def test_noise_has_public_units_and_without_much_of_it_a_row_is_found():
+    rows = parties(1, 20, 20)
+    bound = float(np.linalg.norm(rows["p0"])) * 1.01
+    loud, quiet = (PrivateStatistics(K, multiplier, bound) for multiplier in (3.0, 1e-4))
+    found = {each: on(findings(run_of(each, rows, 2), truth=rows), "p0") for each in (loud, quiet)}
+    assert found[quiet].recovered[0].error < 0.01
+    assert not found[loud].found
+    assert "privacy of a row" in found[loud].notes[0]
+
+
+def test_uploads_of_another_program_are_refused():
+    run = run_of(recipes.fedavg(K), parties(5, 6, 7), 2)
+    with pytest.raises(ParameterError, match="other arrays"):
+        findings(replace(run, program=recipes.shared_statistics(K)))
+
+
+@pytest.mark.parametrize("array", ["X_p", "X_p up to a factor"])
+def test_rows_count_as_recovered_one_by_one(array):
+    rows = np.random.default_rng(9).random((6, M)) + 0.1
+    order = [3, 1, 0, 5]
+    factors = 1.0 if array == "X_p" else np.array([[2.0], [0.5], [1.0], [7.0]])
+    found = rows[order] * factors
+    assert rows_within(array, found, rows) == 4
+    off = found.copy()
+    off[0, 0] *= 1.5
+    assert rows_within(array, off, rows) == 3
+    assert rows_within("X_p", found[:, :7], rows) == (4 if array == "X_p" else 1), "some columns"
+    assert rows_within("span of X_p", found, rows) is None
+
+
+def test_a_single_factor_gives_its_row_space_away():
+    rows = parties(2, 20, 20)
+    (of_two,) = on(findings(run_of(recipes.local_only(K), rows, 1), truth=rows), "p0").recovered
+    assert of_two.array == "row space of H_p"
+    assert of_two.error < 0.05
+    assert of_two.rows_recovered is None, "a span is no row"
+    assert not on(findings(run_of(recipes.local_only(K), rows, 1)), "p1").recovered
+
+
+def test_the_section_has_all_that_was_found_and_no_markup_of_others():
+    rows = {"<b>p0</b>" if name == "p0" else name: part for name, part in parties(1, 20, 20).items()}
+    found = findings(run_of(recipes.shared_statistics(K), rows, 2), truth=rows)
+    page = render_page("Attack", found)
+    assert "<b>p0" not in page
+    assert "&lt;b&gt;p0" in page
+    assert html.escape(verdict_of(found)) in page
+    for each in found:
+        for one in each.recovered:
+            assert html.escape(one.what) in page
+    assert "nothing was tried" in attacks([])[0]
+
+
+def test_the_verdict_counts_and_promises_nothing():
+    rows = parties(1, 20, 20)
+    found = findings(run_of(recipes.shared_statistics(K), rows, 2), truth=rows)
+    assert verdict_of(found).startswith("Rows of 1 of 3 parties (p0 exactly) were found.")
+    assert verdict_of(found[1:]).startswith("No rows of a party were found.")
+    assert all(verdict_of(some).endswith(NO_GUARANTEE) for some in (found, found[1:]))
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

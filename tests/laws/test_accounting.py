@@ -45,6 +45,24 @@ def test_the_curve_is_that_of_balle_and_wang(epsilon, mu):
         assert log_delta(epsilon, mu) < -590
 
 
+@pytest.mark.parametrize("mu", [1e-12, 1e-9, 1e-6, 3e-6, 1e-5, 1e-3, 0.3, 3.0, 50.0, 1e5, 1e7])
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 1.0, 2.0, 5.0, 9.0, 10.0, 17.0, 30.0])
+def test_no_claim_is_too_small_by_its_rounding_however_little_is_released(mu, quantile):
+    """In 80 digits: at the ε that is claimed, δ is no larger than what was asked for."""
+    with mpmath.workdps(80):
+        delta = float(exact_delta_of(mu, quantile * mu + mu * mu / 2))
+        claimed = gaussian_epsilon(mu, delta)
+        assert exact_delta_of(mu, claimed) <= delta
+        assert claimed <= (quantile * mu + mu * mu / 2) * (1 + 1e-6) + 0.1 * mu
+        if quantile:
+            assert exact_delta_of(largest_mu(quantile * mu, delta), quantile * mu) <= delta
+
+
+def exact_delta_of(mu, epsilon):
+    e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
+    return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
 def test_sigma_is_that_of_dp_accounting_and_spends_what_it_may(epsilon, delta):
@@ -223,6 +241,7 @@ def test_gaussian_noise_needs_a_delta_and_laplace_does_not():
         with pytest.raises(ParameterError, match="Gaussian noise needs delta > 0"):
             call()
     assert rounds_within(1.0, 0.0, LAPLACE) == 20
+    assert Ledger().after(LAPLACE, 3).epsilon(1e-305) == pytest.approx(0.15)
 
 
 def test_a_budget_that_allows_no_round_says_what_would():
@@ -234,13 +253,33 @@ def test_a_budget_that_allows_no_round_says_what_would():
         rounds_within(1.0, DELTA, Release("none", 0.0))
 
 
-@pytest.mark.parametrize("bad", [("gaussian", 0.0), ("gaussian", -1.0), ("laplace", math.nan), ("uniform", 1.0)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ("gaussian", 0.0),
+        ("gaussian", -1.0),
+        ("laplace", math.nan),
+        ("uniform", 1.0),
+        ("gaussian", 1e-200),
+        ("laplace", 1e200),
+    ],
+)
 def test_releases_that_cannot_be_are_refused(bad):
     with pytest.raises(ParameterError):
         Release(*bad)
 
 
-@pytest.mark.parametrize("text", [[{}], [{"kind": "gaussian"}], [1], [{**GAUSS.to_json(), "count": -1}]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        [{}],
+        [{"kind": "gaussian"}],
+        [1],
+        *([{**GAUSS.to_json(), "count": count}] for count in (-1, 1.9, "3", True, None, 10**400)),
+        *([{**GAUSS.to_json(), "count": 1, "is_secure": flag}] for flag in ("false", 0, None)),
+        *([{**GAUSS.to_json(), "count": 1, "noise_multiplier": z}] for z in (1e-200, 1e200, "wide")),
+    ],
+)
 def test_a_damaged_ledger_is_refused(text):
     with pytest.raises(FormatError, match="not a list of releases"):
         Ledger.from_json(text)
@@ -267,3 +306,35 @@ def test_without_dp_accounting_gaussian_ledgers_work_and_others_say_what_to_inst
         Ledger().after(LAPLACE, 3).epsilon(DELTA)
     assert Ledger().after(LAPLACE, 3).epsilon(0.0) == pytest.approx(0.15)
     assert Ledger().after(LAPLACE, 3).loose_epsilon(DELTA) > 0
+
+
+def test_accounts_that_are_none_are_refused():
+    with pytest.raises(FormatError, match="by party"):
+        Accounts.from_json([1])
+
+
+def test_the_faintest_and_the_widest_noise_have_an_epsilon_and_a_number_of_rounds():
+    for kind in ("gaussian", "laplace"):
+        assert Ledger().after(Release(kind, 1e-4), 100).epsilon(DELTA) > 1e5
+        assert Ledger().after(Release(kind, 1e-9)).epsilon(DELTA) > 1e8
+    assert Ledger().after(Release("laplace", 3.0), 2**50).epsilon(DELTA) > 1e13
+    many = Ledger().after(Release("laplace", 1000.0), 10**6)
+    assert many.epsilon(DELTA) <= many.loose_epsilon(DELTA) * (1 + 1e-9), "cells of the loss are wider than the losses"
+    mixed = Ledger().after(Release("laplace", 1e-4)).after(Release("gaussian", 2.0))
+    assert mixed.epsilon(DELTA) <= 1e4 + Ledger().after(Release("gaussian", 2.0)).epsilon(DELTA)
+    assert rounds_within(1.0, DELTA, Release("gaussian", 1e15)) == 2**50
+    assert rounds_within(1.0, DELTA, Release("gaussian", 1e15), Ledger().after(GAUSS, 1)) == 2**50 - 1
+
+
+@pytest.mark.parametrize(("scale", "multiplier", "delta"), [(1.0, 1.0, 1e-5), (5.0, 2.0, 1e-6), (0.5, 3.0, 1e-3)])
+def test_a_mixture_costs_what_its_integral_says(scale, multiplier, delta):
+    """δ = E δ_Gauss(ε − L) over the privacy loss L of Laplace noise: ±1/b at its ends, between them 1/b − 2x/b."""
+    claimed = Ledger().after(Release("laplace", scale)).after(Release("gaussian", multiplier)).epsilon(delta)
+    mu, end = mpmath.mpf(1) / multiplier, mpmath.mpf(1) / scale
+
+    def inner(x):
+        return mpmath.exp(-x / scale) / (2 * scale) * exact_delta_of(mu, claimed - end + 2 * x / scale)
+
+    ends = exact_delta_of(mu, claimed - end) / 2 + mpmath.exp(-end) / 2 * exact_delta_of(mu, claimed + end)
+    exact = ends + mpmath.quad(inner, [0, 0.25, 0.5, 0.75, 1])
+    assert 0.999 * delta <= exact <= delta

@@ -12,7 +12,8 @@ from numpy.testing import assert_array_equal
 
 from partsong.core import Message
 from partsong.errors import DivergenceError, ParameterError, UploadError
-from partsong.privacy.fixed_point import Encoding, Grid, are_alike, contents_of, told, understood
+from partsong.privacy.contents import are_alike, contents_of, told, understood
+from partsong.privacy.fixed_point import Encoding, Grid
 
 
 def encoding(parties, bound=1e9, weight=1e9):
@@ -102,6 +103,45 @@ def test_a_sum_has_the_number_type_of_its_addends(kind):
     assert summed(wider, encoding(4))["b"].dtype == np.float64
 
 
+@given(st.data())
+def test_integers_are_summed_to_the_last_digit_if_steps_are_no_larger_than_one(data):
+    """They never become floating-point numbers, which cannot tell 2⁵³ + 1 from 2⁵³."""
+    parties, bits = data.draw(st.integers(1, 100)), data.draw(st.integers(40, 61))
+    near = st.integers(2**bits - 9, 2**bits)
+    values = data.draw(st.lists(near | near.map(lambda x: -x), min_size=parties, max_size=parties))
+    grid = Grid(2.0**bits, parties)
+    messages = [Message({"n": np.array([value])}) for value in values]
+    total = summed(messages, Encoding(lambda name: grid, Grid(1.0, parties)))["n"].astype(object)[0]
+    if grid.exponent >= 0:
+        assert total == sum(values)
+    elif abs(sum(values)) < 2**62:
+        assert abs(total - sum(values)) <= grid.error
+
+
+@pytest.mark.parametrize("bound", [2.0**62, 1e19, 1e30, 1e99])
+def test_integers_in_larger_steps_are_off_by_no_more_than_the_printed_error(bound):
+    values = np.array([2**62 + 1, -(2**62) - 3, 2**63 - 1, -(2**63), 5, 0])[: 2 if bound < 1e19 else 6]
+    for array in (values, values[values > 0].astype(np.uint64)):
+        grid = Grid(2 * bound, 1)
+        off = [abs(a - b * Fraction(grid.step)) for a, b in zip(array.tolist(), steps(grid, array), strict=True)]
+        assert all(one <= Fraction(grid.error) for one in off)
+
+
+def steps(grid, array):
+    return grid.encoded(array).view(np.int64).tolist()
+
+
+def test_integers_of_tensors_and_of_any_byte_order_are_the_same_numbers():
+    torch = pytest.importorskip("torch")
+    values = [2**53 + 1, -(2**53) - 1]
+    for array in (np.array(values), np.array(values, ">i8"), torch.tensor(values)):
+        total = summed([Message({"n": array})] * 3, encoding(3, bound=2.0**54))["n"]
+        assert total.tolist() == [3 * value for value in values]
+    assert summed([Message({"x": np.arange(3.0).astype(">f4")})] * 3, encoding(3))["x"].tolist() == [0, 3, 6]
+    mixed = [Message({"x": np.ones(2)}), Message({"x": torch.ones(2, dtype=torch.bfloat16)})]
+    assert summed(mixed, encoding(2))["x"].tolist() == [2, 2]
+
+
 def test_a_sum_of_tensors_is_a_tensor():
     torch = pytest.importorskip("torch")
     messages = [Message({"H": torch.full((2, 2), float(i), dtype=torch.float32)}) for i in range(3)]
@@ -117,12 +157,14 @@ def test_contents_can_be_told_and_compared():
     assert understood(told(contents)) == contents
     assert are_alike(contents, contents_of(Message({"H": np.ones((2, 3)), "counts": np.ones(2)})))
     assert not are_alike(contents, contents_of(Message({"H": np.ones((3, 2)), "counts": np.ones(2)})))
-    for text in (b"", b"3", b"{}x", b'[["H", [-1], "float64", "numpy"]]', b'[["H", [1], "object", "numpy"]]', b"[[1]]"):
+    bad = [b"", b"3", b"{}x", b'[["H", [-1], "float64", "numpy"]]', b'[["H", [1], "object", "numpy"]]', b"[[1]]"]
+    bad += [b"[" * 100_000, b'[["H", [Infinity], "float64", "numpy"]]', b'[["H", [1], "float64", "torch nowhere"]]']
+    for text in bad:
         with pytest.raises(ValueError):  # noqa: PT011
             understood(text)
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("bound", [0.0, -1.0, np.nan, np.inf, "1", None])
 def test_bounds_are_positive_numbers(bound):
     with pytest.raises(ParameterError, match="bound"):
         Grid(bound, 3)

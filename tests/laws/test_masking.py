@@ -20,18 +20,30 @@ from test_sketched_consensus import program_of
 
 from partsong import recipes
 from partsong.aggregate.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
+from partsong.aggregate.reduction import InTheOpen
 from partsong.core import Layout, Message, Occasion, Reducible, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
-from partsong.errors import CompositionError, DivergenceError, MissingExtra, ParameterError, PartyError, UploadError
-from partsong.privacy import key_agreement
+from partsong.errors import (
+    CompositionError,
+    DivergenceError,
+    MissingExtra,
+    ParameterError,
+    PartyError,
+    PredictableMasks,
+    TooFewParties,
+    UploadError,
+)
+from partsong.privacy import dealing, key_agreement, masked_party
 from partsong.privacy.dealing import dealt, sealing_keys, split_for
 from partsong.privacy.envelopes import KEYS, PHASES, SHARES, SURVIVORS, UNMASKING, UPLOAD, enclosed, names_as_array
 from partsong.privacy.key_agreement import agreed, mask, pair_stream, public_key, seed_stream
-from partsong.privacy.masking import MaskedSum, PredictableMasks, roster_of
+from partsong.privacy.masking import MaskedSum, roster_of
 from partsong.privacy.randomness import InsecureSource, system_source
 from partsong.privacy.shamir import combine, weights_at_zero
+from partsong.programs.federated_lda import FederatedLDA
+from partsong.programs.private_statistics import MASKED_BOUND
 from partsong.programs.sketched_statistics import SketchedStatistics
 from partsong.sketch.gaussian import Gaussian
 from partsong.streams import key
@@ -150,15 +162,31 @@ def test_sums_of_any_values_and_any_dropouts_that_leave_enough(data):
     assert done.total.weight == sum(uploads[name].weight for name in kept)
 
 
+RECIPES = {
+    "fedprox": recipes.fedprox(4, steps=3),
+    "ipalm once": recipes.ipalm_once(4, steps=3),
+    "mur once": recipes.mur_once(4, steps=3),
+    "syn-sd": recipes.syn_sd(4, steps=3),
+    "syn-ssd-u": recipes.syn_ssd(4, variant="u", steps=3),
+    "syn-ssd-v": recipes.syn_ssd(4, variant="v", steps=3),
+    "syn-ssd-uv": recipes.syn_ssd(4, steps=3),
+    "secure dsanls": recipes.secure_dsanls(4, is_guarded=False),
+    "fnmf by sums": recipes.fnmf_by_sums(4, steps=3),
+    "by sums, then exact": recipes.then_exact(recipes.fnmf_by_sums(4, steps=3), 2),
+    "fedavg, then exact": recipes.then_exact(recipes.fedavg(4, steps=3), 2),
+    "private": recipes.party_private(recipes.syn_sd(4, steps=3), epsilon=3.0, delta=1e-5, rounds=4),
+}
+PRIVATE_ROWS = recipes.row_private(
+    4, epsilon=3.0, row_bound=10.0, rounds=4, source=lambda party, number: InsecureSource(1, party, number)
+)
+ROW_BOUNDS = {"gram": MASKED_BOUND, "cross": MASKED_BOUND}
+
+
 def reducible_programs():
-    more = {"fnmf by sums": recipes.fnmf_by_sums(4, steps=3)}
-    more["by sums, then exact"] = recipes.then_exact(recipes.fnmf_by_sums(4, steps=3), 2)
-    alone = {name for name in PROGRAMS if "local" in name}
-    every = {**PROGRAMS, **more}
     return {
         name: one
-        for name, one in every.items()
-        if isinstance(one.aggregation, Reducible) and name not in alone and not shows_single_parties(one)
+        for name, one in {**PROGRAMS, **RECIPES}.items()
+        if isinstance(one.aggregation, Reducible) and not shows_single_parties(one) and name != "private"
     }
 
 
@@ -186,6 +214,94 @@ def test_every_program_of_sums_runs_masked_on_every_engine(name, engine):
     again = list(Sequential().run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5)))
     assert_array_equal(masked[-1].model["H"], again[-1].model["H"], "masks leave no trace, whatever was drawn")
     assert masked[-1].bytes_up == again[-1].bytes_up
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """The sum that an aggregation is in disguise, before it is lowered."""
+
+    inner: Any
+
+    def lift(self, upload):
+        return self.inner.lift(upload)
+
+    def lower(self, total):
+        return total
+
+
+TABLE = {
+    **{name: (program, {}) for name, program in {**reducible_programs(), "private": RECIPES["private"]}.items()},
+    "private rows": (PRIVATE_ROWS, {"bounds": ROW_BOUNDS}),
+    "topics": (FederatedLDA(4), {"bounds": {"counts": 1e4}}),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_masked_sums_of_every_recipe_are_the_open_ones_to_the_printed_error(name):
+    """Σ lift(upload) of every exchange, from the very uploads that an open run has seen; integers to the last digit."""
+    program, bounds = TABLE[name]
+    reduction, X = MaskedSum(**bounds), np.round(10 * data())
+    rounds = list(
+        Sequential(record=True).run(program, shards_of(X, [20, 40, 60]), Schedule(3, 3), reduction=InTheOpen())
+    )
+    for done in rounds:
+        uploads = {party: message for party, _, message in done.traffic}
+        total = Play(reduction, Lifted(program.aggregation))(uploads).total
+        lifted = [program.aggregation.lift(message) for message in uploads.values()]
+        assert set(total.arrays) == set(lifted[0].arrays)
+        for array in total.arrays:
+            exact = sum(np.vectorize(Fraction, otypes=[object])(np.asarray(message[array])) for message in lifted)
+            off = abs(np.vectorize(Fraction, otypes=[object])(total[array]) - exact)
+            printed = Fraction(reduction.error(array, len(uploads)))
+            rounding = Fraction(2) ** -53 if total[array].dtype.kind == "f" else 0
+            assert (off <= printed + (abs(exact) + printed) * rounding).all()
+            if total[array].dtype.kind == "i":
+                assert not off.any()
+        assert total.weight == sum(message.weight for message in lifted)
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=lambda e: type(e).__name__)
+def test_noise_in_shares_is_summed_over_as_many_as_share_it_and_within_its_bounds(engine):
+    shards, program = shards_of(data(), [20, 40, 60]), replace(PRIVATE_ROWS, shares=4)
+    for reduction, words in (
+        (MaskedSum(bounds=ROW_BOUNDS), r"as few as 3 parties.*needs 4.*fewest=4"),
+        (MaskedSum(fewest=4), r"'gram' may reach ±4.5036e\+15, not ±1e\+09.*bounds=\{'gram'"),
+        (MaskedSum(fewest=4, bounds={"gram": MASKED_BOUND}), r"by PrivateStatistics 'cross' may reach"),
+    ):
+        with pytest.raises(CompositionError, match=words):
+            next(iter(engine.run(program, shards, Schedule(2, 3), reduction=reduction)))
+    masked = MaskedSum(fewest=4, bounds=ROW_BOUNDS)
+    assert len(list(engine.run(program, shards, Schedule(2, 3), reduction=masked))) == 2
+    absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
+    with pytest.raises(TooFewParties, match=r"3 parties .*4 are needed"):
+        list(engine.run(program, shards, absent, reduction=masked))
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("name", ["shared accelerated", "shared penalised"])
+def test_a_party_beyond_its_bound_can_be_left_out_and_nothing_else_is_lost(name, engine):
+    """What is found out before masking is that party's fault alone; a run without it has the same sums, to the bit."""
+    shards, program = shards_of(data(), [20, 40, 60]), reducible_programs()[name]
+    shards[1] = replace(shards[1], matrix=as_matrix(1e6 * shards[1].matrix.X))
+    masked = {"reduction": MaskedSum(bound=1e4)}
+    with pytest.raises(UploadError, match=r"'p01'.*±10000") as caught:
+        list(engine.run(program, shards, Schedule(3, 3), **masked))
+    assert any('faulty="leave out"' in note for note in caught.value.__notes__)
+    without = Schedule(3, 3, absent=dict.fromkeys(range(3), frozenset({"p01"})))
+    known = list(engine.run(program, shards, without, **masked))
+    rounds = list(engine.run(program, shards, Schedule(3, 3, faulty="leave out"), **masked))
+    for done, other in zip(rounds, known, strict=True):
+        assert_array_equal(done.model["H"], other.model["H"])
+        assert done.participants == ("p00", "p02", "p03")
+        assert "±10000" in done.refused["p01"]
+        assert done.bytes_up["p01"] == 0
+        assert done.checkpoint.parties["p01"] == other.checkpoint.parties["p01"], "its state stands still"
+    with pytest.raises(TooFewParties, match=r"Only 2 parties \(p00, p02\)") as caught:
+        list(engine.run(program, shards[:3], Schedule(3, 3, faulty="leave out"), **masked))
+    assert any("Left out of it was 'p01'" in note and "±10000" in note for note in caught.value.__notes__)
+    small = MaskedSum(bound=1e-3)
+    with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties are faulty. The first, 'p00'"):
+        list(engine.run(program, shards, Schedule(3, 3, faulty="leave out"), reduction=small))
 
 
 @pytest.mark.parametrize("variant", ["UV", "V"])
@@ -239,6 +355,18 @@ def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
         assert_allclose(rounds[1].model["H"], openly[1].model["H"], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("name", ["shared accelerated", "fedavg", "syn-sd"])
+def test_a_masked_run_that_is_resumed_is_the_uninterrupted_one(name, engine):
+    """Keys are made anew, and sums have no trace of them; a checkpoint holds none."""
+    shards, program = shards_of(data(), [20, 40, 60]), reducible_programs()[name]
+    whole = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum()))
+    rest = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(), resume=whole[1].checkpoint))
+    for done, known in zip(rest, whole[2:], strict=True):
+        assert_array_equal(done.model["H"], known.model["H"])
+        assert (done.index, done.participants, done.bytes_up) == (known.index, known.participants, known.bytes_up)
+
+
 @pytest.mark.parametrize("phase", range(5))
 def test_too_many_dropouts_end_the_sum_and_reveal_nothing(phase):
     played, silent = Played({}, None), dict.fromkeys(names_of(7)[:4], phase)
@@ -253,8 +381,9 @@ def test_too_many_dropouts_end_the_sum_and_reveal_nothing(phase):
 def test_less_than_three_are_refused_wherever_they_are_counted():
     with pytest.raises(ParameterError, match=r"at least 3 parties, and there are 2: p000, p001"):
         Play()(uploads_of(2))
-    with pytest.raises(ParameterError, match="fewest=2"):
-        MaskedSum(fewest=2)
+    for fewest in (2, 3.5, float("nan"), "4", None):
+        with pytest.raises(ParameterError, match=f"fewest={fewest!r}"):
+            MaskedSum(fewest=fewest)
     shards, program = shards_of(data(), [20, 40]), recipes.shared_statistics(4)
     absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
     with pytest.raises(PartyError, match=r"Only 2 parties \(p00, p02\).*round 1.*Nothing was sent"):
@@ -292,6 +421,28 @@ def test_a_masked_upload_looks_uniform(content):
         assert stats.chisquare(leading).pvalue > 1e-4
     plain = done.drafts["p000"].vector
     assert stats.chisquare(np.bincount(np.frombuffer(plain.tobytes(), np.uint8), minlength=256)).pvalue < 1e-10
+
+
+def test_no_key_is_used_for_two_texts(monkeypatch):
+    """One nonce is enough then: over two sums, with a dropout, each key makes one stream or seals one text."""
+    streams, sealed = {}, {}
+
+    def mask_and_note(key, count):
+        streams.setdefault(key, []).append(count)
+        return mask(key, count)
+
+    def seal_and_note(key, text):
+        sealed.setdefault(key, []).append(text)
+        return key_agreement.seal(key, text)
+
+    monkeypatch.setattr(masked_party, "mask", mask_and_note)
+    monkeypatch.setattr(dealing, "seal", seal_and_note)
+    first = Play(silent={"p003": UPLOAD + 1})(uploads_of(5))
+    Play(silent={"p001": UPLOAD})(uploads_of(5), before=first, index=1)
+    assert all(len(texts) == 1 for texts in sealed.values())
+    assert len(sealed) == 2 * 5 * 4, "for each other party, in each sum, and in each direction"
+    assert sorted(map(len, streams.values())) == [1] * (5 + 4) + [1] * 4 + [2] * (10 + 6), "own, with p001, of two"
+    assert not streams.keys() & sealed.keys()
 
 
 def test_what_is_sent_holds_no_plain_number():
@@ -370,6 +521,18 @@ def test_arrays_that_cannot_be_added_are_refused_before_they_are_masked():
     with pytest.raises(PartyError, match=r"'p002', phase 0 \(keys\).*H 5×3.*'p000'.*H 3×5.*Nothing was masked"):
         Play()(uploads, played=played)
     assert {phase for phase, _, _ in played.traffic} == {KEYS}
+    first = {**uploads_of(4), "p000": Message({"H": np.ones(SHAPE)})}
+    with pytest.raises(PartyError, match=r"'p000', phase 0 \(keys\).*but 'p001' H 3×5, counts 3"):
+        Play()(first)
+    with pytest.raises(UploadError, match=r"'p003'.*'H' holds complex128.*Nothing was sent"):
+        Play()({**uploads_of(4), "p003": Message({"H": np.ones(SHAPE, complex), "counts": np.ones(3)})})
+
+
+@pytest.mark.parametrize("arrays", [{}, {"H": np.empty((0, 4))}, {"H": np.ones(())}], ids=["none", "empty", "one"])
+def test_sums_of_next_to_nothing(arrays):
+    total = Play()({name: Message(arrays, 2.0) for name in names_of(3)}).total
+    assert {name: array.shape for name, array in total.arrays.items()} == {n: a.shape for n, a in arrays.items()}
+    assert total.weight == 6.0
 
 
 def flipped(message, place=0):
@@ -392,6 +555,45 @@ def test_whatever_is_changed_on_the_way_is_noticed_and_its_party_named(phase, sp
     with pytest.raises(PartyError, match=rf"'p002', phase {phase} \({PHASES[phase]}\) .* round 0"):
         Play(change=change)(uploads_of(5), played=played)
     assert played.total is None
+
+
+NO_SENSE = [b"", b"5", b"null", b'"p000"', b'{"p000": 1}', b"[[1]]", b"[" * 100_000, bytes(200), b"\xff" * 500]
+
+
+@pytest.mark.parametrize("text", NO_SENSE, ids=lambda text: repr(text[:8]))
+@pytest.mark.parametrize("phase", range(5))
+def test_what_another_one_would_say_is_an_error_of_ours(phase, text):
+    """Whatever bytes a party is sent, or the server is: a typed error that names who and where, and no other one."""
+
+    def lie(at, name, heard):
+        if at != phase or not heard.arrays:
+            return heard
+        return Message(dict.fromkeys(heard.arrays, np.frombuffer(text, np.uint8)), heard.weight)
+
+    def change(at, inbox):
+        if at != phase:
+            return inbox
+        seat = played.seats["p002"]
+        scene = seat.draft.terms.scene(at, seat.circle.transcript if seat.admitted else b"")
+        return {**inbox, "p002": enclosed(scene, "p002", seat.member.signing, text)}
+
+    for hand in [{"change": change}] + ([{"lie": lie}] if phase > KEYS else []):
+        played = Played({}, None)
+        with pytest.raises(PartyError, match=r"Party '.*', phase \d \(.*\) of the masked sum of round 0"):
+            Play(**hand)(uploads_of(5), played=played)
+        assert played.total is None
+
+
+@pytest.mark.parametrize("contents", [b"[" * 100_000, b'[["H", [Infinity], "float64", "numpy"]]', b"5", b"[[1]]"])
+def test_contents_that_are_none_are_an_error_of_ours(contents):
+    def change(at, inbox):
+        seat = played.seats["p002"]
+        body = inbox["p002"]["body"].tobytes()[: 5 * 32] + contents
+        return {**inbox, "p002": enclosed(seat.draft.terms.scene(KEYS), "p002", seat.member.signing, body)}
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=r"'p002', phase 0 \(keys\).*cannot be read"):
+        Play(change=change)(uploads_of(5), played=played)
 
 
 @pytest.mark.parametrize("phase", range(5))
@@ -418,6 +620,22 @@ def test_an_upload_of_the_same_round_of_an_earlier_run_is_refused():
 
     with pytest.raises(PartyError, match=r"'p002', phase 2 \(masked upload\).*repeated"):
         Play(change=change)(uploads_of(5))
+
+
+def test_keys_of_an_earlier_run_put_nobody_into_a_sum():
+    """The keys of phase 0 alone could be sent again for somebody who is not there; its shares could not."""
+    first = Play()(uploads_of(5))
+
+    def again(at, inbox):
+        return {**inbox, "p002": first.sent(at)["p002"]} if at <= last else inbox
+
+    last = KEYS
+    done = Play(silent={"p002": 0}, change=again)(uploads_of(5))
+    assert done.names == ("p000", "p001", "p003", "p004")
+    require_sum(done.total, [uploads_of(5)[name] for name in done.names], MaskedSum())
+    last = SHARES
+    with pytest.raises(PartyError, match=r"'p002', phase 1 \(shares\).*repeated"):
+        Play(silent={"p002": 0}, change=again)(uploads_of(5))
 
 
 def test_a_party_takes_part_in_a_round_once():
@@ -496,6 +714,23 @@ def test_different_lists_of_survivors_reveal_nothing():
                     reduction.send(UNMASKING, played.seats[name], passed(*group))
 
 
+@pytest.mark.parametrize("fooled", [("p000",), ("p000", "p001"), ("p000", "p001", "p002")])
+def test_different_dropouts_shown_to_different_parties_reveal_nothing(fooled):
+    """Some mask without p004 and others with it: they cannot sign one list, whichever the server sends."""
+
+    def lie(at, name, heard):
+        if name in fooled and at == UPLOAD:
+            return Message({n: text for n, text in heard.arrays.items() if n != "p004"}, heard.weight)
+        if at == SURVIVORS:
+            return other_list(heard, "p004")
+        return heard
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=r"another list of survivors|lists this party as dropped"):
+        Play(lie=lie, silent={"p004": SURVIVORS})(uploads_of(5), played=played)
+    assert not played.sent(UNMASKING)
+
+
 def test_a_server_that_asks_twice_is_refused():
     played = Played({}, None)
     Play(until=SURVIVORS + 1)(uploads_of(5), played=played)
@@ -505,8 +740,8 @@ def test_a_server_that_asks_twice_is_refused():
     signed = played.sent(SURVIVORS)
     heard = Message({n: np.concatenate([m["body"], m["signature"]]) for n, m in signed.items()}, 0.0)
     seat, _ = reduction.send(UNMASKING, seat, heard)
-    for phase in (SURVIVORS, UNMASKING):
-        with pytest.raises(PartyError, match=rf"phase {phase} out of turn"):
+    for phase in (SURVIVORS, UNMASKING, UNMASKING + 1, 9, -1):
+        with pytest.raises(PartyError, match=rf"'p000'.*phase {phase} out of turn"):
             reduction.send(phase, seat, heard)
 
 
@@ -636,6 +871,8 @@ def test_a_roster_is_pinned_or_learnt_once():
         Play(MaskedSum(roster={**roster_of(shards), "p000": bytes(32)}))(uploads)
     with pytest.raises(ParameterError, match=r"'p003' is not in the roster"):
         Play(MaskedSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
+    with pytest.raises(ParameterError, match=r"'p000' has no secret, so that everybody could sign for it"):
+        pinned.enrol("p000", 0, done.occasion.layout)
     learnt = Play()(uploads)
     stranger = MaskedSum().enrol("p002", 12345, learnt.occasion.layout)
     learnt.members["p002"] = stranger
@@ -647,11 +884,15 @@ def test_parties_that_were_sent_different_models_are_not_summed():
     """Else a server could send one party a model of its own, and see what it alone does to the sum."""
     reduction, played = MaskedSum(), Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
-    other = replace(played.occasion, model=Message({"H": np.zeros(2)}))
-    seat = reduction.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), other)
-    inbox = {n: reduction.send(KEYS, seat if n == "p001" else played.seats[n], Message({}))[1] for n in names_of(4)}
-    with pytest.raises(PartyError, match=r"'p001', phase 0 .*another model than 'p000'.*Nothing was masked"):
-        reduction.hear(KEYS, inbox, None, played.occasion)
+    for model in (Message({"H": np.zeros(2)}), Message({"H": np.ones(2)}, 2.0), Message({"G": np.ones(2)})):
+        for victim, usual in (("p001", "p000"), ("p000", "p001")):
+            other = replace(played.occasion, model=model)
+            seat = reduction.begin(played.members[victim], uploads_of(4)[victim], Sum(), other)
+            seats = {**played.seats, victim: seat}
+            inbox = {n: reduction.send(KEYS, seats[n], Message({}))[1] for n in names_of(4)}
+            words = rf"'{victim}', phase 0 .*another model than '{usual}'.*Nothing was masked"
+            with pytest.raises(PartyError, match=words):
+                reduction.hear(KEYS, inbox, None, played.occasion)
 
 
 def test_parties_with_other_bounds_are_not_summed():
@@ -660,8 +901,12 @@ def test_parties_with_other_bounds_are_not_summed():
     wide = MaskedSum(bound=1e12)
     played.seats["p001"] = wide.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
     inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
-    with pytest.raises(PartyError, match=r"'p001', phase 0"):
+    with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings \(bounds"):
         MaskedSum().hear(KEYS, inbox, None, played.occasion)
+    same = MaskedSum(bound=10**9, weight_bound=np.float64(1e9), fewest=np.int64(3))
+    played.seats["p001"] = same.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
+    inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    assert MaskedSum().hear(KEYS, inbox, None, played.occasion), "the same bounds in other number types"
 
 
 def test_a_key_of_small_order_is_refused():

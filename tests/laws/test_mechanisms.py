@@ -135,13 +135,13 @@ def test_what_is_sent_depends_on_the_data_through_whole_cells_alone(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_type_and_shape_are_kept_and_signs_are_not_negative(kind, dtype):
+def test_type_and_shape_are_kept_and_noise_goes_both_ways(kind, dtype):
     H = np.random.default_rng(0).random((4, 5)).astype(dtype)
     kept = H.copy()
     sent = kind(1.0, 1.0).protect({"H": H}, {"H": np.zeros((4, 5), dtype)})["H"]
     assert sent.dtype == dtype
     assert sent.shape == (4, 5)
-    assert (sent >= 0).all()
+    assert sent.min() < 0 < sent.max()
     assert_array_equal(H, kept)
 
 
@@ -330,6 +330,41 @@ def test_rows_of_any_size_and_rows_of_nothing_are_bounded():
     rows = bounds.whole_rows(np.array([[1e200, 1e200], [0.0, 0.0], [1e-300, 0.0]]))
     sums = bounds.sums(np.array([[1e200], [0.0], [1e-300]]), rows)
     assert (sums.gram >= 0).all()
+
+
+def just_at_half_a_unit(bounds, seed):
+    """Long rows whose largest entry, scaled down, lies within a few last bits of the middle between two units."""
+    row = 10 * np.random.default_rng(seed).gamma(0.5, size=20)
+    j, middle = int(row.argmax()), None
+    for _ in range(40):
+        scaled = row[j] * bounds.row_bound / np.linalg.norm(row) / bounds.row_unit
+        middle = math.floor(scaled) + 0.5 if middle is None else middle
+        row[j] *= middle / scaled
+    for step in range(-12, 13):
+        yield np.concatenate([row[:j], [row[j] + step * np.spacing(row[j])], row[j + 1 :]])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_row_becomes_the_same_whole_row_with_any_others_beside_it_in_any_order_of_memory(order):
+    """NumPy adds up the squares of a lone row in another order than those of two in columns."""
+    bounds = BoundedRows(1.0, 1.0)
+    for seed in range(12):
+        for row in just_at_half_a_unit(bounds, seed):
+            alone = bounds.whole_rows(np.asarray(row[None], order=order))[0]
+            beside = bounds.whole_rows(np.asarray(np.vstack([row, np.ones((2, 20))]), order=order))[0]
+            assert_array_equal(alone, beside)
+            weights = [np.asarray(W, order=order) for W in (row[None], np.vstack([row, np.ones((2, 20))]))]
+            one = bounds.sums(weights[0], bounds.whole_rows(np.ones((1, 3))))
+            three = bounds.sums(weights[1], bounds.whole_rows(np.ones((3, 3))))
+            rest = bounds.sums(weights[1][1:], bounds.whole_rows(np.ones((2, 3))))
+            assert_array_equal(three.gram, (one + rest).gram)
+
+
+def test_a_refusal_does_not_tell_how_many_rows_there_are(monkeypatch):
+    monkeypatch.setattr("partsong.privacy.rows.MOST_ROWS", 100)
+    with pytest.raises(ParameterError) as caught:
+        BoundedRows(1.0, 1.0).sums(np.zeros((137, 2)), np.zeros((137, 3)))
+    assert "137" not in str(caught.value)
 
 
 def noisy_runs(mechanism, sums, count=4000):

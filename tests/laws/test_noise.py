@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from partsong.errors import ParameterError, PartsongError
+from partsong.privacy.gaussian_curve import log_delta
 from partsong.privacy.noise import RoundedGaussian, RoundedLaplace, sampling_slack
 from partsong.privacy.randomness import InsecureSource, is_secure, system_source, words
 from partsong.privacy.tables import (
@@ -150,6 +151,34 @@ def test_laplace_digits_multiply_to_the_rounded_laplace(scale):
             p = table.probabilities()[digit]
             chance *= mpmath.mpf(p.numerator) / p.denominator
         assert abs(chance / exact_laplace(scale, j) - 1) < 1e-25
+
+
+def told_apart(chances, shift, epsilon):
+    """Σ max(0, P(J = j) − e^ε P(J + shift = j)): what δ has to be for whole numbers that are moved by `shift`."""
+    here, there = np.pad(chances, (0, shift)), np.pad(chances, (shift, 0))
+    return float(np.maximum(here - math.exp(epsilon) * there, 0.0).sum())
+
+
+@pytest.mark.parametrize("deviation", [64.0, 100.3, 1000.0])
+@pytest.mark.parametrize(("share", "epsilon"), [(0.25, 0.3), (1.0, 0.0), (1.0, 2.0), (3.0, 8.0)])
+def test_what_is_really_drawn_costs_what_the_curve_of_the_continuous_gaussian_says(deviation, share, epsilon):
+    """Theorem 1 by brute force, over the probabilities of the table itself; cells are fine enough to lose little."""
+    chances = np.array([float(p) for p in rounded_gaussian(deviation).probabilities()])
+    shift = round(share * deviation)
+    found, curve = told_apart(chances, shift, epsilon), math.exp(log_delta(epsilon, shift / deviation))
+    assert 0.97 * curve <= found <= curve * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("share", "epsilon"), [(0.25, 0.1), (1.0, 0.5), (3.0, 2.9), (3.0, 3.0)])
+def test_what_is_really_drawn_costs_what_continuous_laplace_noise_does(share, epsilon):
+    scale = 64.0
+    ((table, _),) = RoundedLaplace(scale, 1.0).parts
+    away = float(bernoulli(Fraction(1) / Fraction(scale) / 2).probabilities()[1])
+    side = [away / 2 * float(p) for p in table.probabilities()]
+    shift = round(share * scale)
+    found = told_apart(np.array([*side[::-1], 1 - away, *side]), shift, epsilon)
+    exact = 1 - math.exp((epsilon - shift / scale) / 2)
+    assert 0.97 * exact - 1e-12 <= found <= exact + 1e-12
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=repr)

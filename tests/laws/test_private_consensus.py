@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong import recipes
 from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
+from partsong.core import Layout, Message, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
-from partsong.errors import BudgetSpent, CompositionError, ParameterError
+from partsong.errors import BudgetSpent, CompositionError, DivergenceError, ParameterError, PartyError, ShapeError
 from partsong.evaluate.metrics import relative_error
+from partsong.local.game import Game
+from partsong.local.step_sizes import ConstantStep
 from partsong.privacy.accounting import Ledger
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll
 from partsong.privacy.randomness import InsecureSource
-from partsong.programs.private_consensus import PrivateConsensus
+from partsong.programs.private_consensus import PrivateConsensus, _sizes, from_the_system
 
 RANK, COLUMNS, ROUNDS = 3, 12, 4
 RECIPES = {
@@ -61,7 +66,18 @@ def test_nothing_but_a_noisy_H_leaves_and_the_weight_says_nothing(name, kind):
             assert set(message.arrays) == {"H"}
             assert message.weight == 1.0
             assert message["H"].shape == (RANK, COLUMNS)
-            assert (message["H"] >= 0).all()
+        assert (done.model["H"] >= 0).all()
+
+
+def test_noise_averages_out_over_parties():
+    """Cut off at the party it would not: of many parties with nothing to say the mean is the model they were sent."""
+    program = replace(private("fedavg"), mechanism=ClippedGaussian(1e-3, 300.0), source=from_the_system)
+    shard, layout = shards()[0], Layout.of(shards(), 1)
+    _, model = program.start_server(layout)
+    party = program.start_party(shard, layout)
+    sent = np.mean([program.local(shard, party, model)[1]["H"] for _ in range(200)], axis=0)
+    error = float(np.abs(sent - model["H"]).mean())
+    assert error < 3 * program.mechanism.sigma / math.sqrt(200)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -156,3 +172,49 @@ def test_what_would_leave_without_noise_is_refused():
         PrivateConsensus(RECIPES["fedavg"], KeepAll(), 3)
     with pytest.raises(ParameterError, match="no round"):
         PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(1.0, 1.0), 0)
+
+
+@pytest.mark.parametrize("program", [recipes.syn_ssd(RANK), recipes.shared_statistics(RANK), recipes.game(RANK)])
+def test_what_is_no_consensus_is_refused(program):
+    with pytest.raises(CompositionError, match="no consensus"):
+        recipes.party_private(program, epsilon=1.0, delta=1e-5, rounds=2)
+
+
+@pytest.mark.parametrize("spoil", [np.nan, np.inf, -0.1, 1e200, 3.0])
+def test_a_model_that_could_make_some_data_fail_is_refused_before_data_are_looked_at(spoil):
+    """A server that sends numbers of its choice would learn from who fails, without noise and without being counted."""
+    program, held = private("fnmf"), shards()
+    _, model = program.start_server(Layout.of(held, 1))
+    H = np.array(model["H"])
+    H[1, 2] = spoil
+    with pytest.raises(PartyError, match="unit norm"):
+        program.local(held[0], program.start_party(held[0], Layout.of(held, 1)), Message({**model.arrays, "H": H}))
+    with pytest.raises(ShapeError, match="shape"):
+        program.local(held[0], program.start_party(held[0], Layout.of(held, 1)), Message({**model.arrays, "H": H[:2]}))
+
+
+def test_an_error_that_leaves_a_party_holds_no_number_from_its_data():
+    """Engines tell everybody why a party is left out; the reason of a game has its error and its curvature."""
+    bare = recipes.game_consensus(RANK, game=Game(step=ConstantStep(10.0)))
+    held, schedule = [*shards(1e-3)[:2], Shard("tall", as_matrix(1234.5 * shards()[2].matrix.X))], Schedule(1, 1)
+    with pytest.raises(DivergenceError, match=r"error|measure|zero"):
+        list(Sequential().run(bare, held, schedule, reduction=InTheOpen()))
+    told = set()
+    for factor in (1.0, 7.0):
+        grown = [*held[:2], Shard("tall", as_matrix(factor * held[2].matrix.X))]
+        program = PrivateConsensus(bare, ClippedGaussian(1.0, 1.0), 3, insecure)
+        with pytest.raises(DivergenceError, match="not told") as caught:
+            program.local(
+                grown[2],
+                program.start_party(grown[2], Layout.of(grown, 1)),
+                program.start_server(Layout.of(grown, 1))[1],
+            )
+        assert caught.value.__cause__ is not None
+        told.add(str(caught.value))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("factor", [1e-250, 1e-160, 1e160, 1e250])
+def test_norms_are_right_where_no_float_holds_their_squares(factor):
+    H = np.array([[3.0, 4.0], [0.0, 0.0]])
+    assert_allclose(_sizes(factor * H), [5 * factor, 1.0], rtol=1e-12)

@@ -345,6 +345,15 @@ def test_a_model_that_is_not_one_is_refused_before_anything_is_computed():
         program.local(shard, state, Message({"H": unit_rows(0)[:2]}))
 
 
+def test_a_party_without_rows_sends_noise_like_any_other():
+    """Or else its refusal would tell that the one row it may have had is gone."""
+    program = recipes.row_private(K, epsilon=1.0, row_bound=1.0, rounds=1, source=Seeded())
+    shard, H = Shard("p", as_matrix(np.empty((0, M)))), unit_rows(0)
+    _, sent = program.local(shard, program.start_party(shard, Layout(("p",), M, SEED)), Message({"H": H}))
+    assert sent["gram"].all()
+    assert sent["cross"].all()
+
+
 def test_rows_with_unknown_cells_are_refused():
     program = PrivateStatistics(K, 1.0, 1.0)
     X = sp.csr_array(data(10))
@@ -366,6 +375,7 @@ def test_rows_with_unknown_cells_are_refused():
         {"relation": "zero-out"},
         {"shares": 0},
         {"most": -1},
+        {"most": 0},
         {"sweeps": 0},
         {"row_sweeps": 0},
         {"ridge": -1.0},

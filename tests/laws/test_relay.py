@@ -14,7 +14,7 @@ from partsong.cli.choices import state_types
 from partsong.core import Checkpoint, Layout, Reducible, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
-from partsong.errors import ParameterError
+from partsong.errors import CompositionError, ParameterError
 from partsong.evaluate.agreement import drift_of, fit_of
 from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
 from partsong.local.alternate import Rows
@@ -154,3 +154,9 @@ def test_the_estimator_tells_what_parties_had_found():
         assert_array_equal(P, Assignment(unit=True).plan(long.components_, own).matrix)
         there = brief.party_components_[party]
         assert_allclose(own, there / np.linalg.norm(there, axis=1, keepdims=True), rtol=1e-9, atol=1e-12)
+
+
+def test_a_private_leg_is_refused():
+    private = recipes.party_private(recipes.fedavg(3), epsilon=3, delta=1e-5, rounds=2)
+    with pytest.raises(CompositionError, match="privacy"):
+        recipes.then_exact(private, 1)

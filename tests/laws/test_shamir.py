@@ -102,6 +102,6 @@ def test_shares_that_cannot_be():
     for secret in (-1, PRIME):
         with pytest.raises(ParameterError, match="secret"):
             split(secret, 3, 2, source)
-    for points in ([1, 2, 2], [0, 1], [1, 8]):
+    for points in ([1, 2, 2], [0, 1], [1, 8], []):
         with pytest.raises(ParameterError, match="different holders"):
             weights_at_zero(points, prime=7)

@@ -39,6 +39,11 @@ LEADERS = ("rows", "columns")
 IGNORE = "ignore"
 MISSING = ("refuse", IGNORE)
 
+UNITS = ("row", "party")
+RELATIONS_OF = {"row": ("add-or-remove", "replace"), "party": ("replace", "zero-out")}
+NOISES = ("gaussian", "laplace")
+MASKED_BOUND = 1e9
+
 METHODS = (*FEDERATED, LOCAL_ONLY)
 
 RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
@@ -132,6 +137,8 @@ def state_types() -> tuple[type, ...]:
     from partsong.local.momentum import Pace
     from partsong.local.rules import RuleState
     from partsong.programs.consensus import ConsensusParty, ConsensusServer
+    from partsong.programs.private_consensus import PrivateParty
+    from partsong.programs.private_statistics import PrivateModel, PrivateRows
     from partsong.programs.relay import RelayParty, RelayServer
     from partsong.programs.sketch_exchange import SketchServer
     from partsong.programs.sketch_turns import SketchParty
@@ -139,4 +146,6 @@ def state_types() -> tuple[type, ...]:
     from partsong.programs.strata_play import PlayParty, PlayServer
 
     plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
-    return (*plain, SketchParty, SketchServer, SteppingParty, MeanServer, PlayParty, PlayServer, Midway, Piece)
+    private = (PrivateParty, PrivateRows, PrivateModel)
+    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer)
+    return (*plain, *private, *sketched, PlayParty, PlayServer, Midway, Piece)

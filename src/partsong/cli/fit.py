@@ -45,6 +45,18 @@ from partsong.cli.options import (
     Transpose,
     examples,
 )
+from partsong.cli.privacy_options import (
+    Clip,
+    Delta,
+    Epsilon,
+    HtmlReport,
+    Masked,
+    MaskedBound,
+    Noise,
+    Relation,
+    RowBound,
+    Unit,
+)
 from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, STARTS
 
 EPILOG = examples(
@@ -53,6 +65,7 @@ EPILOG = examples(
     "partsong fit big.npy -o model.safetensors --resume fit.ckpt",
     "partsong fit ratings.npz -k 20 --solver game --missing ignore -o model.safetensors",
     "mpiexec -n 4 partsong fit X.npz -k 50 --method dsanls --engine mpi -o model.safetensors --weights W.npy",
+    "partsong fit parts/ -k 20 --epsilon 3 --unit row --row-bound 10 --masked -o model.safetensors",
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
 )
 
@@ -157,8 +170,15 @@ def fit(
         ),
     ] = 500,
     rounds: Annotated[
-        int, _option("--rounds", panel=STOPPING, min=1, help="Most rounds, where DATA is a folder of parts.")
-    ] = 100,
+        OptionalInt,
+        _option(
+            "--rounds",
+            panel=STOPPING,
+            min=1,
+            help="Most rounds, where DATA is a folder of parts.",
+            show_default="100; 10 with --epsilon",
+        ),
+    ] = None,
     time_budget: Annotated[
         OptionalFloat,
         _option(
@@ -236,6 +256,16 @@ def fit(
     record: Annotated[
         bool, _option("--record", panel=PARTIES, help="Keep every message of the parties; needs --run-folder.")
     ] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    unit: Unit = None,
+    row_bound: RowBound = None,
+    clip: Clip = None,
+    noise: Noise = None,
+    relation: Relation = None,
+    masked: Masked = False,
+    masked_bound: MaskedBound = None,
+    report: HtmlReport = None,
     sums: Annotated[
         str,
         _option(

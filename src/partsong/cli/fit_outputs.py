@@ -31,7 +31,7 @@ def require_companions(options: FitOptions, given: Collection[str]) -> None:
 def require_outputs(options: FitOptions) -> None:
     """Refuse, before anything is read, what could not be written afterwards, or would overwrite something else."""
     outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
-    require_distinct({"DATA": options.data, **outputs})
+    require_distinct({"DATA": options.data, **outputs, "--report": options.report})
     require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
     if options.run_folder is not None:
         folder = place_of(options.run_folder)
@@ -43,13 +43,20 @@ def require_outputs(options: FitOptions) -> None:
     for option, path in outputs.items():
         if path is not None:
             require_writable(option, path, endings[option])
+    if options.report is not None:
+        require_writable("--report", options.report, (".html",))
     if options.checkpoint is not None and place_of(options.checkpoint).exists():
-        _require_checkpoint(place_of(options.checkpoint))
+        _require_checkpoint(place_of(options.checkpoint), is_resumed=options.resume is not None)
 
 
-def _require_checkpoint(path: Path) -> None:
-    """Only a checkpoint is ever overwritten by one."""
+def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
+    """Only a checkpoint is ever overwritten by one; what a private run has spent is never lost."""
     try:
-        open_checkpoint(path)
+        _, _, context = open_checkpoint(path)
     except FormatError as error:
         raise FileError(f"--checkpoint {path}: this file is something else. Choose another name.") from error
+    if context.get("ledger") and not is_resumed:
+        raise FileError(
+            f"--checkpoint {path}: this file holds what an earlier run has spent on privacy, which adds up with what "
+            "this one will spend. Go on with it by --resume, or choose another name and keep it."
+        )

@@ -22,6 +22,7 @@ from partsong.fitting import Task, warn_of_nothing
 from partsong.leaving_out import LeftOut
 from partsong.methods import ASYNCHRONOUS, ONE_ROUND
 from partsong.running import HistoryRow, Run
+from partsong.spending import Spending
 
 ENDINGS = {
     Outcome.CONVERGED: "converged",
@@ -29,7 +30,11 @@ ENDINGS = {
     Outcome.TIME_SPENT: "stopped when the time was spent, not converged",
     Outcome.INTERRUPTED: "interrupted; the model so far was saved",
     Outcome.DIVERGED: "diverged; the best model before was saved",
+    Outcome.BUDGET_SPENT: "stopped before the round that would have exceeded the privacy budget",
 }
+SIMULATED_HERE = (
+    "relative_error", "explained_variance", "shape", "history.csv: relative_error, objective, drift, aligned_drift",
+)  # fmt: skip
 TROUBLE = "The fit diverged: check the data and the penalties, or take another solver."
 PLAYED = "The fit diverged, and the best model before was saved."
 ALL_OF_IT = "the one round that this method has"
@@ -47,6 +52,7 @@ class Result:
     all_sent: Sequence[tuple[int, str, int, int]]
     seconds: float
     left_out: Sequence[LeftOut] = ()
+    spending: Spending | None = None
 
     @property
     def history(self) -> tuple[HistoryRow, ...]:
@@ -96,14 +102,22 @@ class Result:
         anything; down, what a party that missed none was sent. `left_out` tells of each party that was: of how many
         rounds, the first of them, and why.
 
+        With privacy `epsilon_spent`, `delta`, `unit` and what goes with them are there, and `simulated` names what no
+        party would have released: it is known because all of them ran in this process.
+
         A method of one round ends with the outcome max-rounds: it has no way to converge.
         """
         game = {"game": self.settings.rules()} if self.settings.is_game else {}
+        privacy = {} if self.spending is None else {**self.spending.told(), "simulated": list(SIMULATED_HERE)}
+        is_masked = getattr(self.settings, "masked", None) is not None
+        masked = {"masked": is_masked} if self.holdings.is_federation else {}
         parties, senders = len(self.holdings.tables), {party for _, party, up, _ in self.sent if up}
         return {
             "model": self.model,
             "method": self.settings.method,
             **game,
+            **privacy,
+            **masked,
             "n_components": self.settings.n_components,
             "shape": self.holdings.shape,
             "parties": parties,
@@ -136,6 +150,12 @@ def report(result: Result) -> None:
             typer.echo(f"{name:<15}{value}")
 
 
+def _privacy_in_words(spending: Spending) -> str:
+    told = spending.told()
+    spent = f"ε = {told['epsilon_spent']:.4g} spent at δ = {told['delta']:g}"
+    return f"{spent}, unit {told['unit']} ({told['relation']}): {told['promise']}"
+
+
 def warn_of_empty_model(task: Task, done: Finished) -> None:
     """Warn of a model that is zero, in the words of the command line."""
     with warnings.catch_warnings(record=True) as told:
@@ -155,6 +175,11 @@ def _lines(result: Result) -> list[tuple[str, str]]:
         ("iterations", f"{said['iterations']} in {result.seconds:.2f} s: {result.ending}"),
         ("seed", f"{said['seed']}"),
     ]
+    if result.spending is not None:
+        lines[2] = (lines[2][0], f"{lines[2][1]}, known in this simulation only")
+        lines.insert(2, ("privacy", _privacy_in_words(result.spending)))
+    if said.get("masked"):
+        lines.insert(2, ("masked", "single uploads were seen by nobody but their senders; sums were"))
     if result.settings.is_game:
         lines.insert(2, ("game", result.settings.in_words()))
     if result.holdings.is_federation:

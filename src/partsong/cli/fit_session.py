@@ -12,12 +12,14 @@ from typing import Any
 import typer
 
 from partsong.cli import run_folder, traffic
-from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, open_checkpoint
+from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, charged, open_checkpoint
 from partsong.cli.choices import GAME, IGNORE
 from partsong.cli.fit_outputs import require_companions, require_outputs
+from partsong.cli.fit_page import Witness, write_fit_report
 from partsong.cli.fit_parties import faulty_of, left_out_before, missing_of, read_sound_parties
 from partsong.cli.fit_report import Result, report, warn_of_empty_model
 from partsong.cli.fit_settings import (
+    FederationSettings,
     FitOptions,
     Settings,
     require_fitting_options,
@@ -29,8 +31,9 @@ from partsong.cli.fit_settings import (
 from partsong.cli.fit_tasks import model_of, task_of, using_threads
 from partsong.cli.game_settings import require_game
 from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings, require_meaningful
-from partsong.cli.outputs import warn, warn_of_formulas
+from partsong.cli.outputs import require_writable, warn, warn_of_formulas
 from partsong.cli.parts_folder import is_parts_folder
+from partsong.cli.privacy_settings import require_privacy
 from partsong.cli.run_folder import RunFolder
 from partsong.cli.termination import exit_code
 from partsong.cli.traffic import Recorder
@@ -45,6 +48,7 @@ from partsong.io.weights import write_weights
 from partsong.leaving_out import LEAVE_OUT, Attendance
 from partsong.progress import Watch, progress
 from partsong.running import HistoryRow, Run
+from partsong.spending import Spending
 
 FINISHING = (
     "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save that of the iterations before, "
@@ -63,6 +67,7 @@ class Session:
     attendance: Attendance
     earlier: Earlier | None = None
     sent: list[Sent] = field(default_factory=list)
+    context: Mapping[str, Any] = field(default_factory=dict)
     started: str = field(default_factory=provenance.now)
 
     @property
@@ -89,6 +94,8 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     if not is_federation:
         require_meaningful(options.data, _wanted(options))
     require_outputs(options)
+    if is_federation and options.resume is None:
+        require_privacy(asdict(options), given)
     session = _prepare(options, given, is_federation)
     with using_threads(session.settings.threads):
         is_interrupted = _fit(session)
@@ -119,30 +126,56 @@ def _prepare(options: FitOptions, given: Collection[str], is_federation: bool) -
     if options.resume is not None and context is not None:
         data |= {name: print_of for name, print_of in known.items() if name in unsound}
         require_same_run(options.resume, context, settings, data)
-    return Session(options, settings, holdings, data, Attendance(unsound, warn, before), earlier, sent)
+        if isinstance(settings, FederationSettings) and settings.epsilon is not None:
+            options = replace(options, checkpoint=_same_file(options.resume, options.checkpoint))
+    attendance = Attendance(unsound, warn, before)
+    return Session(options, settings, holdings, data, attendance, earlier, sent, context or {})
+
+
+def _same_file(resumed: Path, checkpoint: Path | None) -> Path:
+    """Where a private run goes on: in one file, since another would be a second account of the same budget."""
+    if checkpoint is not None and place_of(checkpoint).resolve() != place_of(resumed).resolve():
+        raise typer.BadParameter(
+            "with --epsilon a run goes on in the file that it is resumed from, which counts what was sent. Leave "
+            "this out.",
+            param_hint="--checkpoint",
+        )
+    require_writable("--checkpoint", resumed, ())
+    return resumed
 
 
 def _fit(session: Session) -> bool:
     """Whether Ctrl-C was pressed."""
     began = time.perf_counter()
     options, settings = session.options, session.settings
-    task = task_of(settings, session.holdings, record=options.record)
+    is_seen = options.record or options.report is not None
+    task = task_of(settings, session.holdings, record=is_seen)
+    spending = task.spending
+    if session.earlier is not None and spending is not None:
+        assert options.resume is not None
+        session = replace(session, earlier=charged(options.resume, session.earlier, session.context, spending))
     if session.folder is not None:
         _begin(session, session.folder)
-    journal = Journal() if session.earlier is None else Journal.after(session.earlier, session.sent, len(task.shards))
-    file = _checkpoint_file(session, journal)
+    journal = Journal(keeps_last=task.is_private)
+    if session.earlier is not None:
+        journal = Journal.after(session.earlier, session.sent, len(task.shards), task.is_private)
+    file, witness = _checkpoint_file(session, journal, spending), Witness() if options.report is not None else None
     recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
+    if file is not None and spending is not None:
+        file.save()
     with held(FINISHING) as pressed:
-        run = _rounds(session, task, journal, file, recorder, began, pressed)
+        run = _rounds(session, task, journal, file, (recorder, witness), began, pressed)
         if file is not None:
-            file.save()
+            file.close()
         done = conclude(task, run)
         warn_of_empty_model(task, done)
         earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
         seconds = earlier_seconds + time.perf_counter() - began
         left_out = session.attendance.left_out
-        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds, left_out)
+        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds, left_out, spending)
         _save(session, done, result)
+        if witness is not None and options.report is not None:
+            write_fit_report(options.report, task, result, witness)
         report(result)
     return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
 
@@ -172,12 +205,14 @@ def _asked(session: Session) -> dict[str, Any]:
     }
 
 
-def _checkpoint_file(session: Session, journal: Journal) -> CheckpointFile | None:
+def _checkpoint_file(session: Session, journal: Journal, spending: Spending | None) -> CheckpointFile | None:
     options = session.options
     if options.checkpoint is None:
         return None
     context = {"settings": asdict(session.settings), "data": session.data, "left_out": session.attendance.left_out}
-    return CheckpointFile(options.checkpoint, options.checkpoint_every, journal, context)
+    if spending is None:
+        return CheckpointFile(options.checkpoint, options.checkpoint_every, journal, context)
+    return CheckpointFile(options.checkpoint, 0.0, journal, context, lambda: spending.accounts.to_json())
 
 
 def _rounds(
@@ -185,7 +220,7 @@ def _rounds(
     task: Task,
     journal: Journal,
     file: CheckpointFile | None,
-    recorder: Recorder | None,
+    observers: tuple[Recorder | None, Witness | None],
     began: float,
     pressed: Interrupts,
 ) -> Run:
@@ -195,8 +230,11 @@ def _rounds(
         def watch(done: Round, row: HistoryRow) -> None:
             session.attendance.note(done, row)
             journal.note(done, row)
-            if recorder is not None:
+            recorder, witness = observers
+            if recorder is not None and session.options.record:
                 recorder.note(done)
+            if witness is not None:
+                witness.see(done, row)
             if file is not None:
                 file.tick()
             bar(done, row)
@@ -218,7 +256,7 @@ def _rounds(
 def _save(session: Session, done: Finished, result: Result) -> None:
     """The model first: it is what was asked for."""
     options = session.options
-    model = model_of(session.settings, session.holdings, done, result.iterations)
+    model = model_of(session.settings, session.holdings, done, result.iterations, result.spending)
     places: list[Path] = [options.output] if options.output is not None else []
     if session.folder is not None:
         places.append(session.folder.path / run_folder.MODEL)

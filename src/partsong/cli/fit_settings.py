@@ -14,9 +14,19 @@ import typer
 from partsong.cli.choices import CENTRALISED, GAME, METHODS, RANKED
 from partsong.cli.game_settings import GameSettings, complete_game
 from partsong.cli.holdings import ALONE, Holdings
+from partsong.cli.privacy_settings import FOR_PRIVACY, complete_privacy
 from partsong.cli.wording import option
 from partsong.errors import ParameterError
-from partsong.methods import ALIGNED, COMMON_ONLY, LOCAL_STEPS, ONE_ROUND, alignment_for, start_of
+from partsong.methods import (
+    ALIGNED,
+    COMMON_ONLY,
+    LOCAL_STEPS,
+    MOST_ROUNDS,
+    ONE_ROUND,
+    PRIVATE_ROUNDS,
+    alignment_for,
+    start_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +47,19 @@ class FitOptions:
     method: str
     align: str | None
     start: str | None
-    rounds: int
+    rounds: int | None
     local_steps: int | None
     faulty: str
+    epsilon: float | None
+    delta: float | None
+    unit: str | None
+    row_bound: float | None
+    clip: float | None
+    noise: str | None
+    relation: str | None
+    masked: bool
+    masked_bound: float | None
+    report: Path | None
     engine: str
     sums: str
     sketch: str
@@ -107,6 +127,19 @@ class FederationSettings(GameSettings):
     time_budget: float | None
     threads: int
     engine: str
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+    row_bound: float | None = None
+    clip: float | None = None
+    noise: str | None = None
+    relation: str | None = None
+    masked: float | None = None
+
+    @property
+    def keeps_rounds(self) -> bool:
+        """Whether noise was planned for their number."""
+        return self.epsilon is not None
 
 
 Settings = RowSettings | FederationSettings
@@ -114,7 +147,7 @@ Settings = RowSettings | FederationSettings
 FOR_FILES = {
     "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "header", "weights",
 }  # fmt: skip
-FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "faulty", "engine", "record"}
+FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "faulty", "engine", "record", "report", *FOR_PRIVACY}
 FOR_RANKS = {"sums"}
 FOR_SKETCHES = {"sketch", "sketch_ratio"}
 MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine", "faulty"}
@@ -163,6 +196,8 @@ def settle(
     kind = FederationSettings if holdings.is_federation else RowSettings
     known: dict[str, Any] = {entry.name: getattr(options, entry.name) for entry in fields(kind)}
     known["method"] = options.method if holdings.is_federation else CENTRALISED
+    if holdings.is_federation:
+        known["masked_bound"] = options.masked_bound
     if stored is not None:
         if (stored["method"] == CENTRALISED) is holdings.is_federation:
             raise _another_run(options.resume, [f"method ({stored['method']} there, {known['method']} here)"])
@@ -176,7 +211,9 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
     from partsong.settings import rank_of
     from partsong.streams import fresh_seed
 
-    known["n_components"] = rank_of(known["n_components"], holdings.shape)
+    rows, columns = holdings.shape
+    is_private = known.get("epsilon") is not None
+    known["n_components"] = rank_of(known["n_components"], (columns if is_private else rows, columns))
     known["seed"] = fresh_seed() >> 32 if known["seed"] is None else known["seed"]
     known["dtype"] = known["dtype"] or holdings.dtype
     known["threads"] = known["threads"] or threads.available()
@@ -190,6 +227,9 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
 
 def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
     method = known["method"]
+    complete_privacy(known, given)
+    if known["rounds"] is None:
+        known["rounds"] = MOST_ROUNDS if known["epsilon"] is None else PRIVATE_ROUNDS
     known["local_steps"] = known["local_steps"] or LOCAL_STEPS[method]
     if known["start"] == "independent" and method in COMMON_ONLY:
         raise typer.BadParameter(f"{method} has one start for all parties.", param_hint="--start")
@@ -210,11 +250,16 @@ def require_same_run(path: Path, context: Mapping[str, Any], settings: Settings,
     differences = [
         f"{option(name)} ({there.get(name)} there, {value} here)"
         for name, value in asdict(settings).items()
-        if name not in MAY_CHANGE and there.get(name) != value
+        if name not in _may_change(settings) and there.get(name) != value
     ]
     differences += _different_data(context["data"], data)
     if differences:
         raise _another_run(path, differences)
+
+
+def _may_change(settings: Settings) -> set[str]:
+    keeps_rounds = isinstance(settings, FederationSettings) and settings.keeps_rounds
+    return MAY_CHANGE - {"rounds"} if keeps_rounds else MAY_CHANGE
 
 
 def run_of(settings: Settings, data: Mapping[str, Any]) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+from partsong.aggregate.reduction import InTheOpen
 from partsong.cli.choices import engine_named, game_named, program_named
 from partsong.cli.fit_settings import FederationSettings, RowSettings, Settings
 from partsong.cli.game_settings import FOR_GAMES
 from partsong.cli.holdings import ALONE, Holdings
+from partsong.cli.privacy_settings import FOR_NOISE, FOR_PRIVACY, promise_of
 from partsong.core import Matrix, Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.data.observed import observed
@@ -19,9 +21,11 @@ from partsong.finished import Finished
 from partsong.fitting import RowFit, Task, rows_task
 from partsong.io import provenance
 from partsong.io.model_file import Model
+from partsong.promises import masks_for, privacy_told
 from partsong.running import Stop
 from partsong.settings import row_solver_of, sketch_of
 from partsong.simulation import simulation_by_name
+from partsong.spending import Spending, without_names
 from partsong.streams import key
 
 THREADS = "PARTSONG_NUM_THREADS"
@@ -61,28 +65,51 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
         Shard(name, matrix_of(table, settings), key(settings.seed, "secret", name))
         for name, table in holdings.tables.items()
     ]
-    program = program_named(settings)
+    program, privacy, spending = program_named(settings), promise_of(settings), None
+    if privacy is not None:
+        noisy = privacy.program(program, settings.rounds, len(shards), settings.masked is not None)
+        program, spending = noisy, Spending(noisy.release, privacy.delta, most=noisy.most)
+    masks = None if settings.masked is None else masks_for(privacy, len(shards), settings.masked)
+    reduction = InTheOpen() if masks is None else masks
     schedule = Schedule(settings.rounds, settings.seed, faulty=settings.faulty)
     stop, engine = Stop(settings.tol, settings.time_budget), engine_named(settings.engine, settings.threads, record)
-    task = simulation_by_name(settings.method, program, shards, settings.rounds, schedule, stop, engine)
+    task = simulation_by_name(
+        settings.method, program, shards, settings.rounds, schedule, stop, engine, reduction, spending
+    )
     return replace(task, threads=settings.threads)
 
 
-def model_of(settings: Settings, holdings: Holdings, done: Finished, iterations: int) -> Model:
-    """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths."""
+def model_of(
+    settings: Settings, holdings: Holdings, done: Finished, iterations: int, spending: Spending | None = None
+) -> Model:
+    """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths.
+
+    With noise it holds nothing that is not a function of what was released: no error, shares or number of rows.
+    """
     told = {
         name: value
         for name, value in asdict(settings).items()
-        if name not in HARDWARE and name != "seed" and not (value is None and name in FOR_GAMES)
+        if name not in HARDWARE and name != "seed" and not (value is None and name in FOR_GAMES | FOR_PRIVACY)
     }
     n_samples, _ = holdings.shape
+    if spending is None:
+        told["n_samples"] = n_samples
+    else:
+        told = {name: value for name, value in told.items() if name not in FOR_NOISE} | {
+            "privacy": privacy_told(promise_of(settings)),  # type: ignore[arg-type]
+            "privacy_spent": without_names(spending.told()),
+            "dtype": str(done.H.dtype),
+        }
+    if getattr(settings, "unit", None) == "row":
+        del told["local_steps"]
+    told |= {"masked": True} if told.pop("masked", None) is not None else {}
     return Model(
         components=done.H,
         feature_names=holdings.feature_names,
-        settings={**told, "n_samples": n_samples, "parties": len(holdings.tables), "iterations": iterations},
+        settings={**told, "parties": len(holdings.tables), "iterations": iterations},
         seed=settings.seed,
-        relative_error=done.relative_error,
-        shares=done.shares,
+        relative_error=None if spending is not None else done.relative_error,
+        shares=None if spending is not None else done.shares,
         created=provenance.now(),
         versions=provenance.package_versions(),
     )

@@ -16,6 +16,7 @@ from partsong.cli.fit_settings import FOR_SKETCHES, FitOptions
 from partsong.cli.game_settings import GameSettings, complete_game, require_game
 from partsong.cli.outputs import as_json
 from partsong.cli.parts_folder import is_parts_folder
+from partsong.cli.privacy_settings import FOR_PRIVACY
 from partsong.cli.ranks_company import heard
 from partsong.cli.wording import option
 from partsong.data.two_sided import block_range
@@ -28,7 +29,10 @@ from partsong.methods import ASYNCHRONOUS
 if TYPE_CHECKING:
     from partsong.io.blocks import Source
 
-FOREIGN = {"solver", "align", "start", "rounds", "local_steps", "faulty", "record", "checkpoint", "checkpoint_every", "resume"}  # noqa: E501  # fmt: skip
+FOREIGN = {
+    "solver", "align", "start", "rounds", "local_steps", "faulty", "record", "report", "checkpoint", "checkpoint_every",
+    "resume", *FOR_PRIVACY,
+}  # fmt: skip
 MARKED_BYTES = 1 << 16
 OWN = {"as_json", "quiet"}
 """Options that ranks may be given differently."""

@@ -36,7 +36,7 @@ class Recorder:
             for party, phase, message in done.traffic
             for array, values in message.arrays.items()
         }
-        about = {"round": done.index + 1}
+        about = {"round": done.index + 1, "parties": sorted(done.checkpoint.parties), "n_features": _columns_of(done)}
         write_tensors(self.folder / name, FileKind("partsong-traffic", 1, is_private=True), arrays, about)
         self._append("".join(_line(done.index + 1, *sent, name) for sent in done.traffic))
 
@@ -108,6 +108,14 @@ def _lines_of(folder: Path) -> list[str]:
 
 def _file_of(index: int) -> str:
     return f"{FOLDER}/round-{index:04d}.safetensors"
+
+
+def _columns_of(done: Round) -> int | None:
+    """The number of columns of H, from the model that was sent or from what a party holds; None if neither tells."""
+    if "H" in done.model.arrays:
+        return int(done.model["H"].shape[1])
+    held = (getattr(state, "Ht", None) for state in done.checkpoint.parties.values())
+    return next((int(Ht.shape[0]) for Ht in held if Ht is not None), None)
 
 
 def _line(index: int, party: str, phase: int, message: Any, file: str) -> str:

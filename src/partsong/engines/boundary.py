@@ -43,12 +43,33 @@ def check_together(program: Program, reduction: Reduction, expected: Expected) -
         raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {needs_open}")
     if needs_hidden and not reduction.hides_uploads:
         raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {needs_hidden}")
+    _check_that_sums_are_wide_enough(program, reduction)
     for name, form in (pair for kind in expected or () for pair in kind.items()):
         if form.lone and reduction.hides_uploads:
             raise CompositionError(
                 f"{type(reduction).__name__} hides what single parties send, but entries of the sum of {name!r} can be "
                 f"those of one party alone: {form.lone}"
             )
+
+
+def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> None:
+    """Of parties, and of numbers: `fewest_in_sum` and `bounds_in_sum`, where a program states them."""
+    fewest, needed = getattr(reduction, "fewest", 1), getattr(program, "fewest_in_sum", 1)
+    if fewest < needed:
+        raise CompositionError(
+            f"{type(reduction).__name__} forms sums over as few as {fewest} parties, but {type(program).__name__} "
+            f"needs {needed} in each: fewer do not add enough noise together. Take fewest={needed} or more (only "
+            "honest parties count), or fewer shares of the noise."
+        )
+    bound_of: Any = getattr(reduction, "bound_of", None)
+    needs: Mapping[str, float] = getattr(program, "bounds_in_sum", {}) if bound_of is not None else {}
+    short = {name: bound for name, bound in needs.items() if bound_of(name) < bound}
+    if short:
+        told = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
+        raise CompositionError(
+            f"{type(reduction).__name__} refuses numbers beyond its bounds, but by {type(program).__name__} {told}; a "
+            f"refusal would depend on private data. Take bounds={short}."
+        )
 
 
 def check_upload(party: str, upload: Message, expected: Expected) -> None:

@@ -29,9 +29,9 @@ from partsong.engines.agreement import Card, Ended, agree, as_text, from_text, s
 from partsong.engines.boundary import Expected, check_sum, check_upload
 from partsong.engines.communicator import Communicator
 from partsong.engines.company import KEPT_OUT, WAYS_ON_WITH_ALL, Company, fixed_company, require_company
-from partsong.engines.rounds import WAYS_ON, Desk, Faults, Worked, named, nobody_left
+from partsong.engines.rounds import WAYS_ON, Desk, Faults, Worked, named, nobody_left, note_left_out
 from partsong.engines.sums import Addend, Offer, Sitting, Total, addend, all_reduced, in_order, offered
-from partsong.errors import PartsongError, PartyError
+from partsong.errors import PartsongError, PartyError, TooFewParties
 
 Result = TypeVar("Result")
 
@@ -80,10 +80,11 @@ def one_round(seat: Seat, desk: Desk, point: Checkpoint) -> Round:
         worked = _work(seat, turn)
         total, faults = _summed(seat, desk, turn, worked)
         refused = {name: KEPT_OUT for name in names if name not in asked} | faults
+        states = {name: state for name, state in worked.states.items() if name not in faults}
         check_sum(total.aggregate, total.names, point.index)
         sent = {name: total.sizes.get(name, 0) for name in names}
         included, down, handed_over = total.names, point.model.nbytes + total.answers, [total.aggregate]
-        traffic, states = total.traffic if seat.record else (), worked.states
+        traffic = total.traffic if seat.record else ()
         del worked, total  # as large as the model; the program lets go of its copy when it can
         server, model = program.finish(point.server, handed_over.pop())
     metrics = program.metrics(server)
@@ -134,6 +135,8 @@ def _visited(
                 if len(seat.homes) > 1:
                     error.add_note(ways_on)
                 raise
+            if isinstance(error, TooFewParties):  # which is about the sum, and about no party in it
+                raise
             faults[name] = error.with_traceback(None)  # which holds the party's arrays
     return done, faults
 
@@ -144,21 +147,21 @@ def _summed(seat: Seat, desk: Desk, turn: Turn, worked: Worked) -> tuple[Total, 
     A rank's first messages are made as if no other rank had faults, so that one exchange of cards is enough; where
     there were some, they are told, and the messages are made again: nothing was sent yet.
     """
-    at_fault: Faults = {**turn.missing, **worked.faults}
-    present = tuple(name for name in turn.asked if name not in at_fault)
-    sitting = _sitting(seat, desk, turn, worked.uploads, present)
-    opening = _opening(seat, sitting)
-    cards = agree(seat.communicator, replace(opening.card, faults=len(at_fault), norm=_norm(seat, turn.point.model)))
+    own: dict[str, PartsongError] = dict(worked.faults)
+    at_fault: Faults = {**turn.missing, **own}
+    sitting, new = _sitting(seat, desk, turn, worked.uploads, at_fault)
+    opening, faults, norm = _opening(seat, sitting), len(at_fault) + len(new), _norm(seat, turn.point.model)
+    cards = agree(seat.communicator, replace(opening.card, faults=faults, norm=norm))
     _check_drift(seat, turn.point, [card.norm for card in cards])
-    if any(card.faults for card in cards):
-        at_fault = _told_faults(seat, turn, worked.faults)
-        present = tuple(name for name in turn.asked if name not in at_fault)
+    while any(card.faults for card in cards):
+        own |= new
+        at_fault = _told_faults(seat, turn, own)
+        present = [name for name in turn.asked if name not in at_fault]
         require_company(turn.fixed, present, turn.point.index, at_fault)
-        sitting = _sitting(seat, desk, turn, worked.uploads, present)
+        sitting, new = _sitting(seat, desk, turn, worked.uploads, at_fault)
         opening = _opening(seat, sitting)
-        cards = agree(seat.communicator, opening.card)
-    else:
-        require_company(turn.fixed, present, turn.point.index)
+        cards = agree(seat.communicator, replace(opening.card, faults=len(new)))
+    require_company(turn.fixed, sitting.occasion.participants, turn.point.index)
     total = _concluded(seat, desk, sitting, opening, cards)
     require_company(turn.fixed, total.names, turn.point.index)
     desk.parties.update({name: seat.reduction.rest(state) for name, state in sitting.states.items()})
@@ -166,15 +169,26 @@ def _summed(seat: Seat, desk: Desk, turn: Turn, worked: Worked) -> tuple[Total, 
     return total, {name: str(error) for name, error in at_fault.items()}
 
 
-def _sitting(seat: Seat, desk: Desk, turn: Turn, uploads: Mapping[str, Message], present: tuple[str, ...]) -> Sitting:
+def _sitting(
+    seat: Seat, desk: Desk, turn: Turn, uploads: Mapping[str, Message], at_fault: Faults
+) -> tuple[Sitting, dict[str, PartsongError]]:
+    """`begin` at the own parties that are well, and the errors of those that turn out not to be."""
     reduction, aggregation = seat.reduction, seat.program.aggregation
+    present = tuple(name for name in turn.asked if name not in at_fault)
     occasion = Occasion(turn.point.index, present, seat.layout, turn.point.model)
-    states: dict[str, State] = {}
-    for name, upload in uploads.items():
+
+    def begin(name: str) -> State:
         with named(name, "reduction", occasion.index):
-            states[name] = reduction.begin(desk.parties[name], upload, aggregation, occasion)
-    silent = seat.schedule.silent.get(occasion.index, {})
-    return Sitting(seat.communicator, reduction, aggregation, occasion, uploads, states, silent)
+            return reduction.begin(desk.parties[name], uploads[name], aggregation, occasion)
+
+    names = [name for name in uploads if name not in at_fault]
+    try:
+        states, faults = _visited(seat, begin, names, WAYS_ON if turn.fixed is None else WAYS_ON_WITH_ALL)
+    except TooFewParties as error:
+        note_left_out(error, at_fault)
+        raise
+    silent, entered = seat.schedule.silent.get(occasion.index, {}), {name: uploads[name] for name in states}
+    return Sitting(seat.communicator, reduction, aggregation, occasion, entered, states, silent), faults
 
 
 def _opening(seat: Seat, sitting: Sitting) -> Offer | Addend:

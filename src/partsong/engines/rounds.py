@@ -11,7 +11,7 @@ from partsong import threads
 from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
 from partsong.engines.boundary import Expected, check_sum, check_together, check_upload, stated_by
 from partsong.engines.company import KEPT_OUT, WAYS_ON_WITH_ALL, Company, fixed_company, require_company
-from partsong.errors import DivergenceError, PartsongError, PartyError
+from partsong.errors import BudgetSpent, DivergenceError, PartsongError, PartyError, TooFewParties
 
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
 Traffic = list[tuple[str, int, Message]]
@@ -57,6 +57,15 @@ class Worked:
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """Those who enter a sum, what the reduction has made of their uploads, and the errors of those who do not."""
+
+    occasion: Occasion
+    states: dict[str, State]
+    faults: dict[str, PartsongError]
+
+
+@dataclass(frozen=True, slots=True)
 class Summed:
     """The aggregate of a round, and whose uploads are in it."""
 
@@ -97,18 +106,22 @@ def _one_round(setting: Setting, desk: Desk, point: Checkpoint, missing: Faults,
     names = setting.schedule.participants(setting.layout.parties, point.index)
     asked = names if fixed is None else tuple(name for name in names if name in fixed)
     with threads.kernels_on(setting.schedule.kernel_threads):
-        worked = _work(setting, point, asked, missing, WAYS_ON if fixed is None else WAYS_ON_WITH_ALL)
+        ways_on = WAYS_ON if fixed is None else WAYS_ON_WITH_ALL
+        worked = _work(setting, point, asked, missing, ways_on)
         require_company(fixed, worked.uploads, point.index, {**missing, **worked.faults})
+        entered = _entered(setting, desk, worked.uploads, point, ways_on)
+        faults = {**missing, **worked.faults, **entered.faults}
+        require_company(fixed, entered.states, point.index, faults)
         refused = {name: KEPT_OUT for name in names if name not in asked}
-        refused |= {name: str(error) for name, error in {**missing, **worked.faults}.items()}
-        states = worked.states
-        summed, traffic, answers = _reduce(setting, desk, worked.uploads, point)
+        refused |= {name: str(error) for name, error in faults.items()}
+        states = {name: worked.states[name] for name in entered.states}
+        summed, traffic, answers = _reduce(setting, desk, entered)
         require_company(fixed, summed.names, point.index)
         check_sum(summed.aggregate, summed.names, point.index)
         desk.company = frozenset(summed.names)
         sent = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
         kept, included, handed_over = tuple(traffic) if setting.record else (), summed.names, [summed.aggregate]
-        del worked, traffic, summed  # as large as the model; the program lets go of its copy when it can
+        del worked, entered, traffic, summed  # as large as the model; the program lets go of its copy when it can
         server, model = program.finish(point.server, handed_over.pop())
     return Round(
         point.index,
@@ -167,6 +180,13 @@ def _visited(
     setting: Setting, work: Callable[[str], Result], names: Sequence[str], ways_on: str = WAYS_ON
 ) -> tuple[dict[str, Result], dict[str, PartsongError]]:
     """What came of it at each party, in the order of the names, and the errors of those who are left out."""
+    done = setting.visit(_attempt(setting, work, ways_on), names)
+    faults = {name: done[name] for name in names if isinstance(done[name], PartsongError)}
+    return {name: done[name] for name in names if name not in faults}, faults
+
+
+def _attempt(setting: Setting, work: Callable[[str], Result], ways_on: str) -> Callable[[str], Result | PartsongError]:
+    """The same work, which returns errors of ours where parties with one are left out."""
 
     def attempt(name: str) -> Result | PartsongError:
         try:
@@ -176,43 +196,67 @@ def _visited(
                 if len(setting.shards) > 1:
                     error.add_note(ways_on)
                 raise
+            if isinstance(error, TooFewParties):  # which is about the sum, and about no party in it
+                raise
             return error.with_traceback(None)  # which holds the party's arrays
 
-    done = setting.visit(attempt, names)
-    faults = {name: done[name] for name in names if isinstance(done[name], PartsongError)}
-    return {name: done[name] for name in names if name not in faults}, faults
+    return attempt
 
 
 def nobody_left(faults: Faults, index: int) -> PartyError:
     """The error of a round in which every party is faulty."""
-    kind = DivergenceError if all(isinstance(error, DivergenceError) for error in faults.values()) else PartyError
+    kinds = (DivergenceError, BudgetSpent)
+    kind = next((kind for kind in kinds if all(isinstance(error, kind) for error in faults.values())), PartyError)
     name, first = next(iter(faults.items()))
     return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")
 
 
-def _reduce(
-    setting: Setting, desk: Desk, uploads: Mapping[str, Message], point: Checkpoint
-) -> tuple[Summed, Traffic, int]:
+def _entered(setting: Setting, desk: Desk, uploads: Mapping[str, Message], point: Checkpoint, ways_on: str) -> Entered:
+    """`begin` at every party; what was begun is begun anew without those who fail, as it tells who takes part."""
+    reduction, faults = setting.reduction, dict[str, PartsongError]()
+    while True:
+        names = tuple(name for name in uploads if name not in faults)
+        if not names:
+            raise nobody_left(faults, point.index) from next(iter(faults.values()))
+        occasion = Occasion(point.index, names, setting.layout, point.model)
+
+        def begin(name: str, occasion: Occasion = occasion) -> State:
+            with named(name, "reduction", occasion.index):
+                return reduction.begin(desk.parties[name], uploads[name], setting.program.aggregation, occasion)
+
+        try:
+            begun = {name: _attempt(setting, begin, ways_on)(name) for name in names}
+        except TooFewParties as error:
+            note_left_out(error, faults)
+            raise
+        new = {name: error for name, error in begun.items() if isinstance(error, PartsongError)}
+        if not new:
+            return Entered(occasion, begun, faults)
+        faults |= new
+
+
+def note_left_out(error: PartsongError, faults: Faults) -> None:
+    """Add why others are not in the sum that this error is about."""
+    for name, fault in faults.items():
+        error.add_note(f"Left out of it was {name!r}: {fault}")
+
+
+def _reduce(setting: Setting, desk: Desk, entered: Entered) -> tuple[Summed, Traffic, int]:
     """All phases of the reduction; returns the sum, what was sent, and the bytes of the server's answers."""
-    reduction, aggregation = setting.reduction, setting.program.aggregation
-    occasion = Occasion(point.index, tuple(uploads), setting.layout, point.model)
-    silent = setting.schedule.silent.get(point.index, {})
-    states: dict[str, State] = {}
-    for name, upload in uploads.items():
-        with named(name, "reduction", occasion.index):
-            states[name] = reduction.begin(desk.parties[name], upload, aggregation, occasion)
+    reduction, occasion, states = setting.reduction, entered.occasion, entered.states
+    silent = setting.schedule.silent.get(occasion.index, {})
     traffic: Traffic = []
     heard, server, answers = Message({}), desk.server, 0
     for phase in range(reduction.phases):
         inbox: dict[str, Message] = {}
-        for name in (name for name in uploads if phase < silent.get(name, reduction.phases)):
+        for name in (name for name in occasion.participants if phase < silent.get(name, reduction.phases)):
             with named(name, f"reduction phase {phase}", occasion.index):
                 states[name], inbox[name] = reduction.send(phase, states[name], heard)
             traffic.append((name, phase, inbox[name]))
         server, heard = reduction.hear(phase, inbox, server, occasion)
         answers += heard.nbytes if heard.arrays else 0
     desk.parties.update({name: reduction.rest(state) for name, state in states.items()})
-    desk.server, aggregate, included = reduction.total(server, aggregation, occasion)
+    desk.server, aggregate, included = reduction.total(server, setting.program.aggregation, occasion)
     return Summed(aggregate, included), traffic, answers
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from partsong.errors import ShapeError
 from partsong.evaluate.at_party import AtParty, OwnParts
+from partsong.evaluate.leakage_recovered import PartyFindings
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,11 @@ class Party:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """All that the page shows; `lead` is one paragraph, `never_sent` one sentence on what stayed with its owner."""
+    """All that the page shows; `lead` is one paragraph, `never_sent` one sentence on what stayed with its owner.
+
+    `privacy` is what a fit with noise has spent (`Spending.told`). `attacks` are what was tried on its messages, or why
+    nothing was; None for comparisons, which have no section on either.
+    """
 
     title: str
     lead: str
@@ -133,6 +138,9 @@ class Report:
     settings: Mapping[str, str]
     versions: Mapping[str, str]
     never_sent: str
+    privacy: Mapping[str, Any] | None = None
+    is_masked: bool = False
+    attacks: tuple[PartyFindings, ...] | str | None = None
 
     def __post_init__(self) -> None:
         for method in self.methods:

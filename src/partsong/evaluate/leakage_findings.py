@@ -10,6 +10,14 @@ from scipy.optimize import linear_sum_assignment
 
 EXACTLY, NEARLY, ROUGHLY = 1e-6, 0.05, 0.5
 """Relative errors up to which something counts as found exactly, nearly, and roughly."""
+RECOVERED = 1e-3
+"""The relative error up to which a row counts as recovered."""
+SUPPOSED = ", if it has only one (its number of rows is not sent)"
+UNCLEAR = 0.1
+"""Beyond such a doubt a party of which the number of rows is not known is taken to have more than one."""
+MEMBERSHIP = "by which a record that somebody brings along is known to be among them, or not to be"
+SAME = 1e-6
+"""Numbers that agree to this share are taken for the same."""
 
 
 class Observer(enum.StrEnum):
@@ -82,3 +90,18 @@ def cosine_error(found: np.ndarray, rows: np.ndarray) -> float:
 def span_error(basis: np.ndarray, rows: np.ndarray) -> float:
     """The share of X (n × m) that lies outside the span of orthonormal rows."""
     return float(np.linalg.norm(rows - rows @ basis.T @ basis) / max(float(np.linalg.norm(rows)), 1e-300))
+
+
+def rows_within(array: str, found: np.ndarray, rows: np.ndarray, most: float = RECOVERED) -> int | None:
+    """How many rows of X (n × m) are among those found, up to this relative error; None where no rows were found.
+
+    Of rows that are known up to a factor the best factor is taken, and of rows in some columns these columns.
+    """
+    if not array.startswith("X"):
+        return None
+    wanted = rows[:, : found.shape[1]]
+    inner, energies, sizes = wanted @ found.T, (wanted**2).sum(axis=1)[:, None], (found**2).sum(axis=1)[None]
+    apart = energies - inner**2 / np.maximum(sizes, 1e-300) if "factor" in array else energies - 2 * inner + sizes
+    relative = np.sqrt(np.clip(apart / np.maximum(energies, 1e-300), 0.0, 1.0))
+    pairs = linear_sum_assignment(relative)
+    return int((relative[pairs] <= most).sum())

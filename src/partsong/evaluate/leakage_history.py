@@ -35,7 +35,7 @@ def common_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray,
     rank, m = factors[0].shape
     if len(factors) < 2 or n_rows >= rank or 2 * rank - n_rows > m:
         return None
-    bases = [_basis(factor) for factor in factors]
+    bases = [row_basis(factor) for factor in factors]
     _, values, basis = np.linalg.svd(np.vstack(bases), full_matrices=False)
     apart = np.maximum(0.0, 1 - values**2 / len(factors))
     if len(apart) <= n_rows or apart[n_rows] <= NOTHING:
@@ -112,6 +112,7 @@ def _met(
     return w, x
 
 
-def _basis(factor: np.ndarray) -> np.ndarray:
+def row_basis(factor: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the row space, without what is rounding."""
     _, values, rows = np.linalg.svd(factor, full_matrices=False)
     return np.asarray(rows[values > NOTHING * max(values[0], 1e-300)])

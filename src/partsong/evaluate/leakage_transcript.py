@@ -19,14 +19,29 @@ Traffic = Sequence[tuple[str, int, Message]]
 """What one round sent, as in `Round.traffic`: party, phase of the reduction, message."""
 
 LIST, KIND = "traffic.jsonl", FileKind("partsong-traffic", 1, is_private=True)
+MOST_ROUNDS = 10**6
+"""A list that names a later round is not one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What parties sent in one round, and the model that each of them had been sent before."""
+    """What parties sent in one round, and the model that each of them had been sent before.
+
+    `total` is the sum of what they sent, where it is all that is known: `uploads` then lack those that are hidden.
+    """
 
     models: Mapping[str, Message]
     uploads: Mapping[str, Message]
+    total: Message | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The recorded traffic of a run, round by round; who took part, and the number of columns where that is told."""
+
+    traffic: Sequence[Traffic]
+    parties: tuple[str, ...]
+    n_features: int | None
 
 
 def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, asynchronous: bool) -> list[Exchange]:
@@ -83,29 +98,66 @@ def numbers(array: Array) -> np.ndarray:
 
 def read_traffic(folder: str | PathLike[str]) -> list[Traffic]:
     """The recorded traffic of a run folder (`partsong fit --record`), round by round from the first."""
+    return list(read_record(folder).traffic)
+
+
+def read_record(folder: str | PathLike[str]) -> Record:
+    """The same, with what the record says of the run; everything that is not as we write it is a FormatError."""
     path = Path(folder)
     rounds: dict[int, list[tuple[str, int, Message]]] = {}
-    opened: dict[str, dict[str, Any]] = {}
+    abouts: list[Any] = []
+    opened: tuple[str, dict[str, Any]] = ("", {})
     for line in _lines_of(path):
-        try:
-            told = json.loads(line)
-            index, party, phase = int(told["round"]), str(told["party"]), int(told["phase"])
-            file, weight = str(told["file"]), float("nan" if told["weight"] is None else told["weight"])
-            names = [str(array["name"]) for array in told["arrays"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FormatError(f"{path / LIST}: a line is not about a message: {line.strip()[:60]!r}.") from error
-        if file not in opened:
-            opened = {file: read_tensors(path / file, KIND)[0]}
-        missing = [name for name in names if f"{party}/{phase}/{name}" not in opened[file]]
+        index, party, phase, weight, names = _message_of(path, line)
+        file = f"traffic/round-{index:04d}.safetensors"
+        if file != opened[0]:
+            arrays, about = read_tensors(path / file, KIND)
+            opened, abouts = (file, arrays), [*abouts, about]
+        missing = [name for name in names if f"{party}/{phase}/{name}" not in opened[1]]
         if missing:
             raise FormatError(f"{path / file} lacks {', '.join(missing)} of party {party!r}, which {LIST} lists.")
-        arrays = {name: opened[file][f"{party}/{phase}/{name}"] for name in names}
-        rounds.setdefault(index, []).append((party, phase, Message(arrays, weight)))
-    absent = sorted(set(range(1, max(rounds, default=0) + 1)) - rounds.keys())
-    if absent or not rounds:
-        what = f"that of round {absent[0]} is missing" if absent else "there is none"
+        sent = {name: opened[1][f"{party}/{phase}/{name}"] for name in names}
+        if any((party, phase) == (sender, at) for sender, at, _ in rounds.get(index, ())):
+            raise FormatError(f"{path / LIST} lists two messages of party {party!r} in phase {phase} of round {index}.")
+        rounds.setdefault(index, []).append((party, phase, Message(sent, weight)))
+    absent = next((index for index in range(1, len(rounds) + 1) if index not in rounds), None)
+    if absent is not None or not rounds:
+        what = f"that of round {absent} is missing" if absent is not None else "there is none"
         raise FileError(f"{path} does not hold the traffic of a run from its first round on: {what}. Add --record.")
-    return [rounds[index] for index in sorted(rounds)]
+    senders = {party for sent in rounds.values() for party, _, _ in sent}
+    parties, widths = _told_by(path, abouts)
+    return Record([rounds[index] for index in sorted(rounds)], tuple(sorted(senders | parties)), widths)
+
+
+def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]:
+    """Round, party, phase, weight and names of arrays, from one line of the list."""
+    try:
+        told = json.loads(line)
+        index, party, phase = int(told["round"]), str(told["party"]), int(told["phase"])
+        weight = float("nan" if told["weight"] is None else told["weight"])
+        names = [str(array["name"]) for array in told["arrays"]]
+        is_sound = 1 <= index <= MOST_ROUNDS and phase >= 0
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise FormatError(f"{path / LIST}: a line is not about a message: {line.strip()[:60]!r}.") from error
+    if not is_sound:
+        raise FormatError(f"{path / LIST}: a line is about round {index}, phase {phase}, which no run has.")
+    return index, party, phase, weight, names
+
+
+def _told_by(path: Path, abouts: Sequence[Any]) -> tuple[set[str], int | None]:
+    """Parties and columns, from what the files of all rounds say; files of earlier releases say neither."""
+    parties: set[str] = set()
+    widths: set[int] = set()
+    for about in abouts:
+        named, width = (about.get("parties", []), about.get("n_features")) if isinstance(about, dict) else (None, None)
+        is_width = width is None or (type(width) is int and width > 0)
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named) or not is_width:
+            raise FormatError(f"{path / 'traffic'}: a file does not say who took part as ours do. Record the run anew.")
+        parties |= set(named)
+        widths |= set() if width is None else {width}
+    if len(widths) > 1:
+        raise FormatError(f"{path / 'traffic'}: files are of runs with {sorted(widths)} columns. Record the run anew.")
+    return parties, next(iter(widths), None)
 
 
 def _lines_of(path: Path) -> list[str]:

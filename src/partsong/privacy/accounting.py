@@ -15,6 +15,7 @@ from partsong.privacy.release import RELATIONS, Release
 
 PRECISION = 1e-4
 """Relative: to which a multiplier is found by halving; rounded toward more noise."""
+MOST_RELEASES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class Ledger:
     def __post_init__(self) -> None:
         counts: dict[Release, int] = {}
         for release, count in self.entries:
-            if not isinstance(count, int) or count < 0:
-                raise ParameterError(f"A release is made a whole number of times; got {count!r}.")
+            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_RELEASES:
+                raise ParameterError(f"A release is made a whole number of times, at most 2^50; got {count!r}.")
             counts[release] = counts.get(release, 0) + count
         kept = sorted(((r, n) for r, n in counts.items() if n), key=lambda entry: repr(entry[0]))
         promises = sorted({(r.unit, r.relation) for r, _ in kept if r.kind != "none"})
@@ -87,8 +88,8 @@ class Ledger:
     def from_json(values: Iterable[Mapping[str, Any]]) -> Ledger:
         """The ledger that `to_json` wrote."""
         try:
-            return Ledger(tuple((Release.from_json(entry), int(entry["count"])) for entry in values))
-        except (KeyError, TypeError, ValueError) as error:
+            return Ledger(tuple((Release.from_json(entry), entry["count"]) for entry in values))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"This is not a list of releases ({error}); a budget cannot go on from it.") from error
 
 
@@ -133,6 +134,8 @@ class Accounts:
     @staticmethod
     def from_json(values: Mapping[str, Iterable[Mapping[str, Any]]]) -> Accounts:
         """The accounts that `to_json` wrote."""
+        if not isinstance(values, Mapping):
+            raise FormatError(f"Accounts are ledgers by party; this is {type(values).__name__}.")
         return Accounts({name: Ledger.from_json(entries) for name, entries in values.items()})
 
 
@@ -151,14 +154,14 @@ class Budget:
         return ledger.after(release).epsilon(self.delta) <= self.epsilon
 
     def rounds(self, release: Release, spent: Ledger | None = None) -> int:
-        """How many releases fit, after what was spent; 0 is an answer here, see `rounds_within`."""
+        """How many releases fit, after what was spent (at most 2⁵⁰); 0 is an answer here, see `rounds_within`."""
         before = spent or Ledger()
         if release.kind == "none" or not self.allows(before, release):
             return 0
-        enough = 1
-        while before.after(release, 2 * enough).epsilon(self.delta) <= self.epsilon:
+        enough, most = 1, MOST_RELEASES - len(before)
+        while 2 * enough <= most and before.after(release, 2 * enough).epsilon(self.delta) <= self.epsilon:
             enough *= 2
-        low, high = enough, 2 * enough
+        low, high = enough, min(2 * enough, most + 1)
         while high - low > 1:
             middle = (low + high) // 2
             fits = before.after(release, middle).epsilon(self.delta) <= self.epsilon

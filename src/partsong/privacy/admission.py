@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 
 from partsong.core import Message
-from partsong.errors import PartyError
+from partsong.errors import TooFewParties
+from partsong.privacy.contents import are_alike, form_of
 from partsong.privacy.envelopes import KEYS, PHASES, UPLOAD, Advert, Scene, opened
-from partsong.privacy.fixed_point import are_alike
 from partsong.privacy.key_agreement import fingerprint
 
 Roster = Mapping[str, bytes]
@@ -38,7 +39,7 @@ class Terms:
         """Stop before anything is revealed."""
         if len(heard) < self.needed(phase):
             missing = ", ".join(repr(name) for name in sorted(set(asked) - set(heard))[:5])
-            raise PartyError(
+            raise TooFewParties(
                 f"The masked sum of round {self.index} ends in phase {phase} ({PHASES[phase]}): {len(heard)} of "
                 f"{len(self.participants)} parties were heard, and {self.needed(phase)} are needed to remove "
                 f"the masks of a sum that hides each of them; missing: {missing or 'nobody else was asked'}. "
@@ -92,26 +93,33 @@ def _read(scene: Scene, name: str, message: Message) -> Advert:
 
 
 def _check_together(scene: Scene, adverts: Mapping[str, Advert]) -> None:
-    """No key twice, one model, arrays that can be added."""
+    """No key twice, one model, arrays that can be added; who differs from the most is named."""
     owners: dict[bytes, str] = {}
-    first_name, first = next(iter(adverts.items()))
+    usual, like_most = (_usual(adverts, of) for of in (lambda one: one.model, lambda one: form_of(one.contents)))
     for name, advert in adverts.items():
         for key in (advert.share_key, advert.mask_key):
             if key in owners:
                 raise scene.trouble(name, f"it has sent a key that {owners[key]!r} has sent as well.")
             owners[key] = name
-        if advert.model != first.model:
+        if advert.model != adverts[usual].model:
             raise scene.trouble(
                 name,
-                f"it was sent another model than {first_name!r}, and a sum over different models can single out "
+                f"it was sent another model than {usual!r}, and a sum over different models can single out "
                 "a party. Nothing was masked. Send one model to all.",
             )
-        if not are_alike(advert.contents, first.contents):
+        if not are_alike(advert.contents, adverts[like_most].contents):
             raise scene.trouble(
                 name,
-                f"it would add {_shown(advert)}, but {first_name!r} {_shown(first)}. Nothing was masked. All "
-                "parties must run the same program on the same columns.",
+                f"it would add {_shown(advert)}, but {like_most!r} {_shown(adverts[like_most])}. Nothing was masked. "
+                "All parties must run the same program on the same columns.",
             )
+
+
+def _usual(adverts: Mapping[str, Advert], of: Callable[[Advert], Hashable]) -> str:
+    """The first party that says what the most say."""
+    said = {name: of(advert) for name, advert in adverts.items()}
+    most = Counter(said.values()).most_common(1)[0][0]
+    return next(name for name, what in said.items() if what == most)
 
 
 def _shown(advert: Advert) -> str:

@@ -12,11 +12,13 @@ from typing import Any
 from scipy import optimize
 
 from partsong.errors import MissingExtra
-from partsong.privacy.gaussian_curve import check_delta, gaussian_epsilon
+from partsong.privacy.gaussian_curve import LEAST_DELTA, MARGIN, check_delta, gaussian_epsilon
 
 Costs = tuple[tuple[str, float, int], ...]
 
 FINEST_INTERVAL = 1e-4
+FAINTEST, LARGEST_LOSS = 0.01, 1e5
+"""A multiplier of Laplace noise below which, and a sum of ε beyond which, loss distributions run out of numbers."""
 CELLS = 2e5
 """About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
 
@@ -24,8 +26,8 @@ CELLS = 2e5
 def composed_epsilon(costs: Costs, delta: float) -> float:
     """The smallest ε that we can prove: all of `costs` together are (ε, δ)-private; ∞ where something has no noise.
 
-    Gaussian alone: exact. Laplace alone with δ = 0: the sum of their ε. Else dp-accounting's pessimistic estimate, or
-    the sum of ε where that is smaller.
+    Gaussian alone: exact. Laplace alone with δ = 0: the sum of their ε. Else dp-accounting's pessimistic estimate; or,
+    where one is smaller, the sum of the ε of Laplace noise and of the one of all Gaussian noise, or what zCDP says.
     """
     if any(kind == "none" for kind, _, _ in costs):
         return math.inf
@@ -33,12 +35,14 @@ def composed_epsilon(costs: Costs, delta: float) -> float:
     check_delta(delta, needs_delta=mu > 0)
     if pure == 0:
         return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
-    if delta == 0:
+    if delta < LEAST_DELTA:
         return pure
     if mu == 0 and sum(count for _, _, count in costs) == 1:
         return laplace_epsilon(pure, delta)
-    best = loss_distribution_epsilon(costs, delta)
-    return min(best, pure) if mu == 0 else best
+    kept = delta * (1 - MARGIN)
+    simple = min(pure + (gaussian_epsilon(mu, delta) if mu > 0 else 0.0), concentrated_epsilon(costs, kept))
+    is_faint = any(kind == "laplace" and multiplier < FAINTEST for kind, multiplier, _ in costs)
+    return simple if is_faint or pure > LARGEST_LOSS else min(loss_distribution_epsilon(costs, kept), simple)
 
 
 def gaussian_mu(costs: Costs) -> float:
@@ -53,7 +57,7 @@ def pure_epsilon(costs: Costs) -> float:
 
 def laplace_epsilon(pure: float, delta: float) -> float:
     """ε of one Laplace release with δ > 0: from δ(ε) = 1 − exp((ε − 1/multiplier) / 2)."""
-    return max(0.0, pure + 2 * math.log1p(-delta))
+    return max(0.0, pure + 2 * math.log1p(-delta * (1 - MARGIN)))
 
 
 @lru_cache(maxsize=4096)

@@ -51,7 +51,7 @@ def sealing_keys(own: str, private: bytes, circle: Admitted) -> dict[Route, byte
 def dealt(dealer: str, holdings: Mapping[str, Holding], keys: Mapping[Route, bytes]) -> bytes:
     """A dealer's body: commitments for everybody, then what is sealed for each but itself, in name order."""
     committed = [commitments((dealer, name), holding) for name, holding in holdings.items()]
-    sealed = [seal(keys[dealer, n], h.seed + h.key, b"") for n, h in holdings.items() if n != dealer]
+    sealed = [seal(keys[dealer, n], h.seed + h.key) for n, h in holdings.items() if n != dealer]
     return b"".join(committed + sealed)
 
 
@@ -60,7 +60,7 @@ def received(scene: Scene, route: Route, body: bytes, circle: Admitted, keys: Ma
     dealer, holder = route
     try:
         committed, sealed = parts_for(route, body, circle)
-        holding = Holding(*chunks(unseal(keys[route], sealed, b"") or b"", SHARE_BYTES))
+        holding = Holding(*chunks(unseal(keys[route], sealed) or b"", SHARE_BYTES))
         share_of(holding.seed), share_of(holding.key)
     except (TypeError, ValueError) as error:
         raise scene.trouble(

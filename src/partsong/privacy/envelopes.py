@@ -18,7 +18,7 @@ import numpy as np
 
 from partsong.core import Message
 from partsong.errors import PartyError
-from partsong.privacy.fixed_point import Contents, told, understood
+from partsong.privacy.contents import Contents, told, understood
 from partsong.privacy.key_agreement import KEY_BYTES, SEAL_BYTES, SIGNATURE_BYTES, fingerprint, is_signed, sign
 from partsong.privacy.shamir import PRIME, SHARE_BYTES
 
@@ -41,7 +41,8 @@ class Scene:
 
     def trouble(self, party: str, what: str) -> PartyError:
         """The error of a party in this phase."""
-        where = f"phase {self.phase} ({PHASES[self.phase]}) of the masked sum of round {self.index}"
+        kind = PHASES[self.phase] if self.phase in range(len(PHASES)) else "which there is not"
+        where = f"phase {self.phase} ({kind}) of the masked sum of round {self.index}"
         return PartyError(f"Party {party!r}, {where}: {what}")
 
     def statement(self, party: str, body: bytes) -> bytes:
@@ -85,8 +86,8 @@ def opened(scene: Scene, party: str, verifying: bytes, message: Message) -> byte
     if not is_signed(verifying, _bytes(message["signature"]), scene.statement(party, body)):
         raise scene.trouble(
             party,
-            "the signature is not that of this party for this phase and sum: forged, changed on the way, or repeated "
-            "from another one. Nothing of it was used.",
+            "the signature is not that of this party for this phase and sum: forged, changed on the way, repeated "
+            "from another one, or made with other settings (bounds, majority, who takes part). Nothing of it was used.",
         )
     return body
 
@@ -115,7 +116,13 @@ def names_as_array(names: Iterable[str]) -> Any:
 
 def names_of(array: Any) -> tuple[str, ...]:
     """The names again; ValueError where they are none."""
-    return tuple(map(str, json.loads(_bytes(array))))
+    try:
+        names = json.loads(_bytes(array))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("not a list of names")
+    return tuple(names)
 
 
 def chunks(body: bytes, size: int) -> list[bytes]:

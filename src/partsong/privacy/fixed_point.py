@@ -1,31 +1,28 @@
 """Real numbers as whole numbers modulo 2⁶⁴, in which sums are exact.
 
-x ↦ round(x·2^e) mod 2⁶⁴, with the largest e for which n·bound·2^e ≤ 2⁶², so that a sum of n such numbers never leaves
+x ↦ round(x·2^e) mod 2⁶⁴, with the largest e for which n·bound·2^e < 2⁶², so that a sum of n such numbers never leaves
 the 63 bits of its sign and size. Each addend is off by at most half a step, 2^−(e+1); a sum by n times that, and by the
-rounding of the number type it is returned in. The bound is public and comes from no data. A number beyond it is an
-error at its party, and is never clipped.
+rounding of the number type it is returned in; integers never become floating-point numbers on the way. The bound is
+public and comes from no data. A number beyond it is an error at its party, and is never clipped.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from partsong.core import Array, Message, type_name
+from partsong.core import Array, Message
 from partsong.errors import DivergenceError, ParameterError, UploadError
+from partsong.privacy.contents import Contents, Piece, contents_of, library_of, size_of
 
 BITS = 62
-
-KINDS = {"bfloat16", *(f"float{width}" for width in (16, 32, 64))}
-KINDS |= {f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)}
-"""Number types that a sum can be returned in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,8 @@ class Grid:
     parties: int
 
     def __post_init__(self) -> None:
-        if not 1e-100 <= self.bound <= 1e100:
-            raise ParameterError(f"A bound must be a number from 1e-100 to 1e100; got {self.bound}.")
+        if not (isinstance(self.bound, Real) and 1e-100 <= self.bound <= 1e100):
+            raise ParameterError(f"A bound must be a number from 1e-100 to 1e100; got {self.bound!r}.")
         if self.parties < 1:
             raise ParameterError(f"A sum has at least one addend; got {self.parties}.")
 
@@ -57,68 +54,18 @@ class Grid:
         return self.parties * self.step / 2
 
     def encoded(self, values: Any) -> Any:
-        """round(x·2^e) mod 2⁶⁴, of float64 within the bound."""
-        return np.rint(np.ldexp(values, self.exponent)).astype(np.int64).view(np.uint64)
+        """round(x·2^e) mod 2⁶⁴, of float64 or integers within the bound."""
+        if values.dtype.kind == "f" or self.exponent <= -64:
+            return np.rint(np.ldexp(values, self.exponent)).astype(np.int64).view(np.uint64)
+        return _shifted(values, self.exponent).astype(np.int64).view(np.uint64)
 
     def decoded(self, total: Any) -> Any:
         """A sum of at most n encoded numbers, in float64."""
         return np.ldexp(total.view(np.int64).astype(np.float64), -self.exponent)
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An array of a message without its numbers; `kind` is its number type, `library` is numpy, or torch and where."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    library: str
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or any(size < 0 for size in self.shape):
-            raise UploadError(f"The array {self.name!r} holds {self.kind}; only real numbers can be masked.")
-
-    @property
-    def count(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-
-Contents = tuple[Piece, ...]
-
-
-def contents_of(message: Message) -> Contents:
-    """What is in a message, by name."""
-    return tuple(
-        Piece(name, tuple(map(int, array.shape)), type_name(array.dtype), _library(array))
-        for name, array in sorted(message.arrays.items())
-    )
-
-
-def told(contents: Contents) -> bytes:
-    """As text that can be sent."""
-    return json.dumps([[piece.name, piece.shape, piece.kind, piece.library] for piece in contents]).encode()
-
-
-def understood(text: bytes) -> Contents:
-    """From text; ValueError where it is none of ours."""
-    try:
-        listed = [
-            (str(name), tuple(map(int, shape)), str(kind), str(place)) for name, shape, kind, place in json.loads(text)
-        ]
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    return tuple(Piece(*entry) for entry in listed)
-
-
-def are_alike(one: Contents, other: Contents) -> bool:
-    """Whether they can be added: names and shapes; number types may differ."""
-    return [(piece.name, piece.shape) for piece in one] == [(piece.name, piece.shape) for piece in other]
-
-
-def size_of(contents: Contents) -> int:
-    """The length of the vector: all numbers, and the weight."""
-    return sum(piece.count for piece in contents) + 1
+    def decoded_whole(self, total: Any) -> Any:
+        """The same to the nearest whole number, in int64."""
+        return _shifted(total.view(np.int64), -self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +77,10 @@ class Encoding:
 
     def encoded(self, party: str, message: Message) -> Any:
         """All numbers of a message in one vector modulo 2⁶⁴; refused at the party where one is not within its bound."""
-        contents = contents_of(message)
+        try:
+            contents = contents_of(message)
+        except UploadError as error:
+            raise UploadError(f"Party {party!r}: {error} Nothing was sent.") from error
         vector = np.empty(size_of(contents), np.uint64)
         for name, start, stop in self._places(contents):
             values = _as_numbers(message[name])
@@ -146,8 +96,7 @@ class Encoding:
         arrays = {}
         for number, (name, start, stop) in enumerate(self._places(contents[0])):
             pieces = [one[number] for one in contents]
-            values = self.grid_of(name).decoded(total[start:stop]).reshape(pieces[0].shape)
-            arrays[name] = _like(values, pieces)
+            arrays[name] = _like(self.grid_of(name), total[start:stop], pieces)
         return Message(arrays, float(self.weight.decoded(total[-1:])[0]))
 
     @staticmethod
@@ -165,7 +114,7 @@ def _require_within(party: str, what: str, values: Any, bound: float) -> None:
             f"Party {party!r} would mask NaN or infinite numbers in {what}, which nobody could find in the sum. "
             "Nothing was sent. Check its data and settings."
         )
-    if values.size and max(-float(values.min()), float(values.max())) > bound:
+    if values.size and not -bound <= values.min().item() <= values.max().item() <= bound:
         raise UploadError(
             f"Party {party!r}: {what} has numbers beyond its public bound, ±{bound:g}, and a sum of them could not be "
             "told from another one. Nothing was sent, and nothing is clipped. Scale the data of all parties, or "
@@ -173,23 +122,33 @@ def _require_within(party: str, what: str, values: Any, bound: float) -> None:
         )
 
 
+def _shifted(values: Any, places: int) -> Any:
+    """round(x·2^places) of integers; nothing is rounded before, and where places ≥ 0 nothing at all."""
+    if places >= 0:
+        return values.astype(np.int64) << np.int64(places)
+    one, down = values.dtype.type(1), values.dtype.type(min(-places, 63))
+    half = one << (down - one)
+    return (values >> down) + ((values & (half | (half - one))) >= half)
+
+
 def _as_numbers(array: Array) -> Any:
-    numbers = np.asarray(array) if _library(array) == "numpy" else array.detach().cpu().double().numpy()
-    return numbers.astype(np.float64, copy=False)
+    """In NumPy: integers as they are, and all else in float64."""
+    if library_of(array) != "numpy":
+        array = array.detach().cpu()
+        array = (array.double() if array.is_floating_point() else array).numpy()
+    numbers = np.asarray(array)
+    kind = {"i": np.int64, "u": np.uint64}.get(numbers.dtype.kind, np.float64)
+    return numbers.astype(kind, copy=False)
 
 
-def _library(array: Array) -> str:
-    if type(array).__module__.partition(".")[0] != "torch":
-        return "numpy"
-    return f"torch {array.device.type}"
-
-
-def _like(values: Any, pieces: Sequence[Piece]) -> Array:
-    """Values in the number type, library and place of a sum of such arrays."""
+def _like(grid: Grid, total: Any, pieces: Sequence[Piece]) -> Array:
+    """What a total stands for, in the shape, number type, library and place of a sum of such arrays."""
+    is_whole = all("int" in piece.kind for piece in pieces)
+    values = (grid.decoded_whole(total) if is_whole else grid.decoded(total)).reshape(pieces[0].shape)
     library = pieces[0].library
     if library == "numpy":
-        kind = np.result_type(*(np.dtype(piece.kind) for piece in pieces))
-        return (np.rint(values) if kind.kind in "iu" else values).astype(kind, copy=False)
+        kinds = (np.dtype("float32" if piece.kind == "bfloat16" else piece.kind) for piece in pieces)
+        return values.astype(np.result_type(*kinds), copy=False)
     torch = import_module("torch")
     dtype = reduce(torch.promote_types, (getattr(torch, piece.kind) for piece in pieces))
     return torch.from_numpy(values).to(dtype=dtype, device=library.removeprefix("torch "))

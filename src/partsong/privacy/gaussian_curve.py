@@ -15,9 +15,12 @@ from scipy import special
 
 from partsong.errors import ParameterError
 
-MARGIN = 1e-9
-"""Relative: δ is taken as this much smaller than asked for, which covers the rounding in its formula."""
+MARGIN, LOST_DIGITS = 1e-9, 2e-14
+"""Relative: δ is taken as this much smaller than asked for, or LOST_DIGITS times the larger of μ and 1/μ. That covers
+the rounding in its formula, where numbers of the size of μ, or as close as μ, are subtracted, and noise from tables."""
 HALVINGS = 200
+LEAST_DELTA = 1e-300
+"""A smaller δ is as good as none."""
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -26,7 +29,7 @@ def log_delta(epsilon: float, mu: float) -> float:
         return -math.inf
     a = epsilon / mu - mu / 2
     if a < -5:
-        second = math.exp(epsilon + float(special.log_ndtr(-a - mu)))
+        second = math.exp(-a * a / 2) * float(special.erfcx((a + mu) / math.sqrt(2))) / 2  # e^ε φ(a + μ) = φ(a)
         return math.log1p(-(float(special.ndtr(a)) + second))
     mills = float(special.erfcx(a / math.sqrt(2)) - special.erfcx((a + mu) / math.sqrt(2)))
     return -a * a / 2 - math.log(2) + math.log(mills) if mills > 0 else -math.inf
@@ -35,7 +38,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The smallest ε with δ(ε; μ) ≤ δ, rounded up; 0 where none is needed."""
     check_delta(delta)
-    target = math.log(delta) + math.log1p(-MARGIN)
+    target = math.log(delta) + math.log1p(-_margin(mu))
     if mu <= 0 or log_delta(0.0, mu) <= target:
         return 0.0
     high = 1.0
@@ -50,15 +53,18 @@ def largest_mu(epsilon: float, delta: float) -> float:
     Twice the margin, so that `gaussian_epsilon` of the answer does not exceed ε by its last bit.
     """
     check_budget(epsilon, delta)
-    target = math.log(delta) + math.log1p(-2 * MARGIN)
+
+    def fits(mu: float) -> bool:
+        return log_delta(epsilon, mu) <= math.log(delta) + math.log1p(-2 * _margin(mu))
+
     low, high = 0.0, 1.0
-    while log_delta(epsilon, high) <= target:
+    while fits(high):
         low, high = high, 2 * high
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        low, high = (middle, high) if log_delta(epsilon, middle) <= target else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
@@ -86,11 +92,15 @@ def check_delta(delta: float, *, needs_delta: bool = True) -> None:
             f"delta must be from 0 to below 1; got {delta!r}. "
             "It should be well below 1 / (number of units), such as 1e-5."
         )
-    if needs_delta and delta < 1e-300:
+    if needs_delta and delta < LEAST_DELTA:
         raise ParameterError(
             f"Gaussian noise needs delta > 0; got {delta!r}. "
             "Give one such as 1e-5, or use Laplace noise with delta = 0."
         )
+
+
+def _margin(mu: float) -> float:
+    return min(0.4, max(MARGIN, LOST_DIGITS * max(mu, 1 / mu))) if mu > 0 else MARGIN
 
 
 def _first(holds: Callable[[float], bool], low: float, high: float) -> float:

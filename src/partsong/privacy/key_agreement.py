@@ -99,15 +99,15 @@ def pair_stream(secret: bytes, one: str, other: str, transcript: bytes) -> bytes
     return derived(secret, "mask of two", transcript, *sorted((one, other)))
 
 
-def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """A text that only the holder of the key can read, and change, bound to what it is about."""
-    return _module("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
+def seal(key: bytes, text: bytes) -> bytes:
+    """A text that only the holders of the key can read, or change; what it is about is in how the key was derived."""
+    return _module("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
 
 
-def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
-    """The text, or None if it was not sealed with this key and about this."""
+def unseal(key: bytes, sealed: bytes) -> bytes | None:
+    """The text, or None if it was not sealed with this key."""
     try:
-        return _module("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), sealed, about)
+        return _module("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
     except import_module("cryptography.exceptions").InvalidTag:
         return None
 

@@ -17,9 +17,11 @@ import numpy as np
 
 from partsong.core import Message
 from partsong.privacy.admission import Admitted, Roster, Terms, admit
+from partsong.privacy.contents import Contents
 from partsong.privacy.dealing import Holding, Route, dealt, received, sealing_keys, seed_commitment, split_for
 from partsong.privacy.envelopes import (
     KEYS,
+    PHASES,
     SHARES,
     SURVIVORS,
     UPLOAD,
@@ -31,7 +33,6 @@ from partsong.privacy.envelopes import (
     names_of,
     opened,
 )
-from partsong.privacy.fixed_point import Contents
 from partsong.privacy.key_agreement import KeyPair, agreed, mask, pair_stream, seed_stream, verifying_key
 from partsong.privacy.randomness import Source
 
@@ -87,7 +88,7 @@ class Seat:
 
 def answer(phase: int, seat: Seat, heard: Message) -> tuple[Seat, Message]:
     """What a party sends in a phase; a phase that was answered, or left out, is refused."""
-    if phase != seat.phase:
+    if phase != seat.phase or phase >= len(PHASES):
         raise seat.draft.terms.scene(phase).trouble(
             seat.member.party,
             f"it was asked for phase {phase} out of turn. A phase is answered once, in order: two answers could reveal "

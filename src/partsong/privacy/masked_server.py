@@ -13,6 +13,7 @@ import numpy as np
 
 from partsong.core import Message
 from partsong.privacy.admission import Admitted, Roster, Terms, admit
+from partsong.privacy.contents import size_of
 from partsong.privacy.dealing import parts_for, seed_commitment, share_commitment
 from partsong.privacy.envelopes import (
     NO_WEIGHT,
@@ -27,7 +28,6 @@ from partsong.privacy.envelopes import (
     relayed,
     share_of,
 )
-from partsong.privacy.fixed_point import size_of
 from partsong.privacy.key_agreement import KEY_BYTES, agreed, mask, pair_stream, public_key, seed_stream
 from partsong.privacy.shamir import SHARE_BYTES, combine, weights_at_zero
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +13,15 @@ from typing import Any
 import numpy as np
 
 from partsong.core import Aggregation, Layout, Message, Occasion, Reducible, Shard
-from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.errors import CompositionError, ParameterError, PartyError, PredictableMasks, TooFewParties
 from partsong.privacy import key_agreement, masked_party, masked_server
 from partsong.privacy.admission import Roster, Terms
+from partsong.privacy.contents import contents_of
 from partsong.privacy.envelopes import PHASES
-from partsong.privacy.fixed_point import Encoding, Grid, contents_of
+from partsong.privacy.fixed_point import Encoding, Grid
 from partsong.privacy.masked_party import Draft, Member, Seat
 from partsong.privacy.masked_server import Desk
 from partsong.privacy.randomness import Source, system_source
-
-
-class PredictableMasks(UserWarning):
-    """Masks that were not drawn from the operating system's randomness: nothing is hidden by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,8 @@ class MaskedSum:
     """Σ_p lift(upload_p) under masks that cancel, in five phases; parties may drop out in each of them.
 
     `bound`, or `bounds` for arrays by name, and `weight_bound` are public: a party refuses to send a number beyond
-    them. They set the error, n·2^−(e+1) with the largest e for which n·bound·2^e ≤ 2⁶² (see `error` and `told`).
+    them. They are of lift(upload), which for weighted means is multiplied with the weight, and set the error,
+    n·2^−(e+1) with the largest e for which n·bound·2^e < 2⁶² (see `error` and `told`).
 
     A secret is given back by t = ⌊majority·n⌋ + 1 of the n parties that are asked. Less than t of them together with an
     honest-but-curious server learn the sum over the others and no more. A server that lies, with c parties, gets both
@@ -60,10 +59,10 @@ class MaskedSum:
                 f"majority must be from 0.5 to below 1; got {self.majority}. With less, two lists of survivors could "
                 "both find enough signatures."
             )
-        if self.fewest < 3:
+        if not _is_whole(self.fewest) or self.fewest < 3:
             raise ParameterError(
-                f"A masked sum is over at least 3 parties; got fewest={self.fewest}. Of two, each knows what the other "
-                "has added."
+                f"A masked sum is over a whole number of parties, 3 or more; got fewest={self.fewest!r}. Of two, each "
+                "knows what the other has added."
             )
         key_agreement.require()
         if self.source is not system_source:
@@ -80,7 +79,11 @@ class MaskedSum:
 
     def encoding(self, parties: int) -> Encoding:
         """How numbers become whole ones in a sum of so many parties."""
-        return Encoding(lambda name: Grid(self.bounds.get(name, self.bound), parties), Grid(self.weight_bound, parties))
+        return Encoding(lambda name: Grid(self.bound_of(name), parties), Grid(self.weight_bound, parties))
+
+    def bound_of(self, name: str) -> float:
+        """The largest number that a party adds in an array."""
+        return self.bounds.get(name, self.bound)
 
     def error(self, name: str, parties: int) -> float:
         """How far an entry of the sum of an array can be off, before it is rounded to its number type."""
@@ -111,6 +114,11 @@ class MaskedSum:
                 f"A masked sum needs at least {self.fewest} parties, and there are {len(layout.parties)}: "
                 f"{', '.join(layout.parties)}. Each of two would know what the other has sent. Run without masks, or "
                 "with more parties."
+            )
+        if self.roster is not None and not secret:
+            raise ParameterError(
+                f"Party {party!r} has no secret, so that everybody could sign for it and its key in the roster means "
+                "nothing. Give its shard a secret of 256 random bits."
             )
         signing = key_agreement.signing_key(secret, party)
         if self.roster is not None and self.roster.get(party) != key_agreement.verifying_key(signing):
@@ -173,13 +181,13 @@ class MaskedSum:
     def _terms(self, occasion: Occasion) -> Terms:
         participants = tuple(sorted(occasion.participants))
         if len(participants) < self.fewest:
-            raise PartyError(
+            raise TooFewParties(
                 f"Only {len(participants)} parties ({', '.join(participants)}) were asked for the masked sum of round "
                 f"{occasion.index}, and {self.fewest} are needed. Nothing was sent."
             )
         settings = key_agreement.fingerprint(
-            *(f"{bound!r}" for bound in (self.bound, self.weight_bound, self.majority, self.fewest)),
-            *(f"{name}: {bound!r}" for name, bound in sorted(self.bounds.items())),
+            *(f"{float(bound)!r}" for bound in (self.bound, self.weight_bound, self.majority, self.fewest)),
+            *(f"{name}: {float(bound)!r}" for name, bound in sorted(self.bounds.items())),
             occasion.layout.seed,
             *occasion.layout.parties,
         )
@@ -191,8 +199,16 @@ def roster_of(shards: Sequence[Shard]) -> dict[str, bytes]:
     return {s.name: key_agreement.verifying_key(key_agreement.signing_key(s.secret, s.name)) for s in shards}
 
 
+def _is_whole(number: Any) -> bool:
+    try:
+        operator.index(number)
+    except TypeError:
+        return False
+    return True
+
+
 def _model_fingerprint(model: Message) -> bytes:
-    parts: list[bytes | str | int] = []
+    parts: list[bytes | str | int] = [float(model.weight).hex()]
     for name, array in sorted(model.arrays.items()):
         numbers: Any = array.detach().cpu().double().numpy() if hasattr(array, "detach") else np.asarray(array)
         parts += [name, str(numbers.dtype), str(numbers.shape), np.ascontiguousarray(numbers).tobytes()]

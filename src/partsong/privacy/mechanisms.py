@@ -179,7 +179,7 @@ def _protected(
     sizes = [private[name].size for name in names]
     pieces = np.split(noisy, np.cumsum(sizes)[:-1])
     return {
-        name: _like(np.maximum(public[name] + (noise.grid * piece).reshape(public[name].shape), 0.0), arrays[name])
+        name: _like(public[name] + (noise.grid * piece).reshape(public[name].shape), arrays[name])
         for name, piece in zip(names, pieces, strict=True)
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,8 @@ RELATIONS = {
     ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
 }
 """Unit and relation -> which two worlds look alike."""
+LEAST, MOST = 1e-9, 1e15
+"""Between which multipliers lie that can be accounted for without running out of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,11 @@ class Release:
         if self.kind not in KINDS:
             raise ParameterError(f"A release is one of {', '.join(KINDS)}; got {self.kind!r}.")
         check_relation(self.unit, self.relation)
-        is_positive = math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0
-        if not is_positive and not (self.kind == "none" and self.noise_multiplier == 0):
+        is_some = LEAST <= self.noise_multiplier <= MOST
+        if not is_some and not (self.kind == "none" and self.noise_multiplier == 0):
             raise ParameterError(
-                f"A noise multiplier must be a positive number; got {self.noise_multiplier!r}. "
-                "`multiplier_for` finds one for a budget."
+                f"A noise multiplier must be a positive number, from {LEAST:g} to {MOST:g}; got "
+                f"{self.noise_multiplier!r}. `multiplier_for` finds one for a budget."
             )
 
     def drawn_from(self, source: Source) -> Release:
@@ -60,13 +61,15 @@ class Release:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Release:
-        """The release that `to_json` wrote."""
+        """The release that `to_json` wrote; a flag that is no flag is not taken for one."""
+        if not isinstance(values["is_secure"], bool):
+            raise ParameterError(f"is_secure is true or false; got {values['is_secure']!r}.")
         return Release(
             str(values["kind"]),
             float(values["noise_multiplier"]),
             str(values["unit"]),
             str(values["relation"]),
-            bool(values["is_secure"]),
+            values["is_secure"],
         )
 
 

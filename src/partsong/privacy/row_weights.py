@@ -62,6 +62,14 @@ def values_of(matrix: Matrix) -> Any:
 
 def whole_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
     """H in whole units; a party does not take the server's word for its size."""
+    return np.rint(sound_model(party, values, shape) / MODEL_UNIT)
+
+
+def sound_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
+    """H in float64, if it is what a private program broadcasts: a model that lets some data fail would ask about them.
+
+    Nothing of the party's data is looked at, so that a refusal tells nothing of them.
+    """
     H = np.asarray(kernels.of(values).to_numpy(values), np.float64)
     if H.shape != shape:
         raise ShapeError(f"Party {party!r} was sent an H of shape {H.shape}, not {shape}; nothing was computed.")
@@ -72,4 +80,4 @@ def whole_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
             f"Party {party!r} was sent an H that is not non-negative with rows of unit norm; nothing was computed. "
             "Check the server, or the checkpoint that the run goes on from."
         )
-    return np.rint(H / MODEL_UNIT)
+    return H

@@ -76,9 +76,9 @@ class BoundedRows:
     def whole_rows(self, X: Any) -> Any:
         """The rows (dense or sparse) in whole units, as float64, none longer than the bound; each from itself alone."""
         is_sparse = sparse.issparse(X)
-        rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else np.asarray(X, np.float64)
-        if rows.ndim != 2:
-            raise ShapeError(f"Rows come as a matrix; got {rows.ndim} dimensions.")
+        if np.ndim(X) != 2:
+            raise ShapeError(f"Rows come as a matrix; got {np.ndim(X)} dimensions.")
+        rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else _row_after_row(X)
         if is_sparse:
             rows.sum_duplicates()
         values = rows.data if is_sparse else rows
@@ -98,12 +98,12 @@ class BoundedRows:
 
     def sums(self, W: Any, whole_rows: Any) -> RowSums:
         """The sums of rows with weights W (n × k) ≥ 0, in whole units; never an object of n × k × m."""
-        W = np.asarray(W, np.float64)
+        W = _row_after_row(W)
         n, m = whole_rows.shape
         if W.ndim != 2 or W.shape[0] != n:
             raise ShapeError(f"W has shape {W.shape}, but there are {n} rows.")
         if n > MOST_ROWS:
-            raise ParameterError(f"Sums are exact for at most {MOST_ROWS} rows of a party; got {n}. Split the party.")
+            raise ParameterError(f"Sums are exact for at most {MOST_ROWS} rows of a party; there are more. Split it.")
         if not (np.isfinite(W).all() and (W >= 0).all()):
             raise DataError("Weights of rows must be finite and non-negative; nothing was computed.")
         total = RowSums(np.zeros((W.shape[1],) * 2, np.int64), np.zeros((W.shape[1], m), np.int64), n)
@@ -140,6 +140,11 @@ class BoundedRows:
         gram = self.gram_scale * self.weight_unit**2 * (V * V).sum(axis=1)
         cross = self.weight_unit**2 * self.row_unit**2 * (U * U).sum(axis=1) * squares
         return gram**2 + cross <= self.radius**2 * (1 - 2.0**-45)
+
+
+def _row_after_row(values: Any) -> Any:
+    """In float64 and C order: in another, NumPy adds up a row's squares in an order that depends on how many rows."""
+    return np.asarray(values, np.float64, order="C")
 
 
 def _unit(bound: float, bits: int) -> float:

@@ -46,8 +46,10 @@ def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> dict[int, int]
 
     Worked out once where many secrets were shared with the same holders.
     """
-    if len({point % prime for point in points} - {0}) != len(points):
-        raise ParameterError(f"Shares must come from different holders, numbered from 1; got {sorted(points)[:10]}.")
+    if not points or len({point % prime for point in points} - {0}) != len(points):
+        raise ParameterError(
+            f"Shares must come from different holders, at least one and numbered from 1; got {sorted(points)[:10]}."
+        )
     weights = {}
     for x in points:
         above = below_it = 1

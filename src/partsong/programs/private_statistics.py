@@ -20,13 +20,20 @@ from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.release import Release
 from partsong.privacy.row_noise import NoisyRows
 from partsong.privacy.row_weights import row_weights, values_of, whole_model
-from partsong.privacy.rows import BoundedRows, RowSums
+from partsong.privacy.rows import ROW_BITS, WEIGHT_BITS, BoundedRows, RowSums
 from partsong.streams import stream
 
 UNSENT_COUNT_SHARE = 1e-3
 """The number of rows is not sent, and should take next to nothing of the noise."""
 MASKED_BOUND = 2.0**52
-"""Of arrays under a masked sum of up to 512 parties, which then adds up whole numbers without rounding them."""
+"""Of arrays under a masked sum of up to 1023 parties, which then adds up whole numbers without rounding them."""
+FAR = 128
+"""So many standard deviations from zero there is no noise: beyond 40 the chance is below 10⁻³⁰⁰."""
+
+
+def masked_bound(n_parties: int) -> float:
+    """The largest power of two of which so many add up to less than 2⁶²: a masked sum does not round them."""
+    return 2.0 ** (62 - n_parties.bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,10 @@ class PrivateStatistics:
     Never sent: X_p, W_p, the number of rows, errors, norms. A party sends `most` times at most.
 
     `shares` > 1: each party adds a variance of σ²/shares, for sums that hide single uploads and are over at least so
-    many honest parties (MaskedSum(fewest=…), with bounds of MASKED_BOUND for gram and cross). `source`: bytes for a
-    party and the number of releases before, for tests; noise from a given source counts as insecure.
+    many honest parties (MaskedSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party with more rows
+    than are certain to stay within that bound does not begin: a refusal later would depend on what is in them.
+    `source`: bytes for a party and the number of releases before, for tests; noise from a given source counts as
+    insecure.
     """
 
     rank: int
@@ -77,12 +86,13 @@ class PrivateStatistics:
     most: int | None = None
     row_sweeps: int = 20
     sweeps: int = 5
-    ridge: float = 1.0
+    ridge: float = 3.0
     source: Callable[[str, int], Source] | None = None
     aggregation: Sum = Sum()
+    sum_bound: float = MASKED_BOUND
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("most", 0)):
+        for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("most", 1)):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= least) and not (name == "most" and value is None):
                 raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}.")
@@ -104,6 +114,23 @@ class PrivateStatistics:
             f"each party adds 1/{self.shares} of the noise, which is enough in their sum alone. Take shares=1, or a "
             "reduction that hides uploads."
         )
+
+    @property
+    def fewest_in_sum(self) -> int:
+        """So many parties add up to the whole noise."""
+        return self.shares
+
+    @property
+    def bounds_in_sum(self) -> dict[str, float]:
+        """What a reduction with bounds has to let pass: a refusal would tell of the rows."""
+        return {"gram": self.sum_bound, "cross": self.sum_bound}
+
+    def most_rows(self, n_features: int) -> int:
+        """How many rows of a party are within `sum_bound` whatever is in them, and whatever the noise."""
+        noise = self.noise(n_features)
+        widest = max(1 / noise.bounds.gram_scale / noise.bounds.weight_unit, 1 / noise.bounds.row_unit)
+        reach = FAR * noise.sigma / math.sqrt(self.shares) * widest / noise.bounds.weight_unit
+        return max(0, math.floor((self.sum_bound - reach) / 2 ** (WEIGHT_BITS + ROW_BITS)))
 
     @property
     def solver(self) -> Alternate:
@@ -130,6 +157,18 @@ class PrivateStatistics:
             raise CompositionError(
                 f"Noise in {self.shares} shares needs as many honest parties, and there are {len(layout.parties)}. "
                 "Take fewer shares."
+            )
+        most = self.most_rows(layout.n_features)
+        if self.shares > 1 and most < 1:
+            raise ParameterError(
+                f"Noise of {self.noise_multiplier:.3g} times the sensitivity does not fit into numbers up to "
+                f"{self.sum_bound:.3g}, the bound of the masked sum. Take a larger epsilon, or no masks."
+            )
+        if self.shares > 1 and shard.matrix.shape[0] > most:
+            raise DataError(
+                f"Party {shard.name!r} has more than {most} rows, beyond which a masked sum of {len(layout.parties)} "
+                "parties may not hold their sums. Nothing was computed or sent. Split it into parties of fewer rows, "
+                "or run without masks."
             )
         return PrivateRows().holding(self._whole_rows(shard))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.core import Aggregation, Array, Form, Layout, Message, Program, Reducible, RowSolver, Shard, State
-from partsong.errors import ParameterError
+from partsong.errors import CompositionError, ParameterError
 from partsong.local.alternate import Rows
 from partsong.programs.shared_statistics import SharedStatistics
 
@@ -94,6 +94,12 @@ class Relay:
             raise ParameterError(f"The first leg of a Relay has at least one round; got {self.rounds}.")
         if self.first.rank != self.second.rank:
             raise ParameterError(f"Both legs of a Relay need one rank; got {self.first.rank} and {self.second.rank}.")
+        noisy = [leg for leg in (self.first, self.second) if getattr(leg, "release", None) is not None]
+        if noisy:
+            raise CompositionError(
+                f"{type(noisy[0]).__name__} promises privacy, and a Relay would not account for it: the other leg "
+                "sends without noise, or by another mechanism. Run the private program by itself."
+            )
 
     @property
     def rank(self) -> int:

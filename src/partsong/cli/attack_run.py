@@ -1,0 +1,141 @@
+"""A run folder to what can be attacked: its record, and the program, reduction and layout that its settings name."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+from partsong.cli.choices import CENTRALISED, DTYPES, METHODS
+from partsong.cli.run_folder import SETTINGS
+from partsong.cli.traffic import LIST
+from partsong.errors import FileError, FormatError, PartsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from partsong.cli.fit_settings import FederationSettings
+    from partsong.data.table import Table
+    from partsong.evaluate.leakage_parties import RecordedRun
+    from partsong.evaluate.leakage_transcript import Record
+
+BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What code for sound settings raises on others."""
+MOST_BLANK = 1000
+"""H may have so many times as many numbers as were sent in all, and no more."""
+
+
+def require_recorded(folder: Path) -> None:
+    """Refuse what is no folder of a run, or of one that was not recorded."""
+    if not folder.is_dir():
+        raise FileError(f"{folder}: there is no such folder. Name the --run-folder of a fit with --record.")
+    if not (folder / SETTINGS).is_file():
+        raise FileError(f"{folder} is not the folder of a run: it has no {SETTINGS}. Name the --run-folder of a fit.")
+    if not (folder / LIST).is_file():
+        raise FileError(
+            f"{folder}: this run was not recorded, so there is nothing to attack. Fit again with --record: "
+            "partsong fit parts/ --run-folder run --record"
+        )
+
+
+def settings_of(folder: Path) -> FederationSettings:
+    """What settings.json says of a fit between parties; everything that is not as we write it is a FormatError."""
+    from partsong.cli.fit_settings import FederationSettings
+
+    path = folder / SETTINGS
+    try:
+        told = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: cannot be read as JSON. Take it from the run again.") from error
+    if not isinstance(told, dict):
+        raise FormatError(f"{path}: not the settings of a run. Take it from the run again.")
+    if told.get("method") == CENTRALISED:
+        raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
+    if told.get("method") not in METHODS:
+        raise FormatError(f"{path}: names no method between parties ({str(told.get('method'))[:40]!r}).")
+    kinds = get_type_hints(FederationSettings)
+    missing = [
+        entry.name for entry in fields(FederationSettings) if entry.default is MISSING and entry.name not in told
+    ]
+    known = {name: told[name] for name in kinds if name in told}
+    wrong = [name for name, value in known.items() if not _is_a(value, kinds[name])]
+    if told.get("dtype") not in DTYPES:
+        wrong.append("dtype")
+    if missing or wrong:
+        what = f"lacks {', '.join(missing)}" if missing else f"has values of another kind for {', '.join(wrong)}"
+        raise FormatError(f"{path}: {what}. Take it from the run again.")
+    return FederationSettings(**known)
+
+
+def recorded_run(folder: Path, settings: FederationSettings, record: Record, rows: Mapping[str, Table]) -> RecordedRun:
+    """The run as `partsong fit` set it up; a party whose rows are not at hand has a blank one in their place."""
+    from partsong.cli.fit_tasks import task_of
+    from partsong.cli.gaps import with_known_cells
+    from partsong.cli.holdings import Holdings
+    from partsong.core import Layout
+    from partsong.data.table import Table
+    from partsong.engines.asynchronous import Asynchronous
+    from partsong.evaluate.leakage_parties import RecordedRun
+
+    blank = with_known_cells(Table(_blank(folder, settings, record)), settings.missing)
+    tables = {name: rows.get(name, blank) for name in record.parties}
+    try:
+        alone = replace(settings, engine="sequential", threads=1)
+        task = task_of(alone, Holdings(tables, is_federation=True), record=True)
+        layout = Layout.of(task.shards, task.schedule.seed)
+        if not task.reduction.hides_uploads:
+            _require_uploads(record, task.program, layout)
+    except (PartsongError, *BROKEN) as error:
+        raise FormatError(f"{folder}: its traffic is not that of its {SETTINGS}: {error}") from error
+    shards = {shard.name: shard for shard in task.shards if shard.name in rows}
+    is_asynchronous = isinstance(task.engine, Asynchronous)
+    return RecordedRun(record.traffic, task.program, layout, task.reduction, is_asynchronous, shards)
+
+
+def _blank(folder: Path, settings: FederationSettings, record: Record) -> Any:
+    """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
+    import numpy as np
+
+    width = record.n_features or _width_of(record)
+    numbers = sum(int(array.size) for sent in record.traffic for _, _, m in sent for array in m.arrays.values())
+    if width is None:
+        raise FormatError(f"{folder}: its record does not tell the number of columns. Record the run anew.")
+    if settings.n_components < 1 or settings.n_components * width > MOST_BLANK * max(1, numbers):
+        raise FormatError(
+            f"{folder}: {settings.n_components} components of {width} columns are not what this traffic is about."
+        )
+    return np.ones((1, width), settings.dtype)
+
+
+def _width_of(record: Record) -> int | None:
+    """From the arrays that have all columns; records of earlier releases tell it in no other way."""
+    for _, _, message in (each for sent in record.traffic for each in sent):
+        if "place" in message.arrays and message["place"].size == 3:
+            return int(message["place"][2])
+        for name in ("cross", "H"):
+            if name in message.arrays and message[name].ndim == 2:
+                return int(message[name].shape[1])
+    return None
+
+
+def _require_uploads(record: Record, program: Any, layout: Any) -> None:
+    """Hold every upload to what its program says of it, as engines do."""
+    from partsong.engines.boundary import check_upload, stated_by
+
+    expected = stated_by(program, layout)
+    for index, sent in enumerate(record.traffic):
+        for party, phase, message in sent:
+            if phase:
+                raise FormatError(f"round {index + 1} has a phase {phase}, and uploads in the open have one phase.")
+            check_upload(party, message, expected)
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a JSON value is of an annotated kind; whole numbers pass for real ones, and truth values for neither."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

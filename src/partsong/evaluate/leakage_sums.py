@@ -1,0 +1,107 @@
+"""What those know who see sums: the server of a masked run, and all parties but one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from partsong.aggregate.disjoint import span_of
+from partsong.aggregate.linear import Sum, add
+from partsong.core import Layout, Message, Occasion, Program, Reducible, Reduction, Shard
+from partsong.errors import ParameterError
+from partsong.evaluate.leakage_history import last_addend
+from partsong.evaluate.leakage_transcript import Exchange, Traffic, numbers
+
+Uploads = Mapping[str, Mapping[int, Message]]
+"""What parties are known to have sent, by name and by the number of the exchange."""
+BROKEN = (ArithmeticError, AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+
+
+def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
+    """The exchanges of a run whose uploads are hidden, as its server has them: the sum, and who is in it.
+
+    The server's part is done again from all that it was sent: its start comes from the shared seed.
+    """
+    server, model = program.start_server(layout)
+    standing, exchanges = None, []
+    for index, sent in enumerate(traffic):
+        occasion = Occasion(index, tuple(sorted({party for party, _, _ in sent})), layout, model)
+        try:
+            state: Any = standing
+            for phase in range(reduction.phases):
+                inbox = {party: message for party, at, message in sent if at == phase}
+                state, _ = reduction.hear(phase, inbox, state, occasion)
+            standing, total, included = reduction.total(state, Sum(), occasion)
+            exchanges.append(Exchange(dict.fromkeys(included, model), {}, total))
+            server, model = program.finish(server, program.aggregation.lower(total))
+        except BROKEN as error:
+            raise ParameterError(
+                f"The masked messages of round {index + 1} do not add up as this program would have them: {error} Give "
+                "all rounds of one run from the first on, with its own program, layout and reduction."
+            ) from error
+    return exchanges
+
+
+def repeated(exchanges: Sequence[Exchange], program: Program, layout: Layout, shards: Sequence[Shard]) -> Uploads:
+    """What parties with these rows and secrets have sent: each knows its own, and nobody else has to."""
+    known: dict[str, dict[int, Message]] = {}
+    for shard in shards:
+        state, known[shard.name] = program.start_party(shard, layout), {}
+        for index, exchange in enumerate(exchanges):
+            if shard.name in exchange.models:
+                state, upload = program.local(shard, state, exchange.models[shard.name])
+                known[shard.name][index] = upload
+    return known
+
+
+def in_the_open(exchanges: Sequence[Exchange]) -> Uploads:
+    """The same from open uploads."""
+    names = sorted({name for exchange in exchanges for name in exchange.uploads})
+    return {
+        name: {i: exchange.uploads[name] for i, exchange in enumerate(exchanges) if name in exchange.uploads}
+        for name in names
+    }
+
+
+def less_all_others(exchanges: Sequence[Exchange], program: Program, party: str, known: Uploads) -> list[Exchange]:
+    """One party's uploads, as all others together work them out: lower(total − Σ lift(upload)) over the others.
+
+    Their own are with it, as far as the sum tells of such: weights that are not summed are lost. Only of exchanges in
+    which uploads become a sum of at least two, and those of all others are known.
+    """
+    found = []
+    for index, exchange in enumerate(exchanges):
+        others = [name for name in exchange.models if name != party]
+        if party not in exchange.models or not others or any(index not in known.get(name, ()) for name in others):
+            continue
+        behind = sum_behind(program.aggregation, known[others[0]][index])
+        if behind is None:
+            continue
+        lifted = {name: behind.lift(known[name][index]) for name in others}
+        total = exchange.total or reduce(add, map(behind.lift, exchange.uploads.values()))
+        addends = {**lifted, party: last_addend(total, list(lifted.values()))}
+        found.append(Exchange(exchange.models, {name: as_sent(behind.lower(each)) for name, each in addends.items()}))
+    return found
+
+
+def sum_behind(aggregation: Any, upload: Message) -> Reducible | None:
+    """The sum that an aggregation is in disguise, for uploads like this one; None if it reads them one by one."""
+    if isinstance(aggregation, Reducible):
+        return aggregation
+    second: Any = getattr(aggregation, "second", None)
+    return second if isinstance(second, Reducible) and "gram" in upload.arrays else None
+
+
+def as_sent(message: Message) -> Message:
+    """An upload with columns in their place among all (`DisjointBlocks.lift`) as the block that it was."""
+    if "arrived" not in message.arrays:
+        return message
+    H, blocks = numbers(message["H"]), len(message["arrived"])
+    block = int(np.argmax(numbers(message["arrived"])))
+    first, last = span_of(block, blocks, H.shape[1])
+    totals = np.append(numbers(message["totals"]), numbers(message["curvatures"])[block])
+    place = np.array([block, blocks, H.shape[1]])
+    return Message({"H": H[:, first:last], "place": place, "totals": totals}, message.weight)

@@ -1,0 +1,328 @@
+"""`partsong fit` with --epsilon and --masked: what is promised, told, kept, and refused."""
+
+import json
+import tracemalloc
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import partsong
+from partsong import comparison
+from partsong.cli import fit_page
+from partsong.cli.checkpoints import Bookmark, CheckpointFile, open_checkpoint
+from partsong.cli.choices import state_types
+from partsong.core import Message
+from partsong.data.matrix import as_matrix
+from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
+from partsong.programs.private_statistics import PrivateStatistics
+from partsong.promises import PartyPrivacy, RowPrivacy
+
+ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
+PARTY = ["--epsilon", 3, "--unit", "party", "--method", "fedavg"]
+
+
+@pytest.mark.parametrize(("options", "unit"), [(ROW, "row"), (PARTY, "party"), ([*ROW, "--masked"], "row")])
+def test_what_is_told(told, parts, options, unit, tmp_path):
+    said = told("fit", parts, "-k", 3, "-o", "m.safetensors", "--rounds", 4, "--run-folder", "run", *options)
+    assert said["unit"] == unit
+    assert said["delta"] == 1e-5
+    assert 2.99 < said["epsilon_spent"] <= 3
+    assert len(said["epsilon_by_party"]) == said["parties"]
+    assert said["iterations"] == 4
+    assert said["masked"] is ("--masked" in options)
+    assert "relative_error" in said["simulated"]
+    assert json.loads((tmp_path / "run/result.json").read_text())["epsilon_spent"] == said["epsilon_spent"]
+    header, *rows = (tmp_path / "run/history.csv").read_text().splitlines()
+    spent = [float(line.split(",")[header.split(",").index("epsilon")]) for line in rows]
+    assert spent == sorted(spent)
+    assert spent[-1] == said["epsilon_spent"]
+
+
+def test_people_are_told_too(invoke, parts):
+    out = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--masked").stdout
+    assert "ε = 3 spent at δ = 1e-05, unit row (add-or-remove)" in out
+    assert "known in this simulation only" in out
+    assert "single uploads were seen by nobody" in out
+
+
+def test_ten_rounds_unless_told_otherwise(told, parts):
+    assert told("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW)["iterations"] == 10
+
+
+def test_the_model_holds_nothing_that_was_not_released(invoke, parts, data_csv):
+    invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--rounds", 2)
+    stored = partsong.load_model("m.safetensors")
+    assert (stored.relative_error, stored.shares) == (None, None)
+    assert "n_samples" not in stored.settings
+    assert stored.settings["privacy_spent"]["unit"] == "row"
+    assert partsong.FederatedNMF.load("m.safetensors").privacy == RowPrivacy(3.0, row_bound=4.0)
+    invoke("transform", data_csv, "m.safetensors", "-o", "W.csv", "--drop-extra")
+
+
+def test_a_model_of_noisy_sums_does_not_tell_the_precision_of_the_data(invoke):
+    np.save("X.npy", np.random.default_rng(1).random((12, 5)).astype(np.float32))
+    invoke("split", "X.npy", "--parties", 3, "-o", "sites")
+    invoke("fit", "sites", "-k", 2, "-o", "m.safetensors", *ROW, "--rounds", 1)
+    stored = partsong.load_model("m.safetensors")
+    assert stored.settings["dtype"] == str(stored.components.dtype)
+
+
+def test_party_settings_survive(invoke, parts):
+    invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *PARTY, "--clip", 0.5, "--noise", "laplace", "--rounds", 2)
+    assert partsong.FederatedNMF.load("m.safetensors").privacy == PartyPrivacy(3.0, 1e-5, 0.5, "laplace")
+
+
+def test_masks_alone_give_the_model_in_the_open(told, parts):
+    begin = ["fit", parts, "-k", 3, "--seed", 4, "--tol", 0, "--rounds", 5]
+    plain = told(*begin, "-o", "plain.safetensors")
+    masked = told(*begin, "-o", "masked.safetensors", "--masked", "--masked-bound", 1e6)
+    a, b = (partsong.load_model(f"{name}.safetensors") for name in ("plain", "masked"))
+    np.testing.assert_allclose(a.components, b.components, atol=1e-7)
+    assert "epsilon_spent" not in masked
+    assert masked["bytes_up_per_party"] > plain["bytes_up_per_party"]
+    assert partsong.FederatedNMF.load("masked.safetensors").masked is True
+
+
+class TestGoingOn:
+    def test_a_finished_part_is_charged_once(self, told, parts):
+        """A run that was ended by its owner after 2 of 6 rounds spends, in the end, what was planned."""
+        begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
+        _cut_after(2, told, *begin, "-o", "half.safetensors")
+        _mark_closed("c.ckpt")
+        said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
+        assert said["iterations"] == 6
+        assert 2.99 < said["epsilon_spent"] <= 3
+
+    def test_one_that_was_killed_is_charged_for_what_may_have_been_sent(self, told, parts):
+        begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
+        _cut_after(2, told, *begin, "-o", "half.safetensors")
+        said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
+        assert said["outcome"] == "budget-spent"
+        assert said["iterations"] == 5
+        assert 2.99 < said["epsilon_spent"] <= 3
+
+    def test_noise_was_planned_for_the_rounds(self, invoke, told, parts):
+        told("fit", parts, "-k", 3, *ROW, "--rounds", 3, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
+        result = invoke("fit", parts, "--resume", "c.ckpt", "--rounds", 9, "-o", "m.safetensors", code=1)
+        assert "--rounds (3 there, 9 here)" in result.stderr
+
+    def test_another_epsilon_is_another_run(self, invoke, told, parts):
+        told("fit", parts, "-k", 3, *ROW, "--rounds", 3, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
+        result = invoke("fit", parts, "--resume", "c.ckpt", "--epsilon", 9, "-o", "m.safetensors", code=1)
+        assert "--epsilon (3.0 there, 9.0 here)" in result.stderr
+
+    def test_a_round_that_a_second_interrupt_breaks_off_is_charged_and_not_sent_again(self, invoke, told, parts):
+        """The file is closed; it says that every party may have sent in a round that is not in it."""
+        begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
+        with _failing("finish", after=2, error=KeyboardInterrupt()):
+            half = json.loads(invoke(*begin, "-o", "half.safetensors", "--json", code=130).stdout)
+        assert half["iterations"] == 2
+        said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
+        assert (said["outcome"], said["iterations"]) == ("budget-spent", 5)
+        assert half["epsilon_spent"] < said["epsilon_spent"] <= 3
+
+    def test_going_on_is_noted_before_anything_is_sent(self, told, parts):
+        """A closed file, a run that goes on from it and dies within a round: the next one knows."""
+        begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
+        _cut_after(2, told, *begin, "-o", "half.safetensors")
+        _mark_closed("c.ckpt")
+        with _failing("finish", after=0, error=Killed()), pytest.raises(Killed):
+            told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
+        said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
+        assert (said["outcome"], said["iterations"]) == ("budget-spent", 5)
+        assert 2.99 < said["epsilon_spent"] <= 3
+
+    def test_a_run_goes_on_in_its_own_file(self, invoke, told, parts):
+        """Twice from one file is not twice the budget, and there is no second file."""
+        begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 4, "--checkpoint", "c.ckpt"]
+        _cut_after(2, told, *begin, "-o", "half.safetensors")
+        result = invoke("fit", parts, "--resume", "c.ckpt", "--checkpoint", "d.ckpt", "-o", "m.safetensors", code=2)
+        assert "--checkpoint" in result.stderr
+        first = told("fit", parts, "--resume", "c.ckpt", "-o", "one.safetensors")
+        again = told("fit", parts, "--resume", "c.ckpt", "-o", "two.safetensors")
+        one, two = (partsong.load_model(f"{name}.safetensors") for name in ("one", "two"))
+        np.testing.assert_array_equal(one.components, two.components, "nothing was sent a second time")
+        assert first["epsilon_spent"] == again["epsilon_spent"] <= 3
+        assert first["checkpoint"] == "c.ckpt"
+
+    def test_after_the_last_round_nothing_more_can_have_been_sent(self, told, parts):
+        begin = ["fit", parts, "-k", 3, *PARTY, "--rounds", 3, "--checkpoint", "c.ckpt"]
+        _cut_after(3, told, *begin, "-o", "m.safetensors")
+        said = told("fit", parts, "--resume", "c.ckpt", "-o", "m.safetensors")
+        assert 2.99 < said["epsilon_spent"] <= 3
+
+    def test_no_round_follows_one_that_could_not_be_noted(self, invoke, parts, monkeypatch):
+        from partsong.cli import checkpoints
+        from partsong.errors import FileError
+
+        def full(path, marked, context):
+            if marked.index >= 2:
+                raise FileError("The disk is full.")
+            save_checkpoint(path, marked, context=context)
+
+        monkeypatch.setattr(checkpoints, "save_checkpoint", full)
+        begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
+        assert "disk is full" in invoke(*begin, "-o", "m.safetensors", code=1).stderr
+        assert open_checkpoint(Path("c.ckpt"))[0].checkpoint.index == 1
+
+    @pytest.mark.parametrize("ledger", [{}, [], {"party-01": "x"}])
+    def test_accounts_that_say_too_little_are_refused(self, invoke, told, parts, ledger):
+        told("fit", parts, "-k", 3, *ROW, "--rounds", 3, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
+        point, context = load_checkpoint(Path("c.ckpt"), (*state_types(), Bookmark))
+        save_checkpoint(Path("c.ckpt"), point, context={**context, "ledger": ledger})
+        invoke("fit", parts, "--resume", "c.ckpt", "-o", "m.safetensors", code=1)
+
+    def test_another_bound_of_masks_is_another_run(self, invoke, told, parts):
+        begin = ["fit", parts, "-k", 3, "--masked", "--rounds", 2]
+        told(*begin, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
+        result = invoke("fit", parts, "--resume", "c.ckpt", "--masked-bound", 5, "-o", "m.safetensors", code=1)
+        assert "--masked" in result.stderr
+
+
+@contextmanager
+def _failing(stage, *, after, error):
+    """Noisy sums whose server fails at a stage of the round after so many."""
+    plain, done = getattr(PrivateStatistics, stage), []
+
+    def fail(self, *given):
+        if len(done) >= after:
+            raise error
+        done.append(stage)
+        return plain(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateStatistics, stage, fail)
+        yield
+
+
+class Killed(BaseException):
+    """What nobody catches: the end of a process."""
+
+
+def _cut_after(rounds, told, *words):
+    """Run until a checkpoint of so many rounds is written, and die there as a killed process would: nothing after."""
+    plain = CheckpointFile.save
+
+    def save(self):
+        if self.saved_index < rounds:
+            plain(self)
+        if self.saved_index >= rounds:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointFile, "save", save)
+        with pytest.raises(Killed):
+            told(*words)
+    assert open_checkpoint(Path("c.ckpt"))[0].checkpoint.index == rounds
+
+
+def _mark_closed(path):
+    """The same file as its owner's Ctrl-C would have left it."""
+    point, context = load_checkpoint(Path(path), (*state_types(), Bookmark))
+    save_checkpoint(Path(path), point, context={**context, "is_under_way": False})
+
+
+def test_accounts_are_not_overwritten(invoke, parts):
+    begin = ["fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--rounds", 2, "--checkpoint", "c.ckpt"]
+    invoke(*begin)
+    assert "spent on privacy" in invoke(*begin, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--epsilon", 3], "about whom"),
+        (["--epsilon", 0, "--unit", "row"], "more than 0"),
+        (["--epsilon", "nan", "--unit", "row"], "more than 0"),
+        (["--epsilon", 3, "--unit", "row"], "--row-bound"),
+        (["--epsilon", 3, "--unit", "cell"], "not one of row, party"),
+        ([*ROW, "--method", "fedavg"], "sums over rows"),
+        (["--epsilon", 3, "--unit", "party"], "--unit party is for"),
+        ([*ROW[:2], *ROW[4:], "--delta", 1], "below 1"),
+        ([*ROW, "--clip", 1], "not for --unit row"),
+        ([*PARTY, "--row-bound", 1], "not for --unit party"),
+        ([*ROW, "--relation", "zero-out"], "add-or-remove, replace"),
+        ([*ROW, "--time-budget", 5], "nothing measured"),
+        ([*ROW, "--tol", 0.1], "nothing measured"),
+        ([*ROW, "--local-steps", 5], "not for --unit row"),
+        (["--clip", 1], "needs --epsilon"),
+        (["--delta", 1e-6], "needs --epsilon"),
+        (["--masked-bound", 1e6], "needs --masked"),
+        ([*ROW, "--masked", "--masked-bound", 1e6], "follows from it"),
+        (["--masked", "--method", "asyn-sd"], "one party at a time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_read(invoke, parts, options, words):
+    result = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *options, code=2)
+    assert words in result.stderr
+
+
+def test_one_table_has_no_parties(invoke, data_npy):
+    assert "only for a folder" in invoke("fit", data_npy, "-o", "m.safetensors", *ROW, code=2).stderr
+
+
+def test_what_is_no_sum_cannot_be_masked(invoke, parts):
+    result = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", "--masked", "--method", "fnmf-alone", code=1)
+    assert "individual uploads" in result.stderr
+
+
+class TestReport:
+    @pytest.mark.parametrize("options", [[], ["--masked"], ROW, [*ROW, "--masked"], PARTY, ["--method", "game"]])
+    def test_it_says_what_left_what_it_cost_and_what_an_attacker_makes_of_it(self, told, parts, tmp_path, options):
+        said = told("fit", parts, "-k", 3, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html", *options)
+        page = (tmp_path / "r.html").read_text()
+        for anchor in ("privacy", "attacks", "disclosure", "results"):
+            assert f'id="{anchor}"' in page
+        if "epsilon_spent" in said:
+            assert f"unit {said['unit']}" in page
+            assert said["promise"] in page
+            assert "In this simulation only" in page
+        else:
+            assert "No noise was added" in page
+        assert ("Single uploads were masked" in page) is ("--masked" in options)
+
+    def test_a_party_of_one_row_is_found_and_said_to_be(self, told, tmp_path):
+        np.save("X.npy", np.random.default_rng(1).random((3, 8)))
+        told("split", "X.npy", "--parties", 3, "-o", "sites")
+        told("fit", "sites", "-k", 2, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html")
+        page = (tmp_path / "r.html").read_text()
+        assert "its only row, number by number" in page
+
+    def test_names_are_text_and_no_markup(self):
+        from partsong.evaluate.privacy_section import privacy
+
+        told = {"epsilon_spent": 1.0, "delta": 1e-5, "unit": "row", "relation": "replace", "promise": "<i>one</i>"}
+        told |= {"noise": "gaussian", "noise_multiplier": 2.0, "epsilon_by_party": {"<script>x</script>": 1.0}}
+        page = "".join(map(str, privacy(SimpleNamespace(privacy=told, is_masked=True))))
+        assert "<script>" not in page
+        assert "<i>" not in page
+        assert "&lt;script&gt;" in page
+
+    @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+    def test_rows_to_compare_with_take_no_more_room_than_they_have(self, form):
+        X = np.random.default_rng(0).random((2, 6000))
+        matrix = as_matrix(form(X))
+        tracemalloc.start()
+        rows = fit_page._rows(matrix)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        np.testing.assert_array_equal(rows, X)
+        assert peak < 20 * X.nbytes
+
+    def test_traffic_that_is_too_much_is_let_go(self, told, parts, tmp_path, monkeypatch):
+        monkeypatch.setattr(fit_page, "MOST_BYTES", 1000)
+        told("fit", parts, "-k", 3, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html")
+        assert "More was sent than is kept" in (tmp_path / "r.html").read_text()
+        witness, message = fit_page.Witness(), Message({"H": np.zeros(60)})
+        monkeypatch.setattr(comparison.Witness, "see", lambda self, done, row: None)
+        for _ in range(3):
+            witness.see(SimpleNamespace(traffic=(("p", 0, message),)), None)
+        assert witness.traffic == []
+
+    def test_a_name_that_is_no_page(self, invoke, parts):
+        result = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", "--report", "r.pdf", code=2)
+        assert ".html" in result.stderr
