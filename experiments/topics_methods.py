@@ -1,0 +1,217 @@
+"""Topic models by the names of the paper's tables: what each learns, what it sends, and the weights of documents."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, vstack
+
+from partsong import kernels, threads
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Round, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.sequential import Sequential
+from partsong.methods import LOCAL_STEPS, alignment_for, start_of
+from partsong.participation import sampled
+from partsong.programs.federated_lda import FederatedLDA
+from partsong.programs.topic_rounds import TopicParty, TopicRounds
+from partsong.settings import alignment_of, program_of
+from partsong.streams import key
+from partsong.topic_recipes import fednmf, fednmf_mi
+
+MI = "+MI"
+SERVERS = {"FedAvg": "average", "FedAdagrad": "adagrad", "FedYogi": "yogi", "FedAdam": "adam"}
+CENTRALISED = ("LDA", "NMF", "NMF+SGD", "NMF+SGD+MI")
+FEDERATED = ("FedLDA", *(name + extra for name in SERVERS for extra in ("", MI)))
+OURS = ("exact", "FNMF")
+METHODS = (*CENTRALISED, *FEDERATED, *OURS)
+NUMPY = "numpy"
+"""Where descents compute: by NumPy and compiled loops, or on a device that torch knows ("cuda", "cpu")."""
+
+DESCENTS = tuple(name for name in METHODS if name.startswith("NMF+SGD") or name.removesuffix(MI) in SERVERS)
+LDA_PASSES, LDA_BATCH, NMF_PASSES = 10, 256, 200
+"""scikit-learn's LDA online (by batches it needs several times as many passes), its NMF by coordinate descent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """E, B, η, λ of the paper, the server's rate, and what the paper leaves open; `critic_rate` 0 is η."""
+
+    rounds: int = 30
+    epochs: int = 10
+    batch: int = 64
+    rate: float = 0.05
+    strength: float = 0.0
+    server_rate: float = 0.03
+    weight_step: str = "document"
+    mi_gradient: str = "dv"
+    critic: str = "concat"
+    critic_rate: float = 0.0
+    fits_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """H (k × V), rounds, bytes both ways, seconds; `weights` of some parties' rows, `fitted` without information."""
+
+    H: np.ndarray
+    weights: Callable[[Mapping[str, csr_matrix]], Mapping[str, np.ndarray]]
+    fitted: Callable[[csr_matrix], np.ndarray]
+    rounds: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    information: float = float("nan")
+
+
+Watch = Callable[[Learned], None]
+
+
+def learn(method: str, rows: Mapping[str, csr_matrix], rank: int, settings: Settings, **how: Any) -> Learned:
+    """Topics of the rows of all parties; `how`: a seed, the fraction C of parties in a round, a device, who watches."""
+    if method in ("LDA", "NMF"):
+        return _by_sklearn(method, rows, rank, int(how.get("seed", 0)))
+    return _Federation(method, rows, rank, settings, **how).run()
+
+
+def _by_sklearn(method: str, rows: Mapping[str, csr_matrix], rank: int, seed: int) -> Learned:
+    from sklearn.decomposition import NMF, LatentDirichletAllocation
+
+    X = _stacked(rows)
+    if method == "LDA":
+        online = {"learning_method": "online", "max_iter": LDA_PASSES, "batch_size": LDA_BATCH}
+        model = LatentDirichletAllocation(rank, random_state=seed, **online)
+    else:
+        model = NMF(rank, max_iter=NMF_PASSES, random_state=seed)
+    began = time.perf_counter()
+    with threads.kernels_on(1), _unconverged():
+        model.fit(X)
+    seconds = time.perf_counter() - began
+
+    def fitted(asked: csr_matrix) -> np.ndarray:
+        with threads.kernels_on(1), _unconverged():
+            return np.asarray(model.transform(asked))
+
+    def weights(given: Mapping[str, csr_matrix]) -> Mapping[str, np.ndarray]:
+        return {name: fitted(own) for name, own in given.items()}
+
+    return Learned(np.asarray(model.components_), weights, fitted, seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Federation:
+    """A program over parties; one party that is always there is the centralised method."""
+
+    method: str
+    rows: Mapping[str, csr_matrix]
+    rank: int
+    settings: Settings
+    seed: int = 0
+    fraction: float = 0.2
+    watch: Watch | None = None
+    device: str = NUMPY
+    shards: tuple[Shard, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pooled = self.method in CENTRALISED
+        held = {"all": _stacked(self.rows)} if pooled else self.rows
+        object.__setattr__(self, "shards", tuple(self._shard(name, own) for name, own in held.items()))
+
+    def run(self) -> Learned:
+        program = self.program()
+        names, rounds = [shard.name for shard in self.shards], self._rounds()
+        absent = {} if self.method in (*CENTRALISED, *OURS) else sampled(names, rounds, self.fraction, self.seed)
+        schedule = Schedule(rounds, self.seed, absent=absent)
+        sent, spent = 0, 0.0
+        began = time.perf_counter()
+        for done in Sequential().run(program, self.shards, schedule, reduction=InTheOpen()):
+            spent += time.perf_counter() - began
+            sent += sum(done.bytes_up.values()) + done.bytes_down * len(done.participants)
+            learned = self._learned(program, done, sent, spent)
+            if self.watch is not None:
+                self.watch(learned)
+            began = time.perf_counter()
+        return learned
+
+    def program(self) -> Any:
+        """What the parties and the server do."""
+        own = self.settings
+        if self.method == "FedLDA":
+            return FederatedLDA(self.rank, documents=sum(rows.shape[0] for rows in self.rows.values()))
+        if self.method in OURS:
+            name = self.method.lower()
+            align = alignment_of(alignment_for(name, None))
+            return program_of(name, self.rank, steps=LOCAL_STEPS[name], align=align, start=start_of(name, None))
+        base = self.method.removesuffix(MI)
+        asked = {
+            "server": SERVERS.get(base, "average"), "server_rate": own.server_rate, "fits_first": own.fits_first,
+            "epochs": own.epochs, "batch": own.batch, "rate": own.rate, "weight_step": own.weight_step,
+        }  # fmt: skip
+        if base == self.method:
+            return fednmf(self.rank, **asked)
+        critic = {"critic": own.critic, "mi_gradient": own.mi_gradient, "critic_rate": own.critic_rate or None}
+        return fednmf_mi(self.rank, strength=own.strength, **critic, **asked)
+
+    def _rounds(self) -> int:
+        """Of one party that is always there C times as many, so that documents are seen as often."""
+        if self.method not in CENTRALISED:
+            return self.settings.rounds
+        return max(1, round(self.settings.rounds * self.fraction))
+
+    def _learned(self, program: Any, done: Round, sent: int, spent: float) -> Learned:
+        server, states = done.checkpoint.server, done.checkpoint.parties
+        H = _told(program.components(server))
+        pooled = self.method in CENTRALISED
+
+        def fitted(asked: csr_matrix) -> np.ndarray:
+            with threads.kernels_on(1):
+                if isinstance(program, FederatedLDA):
+                    return np.asarray(program.weights(server, as_matrix(asked)))
+                return np.asarray(program.solver.solve_rows(as_matrix(asked), np.ascontiguousarray(H.T)))
+
+        def weights(given: Mapping[str, csr_matrix]) -> Mapping[str, np.ndarray]:
+            if not self.method.endswith(MI):
+                return {name: fitted(own) for name, own in given.items()}
+            made = {name: self._shard(name, own) for name, own in given.items()}
+            with threads.kernels_on(1):
+                return {name: _told(program.refreshed(one, TopicParty(), done.model)) for name, one in made.items()}
+
+        seen = [s.information for s in states.values() if isinstance(s, TopicParty) and s.rounds]
+        information = float(np.mean(seen)) if seen and isinstance(program, TopicRounds) else float("nan")
+        rounds, traffic = (0, 0) if pooled else (done.index + 1, sent)
+        return Learned(H, weights, fitted, rounds, traffic, spent, information)
+
+    def _shard(self, name: str, own: csr_matrix) -> Shard:
+        on_host = self.device == NUMPY or self.method not in DESCENTS
+        return Shard(name, as_matrix(own if on_host else _tensor(own, self.device)), key(self.seed, "secret", name))
+
+
+def _told(values: Any) -> np.ndarray:
+    return np.asarray(kernels.of(values).to_numpy(values))
+
+
+def _tensor(rows: csr_matrix, device: str) -> Any:
+    """The same rows as a sparse tensor on a device."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its sparse tensors a beta
+        parts = (torch.from_numpy(part) for part in (rows.indptr.astype(np.int64), rows.indices.astype(np.int64)))
+        return torch.sparse_csr_tensor(*parts, torch.from_numpy(rows.data), rows.shape, device=device)
+
+
+def _stacked(rows: Mapping[str, csr_matrix]) -> csr_matrix:
+    return csr_matrix(vstack(list(rows.values()), format="csr"))
+
+
+@contextmanager
+def _unconverged() -> Iterator[None]:
+    """Solvers that stop before they have converged say so; here they are given so many passes and no more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

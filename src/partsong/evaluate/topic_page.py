@@ -1,0 +1,145 @@
+"""A page on topics: a map, words, sizes and coherence; no document is in it, and it loads nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.evaluate.diversity import top_columns, topic_diversity
+from partsong.evaluate.drawing import bar
+from partsong.evaluate.page import Column, Markup, document, element, percent, row, section, significant, table
+from partsong.evaluate.topic_map import apart, positions
+from partsong.io.atomic import replacing
+
+WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
+SHOWN = 12
+N_STYLES = 8
+LARGEST = 0.075
+"""Radius of the largest topic, in sides of the map; less where there are more than fifty."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopicPage:
+    """Topics (k × V) with a name for each column, their shares, coherence where it is known, and facts by name."""
+
+    H: np.ndarray
+    names: tuple[str, ...]
+    shares: np.ndarray
+    coherence: np.ndarray | None
+    facts: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """At its head."""
+        return "One topic" if len(self.H) == 1 else f"{len(self.H)} topics"
+
+
+TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "vocabulary")
+
+
+def facts_of(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
+    """What a page tells of a fit, from its settings, and further numbers."""
+    told = {name: str(settings[name]) for name in TOLD if name in settings}
+    return told | {name: f"{value:,}" for name, value in more.items()}
+
+
+def render_topics(page: TopicPage) -> str:
+    """The page as text; the same topics give the same page."""
+    words = [[page.names[column] for column in topic] for topic in top_columns(page.H, SHOWN)]
+    lead = f"{page.title} over {len(page.names):,} words."
+    if any(words):
+        lead += f" {percent(topic_diversity(words))} of their strongest words are distinct."
+    if page.coherence is not None and not np.isnan(page.coherence).all():
+        lead += f" Mean coherence (NPMI): {significant(float(np.nanmean(page.coherence)))}."
+    links = [element("a", title, href=f"#{anchor}") for anchor, title in (("map", "Map"), ("topics", "Topics"))]
+    header = element(
+        "header",
+        element("h1", page.title),
+        element("p", lead, class_="lead"),
+        element("nav", *links, element("a", "The fit", href="#fit"), aria_label="Contents"),
+    )
+    body = (
+        section("map", "Map", _caption(), _map(page, words)),
+        section("topics", "Topics", _topics(page, words), _table(page, words)),
+        section("fit", "The fit", _facts(page)),
+    )
+    return document(page.title, header, element("main", *body))
+
+
+def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
+    """Write the page, whole or not at all."""
+    text = render_topics(page).encode("utf-8", "replace")
+    with replacing(path) as draft:
+        draft.write_bytes(text)
+    return Path(path)
+
+
+def _caption() -> Markup:
+    return element(
+        "p",
+        "Topics that are close have words in common (Hellinger distance, classical scaling; discs that would lie on "
+        "each other are moved apart). The area of a disc is the topic's size.",
+        class_="note",
+    )
+
+
+def _map(page: TopicPage, words: list[list[str]]) -> Markup:
+    largest = float(page.shares.max(initial=0.0)) or 1.0
+    room = LARGEST * min(1.0, math.sqrt(50 / len(page.H)))
+    radii = np.maximum(0.012, room * np.sqrt(np.maximum(page.shares, 0.0) / largest))
+    places = apart(positions(page.H), radii)
+    low, high = places.min(axis=0), places.max(axis=0)
+    places = (places - low) / np.where(high > low, high - low, 1.0)
+    across = MARGIN + places[:, 0] * (WIDTH - 2 * MARGIN)
+    up = HEIGHT - MARGIN - places[:, 1] * (HEIGHT - 2 * MARGIN)
+    discs = []
+    for i, (x, y, radius) in enumerate(zip(across, up, radii * min(WIDTH, HEIGHT), strict=True)):
+        told = element("title", f"Topic {i + 1}, {percent(float(page.shares[i]))}: {', '.join(words[i])}")
+        disc = element(
+            "circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}", class_="dot", fill_opacity="0.35"
+        )
+        number = element("text", str(i + 1), x=f"{x:.1f}", y=f"{y + 4:.1f}", class_="middle name")
+        first = element("text", words[i][0] if words[i] else "", x=f"{x:.1f}", y=f"{y + 17:.1f}", class_="middle")
+        discs.append(element("g", disc, number, first, class_=f"s{i % N_STYLES}"))
+    label = f"Map of {len(page.H)} topics; their words and sizes are in the table below."
+    frame = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
+    return element("svg", *discs, viewBox=frame, role="img", aria_label=label, style="width:100%;height:auto")
+
+
+def _topics(page: TopicPage, words: list[list[str]]) -> Markup:
+    """Each topic with its words, and bars for how strong they are in it."""
+    lists = []
+    for i, topic in enumerate(top_columns(page.H, SHOWN)):
+        strongest = float(page.H[i].max()) or 1.0
+        items = [
+            element("li", element("span", word), bar(float(page.H[i, column]) / strongest))
+            for word, column in zip(words[i], topic, strict=True)
+        ]
+        caption = element("figcaption", element("b", f"Topic {i + 1}"), element("span", percent(float(page.shares[i]))))
+        lists.append(element("figure", caption, element("ol", *items), class_="part"))
+    return element("div", *lists, class_="parts lists")
+
+
+def _table(page: TopicPage, words: list[list[str]]) -> Markup:
+    columns = [Column("Topic"), Column("Size"), Column("Coherence (NPMI)"), Column("Words", False)]
+    known = np.full(len(page.H), math.nan) if page.coherence is None else page.coherence
+    rows = [
+        row(columns, [str(i + 1), percent(float(page.shares[i])), significant(float(known[i])), ", ".join(words[i])])
+        for i in range(len(page.H))
+    ]
+    note = (
+        "Size is the share of what topics explain (LDA: of the documents). Coherence is 1 where a topic's ten "
+        "strongest words only occur together, 0 where they are independent."
+    )
+    return table(note, columns, rows)
+
+
+def _facts(page: TopicPage) -> Markup:
+    columns = [Column("", False), Column("", False)]
+    return table("How these topics were learned.", columns, [row(columns, [*fact]) for fact in page.facts.items()])

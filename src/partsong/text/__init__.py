@@ -1,0 +1,1 @@
+"""Text in: documents, words, counts, and a vocabulary that parties agree on without pooling."""

@@ -1,0 +1,137 @@
+"""`partsong topics`: fit, show and transform, with exit codes, and without a word of any text in what they say."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import partsong
+
+PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
+SECRET = "zanzibarquux"
+
+
+def texts_about(seed, n=30):
+    draw = np.random.default_rng(seed)
+    rare = ("".join(draw.choice(list("qxzvjk"), 9)) for _ in range(n))
+    return [" ".join([*draw.choice(PLANTED[draw.integers(2)], 4), SECRET + name]) for name in rare] + [""]
+
+
+def write(path, texts, column="text"):
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["id", column])
+        rows.writerows(enumerate(texts))
+
+
+@pytest.fixture
+def files(tmp_path):
+    for seed, name in enumerate("abc"):
+        write(tmp_path / f"{name}.csv", texts_about(seed))
+    return ["a.csv", "b.csv", "c.csv"]
+
+
+def test_topics_of_parties_from_files_to_weights(files, invoke, told, tmp_path):
+    fit = told("topics", "fit", *files, "-k", 2, "-o", "m.safetensors", "--html", "m.html", "--seed", 1)
+    assert {frozenset(topic["words"]) for topic in fit["topics"]} == {frozenset(words) for words in PLANTED}
+    assert fit["n_parties"] == 3
+    assert fit["n_documents"] == 93
+    assert fit["empty_documents"] == {"a": 1, "b": 1, "c": 1}
+    assert fit["bytes_up"] > 0
+    assert fit["agreement_bytes_up"] > 0
+    shown = told("topics", "show", "m.safetensors", "-n", 3)
+    assert [topic["words"] for topic in shown["topics"]] == [topic["words"][:3] for topic in fit["topics"]]
+    weights = told("topics", "transform", "a.csv", "m.safetensors", "-o", "W.csv")
+    assert (weights["n_documents"], weights["n_topics"], weights["n_zero"]) == (31, 2, 1)
+    W = np.loadtxt(tmp_path / "W.csv", delimiter=",", skiprows=1)
+    same = partsong.FederatedTopicModel(2, random_state=1).fit({name: texts_about(i) for i, name in enumerate("abc")})
+    assert np.allclose(W, same.transform(texts_about(0)), atol=1e-12)
+    for name in ("m.safetensors", "m.html", "W.csv"):
+        assert SECRET.encode() not in (tmp_path / name).read_bytes()
+    assert SECRET not in json.dumps([fit, shown, weights])
+    assert invoke("topics", "show", "m.safetensors", "--html", "again.html").stdout.count("cello") == 1
+    assert (tmp_path / "again.html").stat().st_size > 5000
+
+
+def test_topics_of_one_file_for_people(files, invoke, tmp_path):
+    result = invoke("topics", "fit", "a.csv", "-k", 2, "--method", "lda", "-o", "m.safetensors")
+    assert "31 texts, 1 without a known word" in result.stdout
+    assert "cello" in result.stdout
+    assert SECRET not in result.stdout + result.stderr
+    assert (tmp_path / "m.safetensors").exists()
+    assert invoke("topics", "fit", "a.csv", "-k", 2, "--quiet", "--rounds", 2).stdout == ""
+
+
+def test_options_reach_the_model(files, told, tmp_path):
+    words = [word for topic in PLANTED for word in topic]
+    (tmp_path / "words.txt").write_text("\n".join(words), encoding="utf-8")
+    (tmp_path / "stop.txt").write_text("cat\n", encoding="utf-8")
+    chosen = ("--method", "fednmf", "--server", "adam", "--participation", 0.7, "--rounds", 2)
+    fit = told("topics", "fit", *files, "-k", 2, *chosen, "--vocabulary", "words.txt", "--stop-words", "stop.txt")
+    assert (fit["method"], fit["rounds"], fit["n_words"]) == ("fednmf", 2, 9)
+    assert told("topics", "fit", *files, "-k", 2, "--masked", "--rounds", 2)["outcome"] == "max-rounds"
+    assert told("topics", "fit", *files, "-k", 2, "--max-words", 6, "--min-parties", 3, "--rounds", 2)["n_words"] == 6
+    write(tmp_path / "t.csv", texts_about(0), "title")
+    assert told("topics", "fit", "t.csv", "-k", 2, "--text-column", "title", "--rounds", 2)["n_documents"] == 31
+
+
+def test_what_makes_no_sense_is_a_usage_error(files, told):
+    for words in (
+        ("a.csv", "--masked"),
+        ("a.csv", "--method", "exact"),
+        ("a.csv", "--vocabulary", "agree"),
+        ("a.csv", "--server", "adam"),
+        ("a.csv", "b.csv", "--method", "lda"),
+        ("a.csv", "b.csv", "--method", "nope"),
+        ("a.csv", "a.csv"),
+        ("a.csv", "-o", "m.pkl"),
+        ("a.csv", "-o", "a.csv"),
+        ("a.csv", "-k", 0),
+        ("a.csv", "--html", "m.txt"),
+    ):
+        assert told("topics", "fit", *words, code=2)["exit_code"] == 2
+
+
+def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
+    (tmp_path / "latin.csv").write_bytes(f"text\n{SECRET}\xe9\n".encode("latin-1"))
+    (tmp_path / "broken.csv").write_text(f'text\n"{SECRET}\n', encoding="utf-8")
+    (tmp_path / "header.csv").write_text("text\n", encoding="utf-8")
+    (tmp_path / "stops.csv").write_text("text\nthe\nof\n", encoding="utf-8")
+    (tmp_path / "alien.csv").write_text(f"text\n{SECRET}\n", encoding="utf-8")
+    for words, way_out in (
+        (("a.csv", "--text-column", "nope"), "--text-column"),
+        (("missing.csv",), "missing.csv"),
+        (("latin.csv",), "encoding"),
+        (("a.csv", "--encoding", "klingon"), "encoding"),
+        (("broken.csv",), "quotes"),
+        (("header.csv",), "no documents"),
+        (("stops.csv",), "empty"),
+        (("a.csv", "-k", 500), "--topics 500"),
+        (("a.csv", "--language", "klingon"), "stop words"),
+        (("a.csv", "alien.csv", "--min-documents", 30), "No word meets"),
+        (("a.csv", "b.csv", "--min-parties", 3), "--min-parties 2"),
+        (("a.csv", "b.csv", "--masked"), "at least 3 parties"),
+    ):
+        failure = told("topics", "fit", *words, code=1)
+        assert way_out in failure["error"], failure
+        assert SECRET not in json.dumps(failure)
+        assert SECRET not in invoke("topics", "fit", *words, code=1).stderr
+    result = invoke("topics", "fit", "a.csv", "b.csv", "alien.csv", "-k", 2, "-q")
+    assert "Party 'alien': none of its 1 documents" in result.stderr
+    assert SECRET not in result.stderr
+
+
+def test_files_that_are_no_topics_are_refused(files, told, invoke, tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(b"nothing of the kind")
+    assert told("topics", "show", "m.safetensors", code=1)["type"] == "FormatError"
+    assert told("topics", "transform", "a.csv", "m.safetensors", "-o", "W.csv", code=1)["type"] == "FormatError"
+    invoke("topics", "fit", "a.csv", "-k", 2, "--rounds", 1, "-o", "t.safetensors", "-q")
+    swapped = told("topics", "transform", "t.safetensors", "a.csv", "-o", "W.csv", code=1)
+    assert "Name the texts first" in swapped["error"]
+    assert "partsong-model" in told("info", "t.safetensors", code=1)["error"]
+
+
+@pytest.mark.parametrize("command", ["fit", "show", "transform"])
+def test_help_has_examples(command, invoke):
+    assert f"partsong topics {command}" in invoke("topics", command, "--help").stdout

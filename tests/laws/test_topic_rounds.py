@@ -1,0 +1,477 @@
+"""Laws of topics by descent: against a loop of a few lines, between engines, and of what is sent."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import sparse
+
+from partsong import topic_recipes
+from partsong.aggregate.adaptive import Moments
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Layout, Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import DataTypeError, DivergenceError, ParameterError
+from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
+from partsong.mutual import on_numpy
+from partsong.mutual.critics import Concat
+from partsong.mutual.descent import Descent, fit_gradient
+from partsong.mutual.documents import documents_of, operations
+from partsong.mutual.information import MutualInformation, NoInformation
+from partsong.mutual.separable import Separable
+from partsong.mutual.smile import ClippedBound, JensenShannon
+from partsong.participation import sampled
+from partsong.privacy.masking import MaskedSum
+from partsong.programs.topic_rounds import TopicParty, TopicRounds, TopicServer
+from partsong.streams import key, stream
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+
+V, K, NAMES = 31, 4, ("a", "b", "c")
+SMALL = {"epochs": 2, "batch": 8}
+JS = MutualInformation(0.1, Concat(6, 9), JensenShannon())
+SEPARABLE = MutualInformation(0.5, Separable(hidden=12, embedding=5), rate=0.2)
+PROGRAMS = {
+    "fednmf": topic_recipes.fednmf(K, **SMALL),
+    "fednmf document": topic_recipes.fednmf(K, weight_step="document", fits_first=True, **SMALL),
+    "adagrad": topic_recipes.fednmf(K, server="adagrad", **SMALL),
+    "yogi": topic_recipes.fednmf(K, server="yogi", **SMALL),
+    "adam": topic_recipes.fednmf(K, server="adam", server_rate=0.5, **SMALL),
+    "mi": topic_recipes.fednmf_mi(K, **SMALL),
+    "mi js adam": topic_recipes.fednmf(K, server="adam", information=JS, **SMALL),
+    "mi separable": topic_recipes.fednmf(K, information=SEPARABLE, **SMALL),
+}
+every_program = pytest.mark.parametrize("name", PROGRAMS)
+
+
+def counts(seed=0, rows=(21, 30, 17)):
+    rng = np.random.default_rng(seed)
+    X = rng.poisson(3 * rng.gamma(0.2, size=(sum(rows), K)) @ rng.dirichlet(np.full(V, 0.2), K)).astype(float)
+    X[3] = 0
+    return np.split(X, np.cumsum(rows)[:-1])
+
+
+def shards_of(parts=None, form=sparse.csr_array):
+    parts = counts() if parts is None else parts
+    return [Shard(name, as_matrix(form(X)), key(5, name)) for name, X in zip(NAMES, parts, strict=False)]
+
+
+def run(program, shards=None, rounds=3, engine=Sequential(record=True), reduction=InTheOpen(), resume=None, **more):
+    shards = shards_of() if shards is None else shards
+    return list(engine.run(program, shards, Schedule(rounds, 11, **more), reduction=reduction, resume=resume))
+
+
+def loss(X, W, H):
+    return np.square(X - W @ H).sum() / len(X)
+
+
+@pytest.mark.parametrize("rank", [3, 40])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_steps_of_both_factors_are_those_of_the_gradient(rank, kind):
+    """Against differences of (1/b)‖X − W H‖²; rank 40 takes products in the other order."""
+    rng = np.random.default_rng(0)
+    X, W, H = counts()[0][:9], rng.random((9, rank)), rng.random((rank, V))
+    native = np.ascontiguousarray
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        native = lambda array: torch.from_numpy(np.ascontiguousarray(array))  # noqa: E731
+    (bag,) = documents_of(as_matrix(native(X))).batches(9)
+    on, step, rate = operations(native(W)), 1e-6, 1e-5
+
+    def slope(f, x):
+        out = np.zeros_like(x)
+        for place in np.ndindex(x.shape):
+            e = np.zeros_like(x)
+            e[place] = step
+            out[place] = (f(x + e) - f(x - e)) / (2 * step)
+        return out
+
+    found = np.asarray(fit_gradient(on, bag, native(W), native(H.T)))
+    assert_allclose(found, slope(lambda W: loss(X, W, H), W), rtol=1e-5, atol=1e-6)
+    moved = Descent(rate=rate)._move_topics(on, bag, native(W), native(H.T), native(np.zeros((V, rank))))
+    wanted = np.maximum(0, H - rate * slope(lambda H: loss(X, W, H), H))
+    assert_allclose(np.asarray(moved).T, wanted, rtol=1e-6, atol=1e-9)
+
+
+def centralised(X, W, H, theta, information, draws, *, epochs, batch, rate):
+    """FedNMF+MI at one place, dense: H, then W with the new H, then θ with the new W."""
+    for draw in draws:
+        for _ in range(epochs):
+            order = draw.permutation(len(X))
+            number = -(-len(X) // batch)
+            for i in range(number):
+                S = order[len(X) * i // number : len(X) * (i + 1) // number]
+                b = len(S)
+                H = np.maximum(0, H - rate * 2 / b * (W[S].T @ (W[S] @ H - X[S])))
+                gradient = 2 / b * ((W[S] @ H - X[S]) @ H.T)
+                if theta:
+                    (bag,) = documents_of(as_matrix(sparse.csr_array(X[S]))).batches(b)
+                    critic, bound = information.critic, information.bound
+                    scores, trace = critic.scores(theta, critic.read(theta, bag), W[S])
+                    gradient -= information.strength * critic.pull(theta, trace, bound.slopes(scores))
+                W[S] = np.maximum(0, W[S] - rate * gradient)
+                if theta:
+                    scores, trace = critic.scores(theta, critic.read(theta, bag), W[S])
+                    critic.climb(theta, bag, trace, bound.slopes(scores), rate)
+    return W, H
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.4])
+def test_one_party_and_an_average_are_centralised_descent(strength):
+    program = topic_recipes.fednmf_mi(K, strength=strength, epochs=2, batch=8, rate=0.05)
+    X = np.vstack(counts())
+    shard = Shard("all", as_matrix(sparse.csr_array(X)), key(5, "all"))
+    last = run(program, [shard], 3)[-1]
+    _, model = program.start_server(Layout.of([shard], 11))
+    theta = {name[6:]: a.copy() for name, a in model.arrays.items() if name != "H"}
+    W = stream(shard.secret, "weights", "all").random((len(X), K)) * np.sqrt(3 / K)
+    draws = [stream(shard.secret, "batches", "all", t) for t in range(3)]
+    W, H = centralised(X, W, model["H"].copy(), theta, program.descent.information, draws, epochs=2, batch=8, rate=0.05)
+    assert_allclose(last.model["H"], H, rtol=1e-9, atol=1e-12)
+    assert_allclose(last.checkpoint.parties["all"].W, W, rtol=1e-9, atol=1e-12)
+    for name, array in theta.items():
+        assert_allclose(last.model[f"theta.{name}"], array, rtol=1e-9, atol=1e-12)
+    assert bool(theta) == (strength > 0)
+
+
+def test_without_strength_it_is_fednmf_and_no_critic_is_sent():
+    plain, without = topic_recipes.fednmf(K, **SMALL), topic_recipes.fednmf_mi(K, strength=0, **SMALL)
+    assert plain == without
+    for one, other in zip(run(plain), run(without), strict=True):
+        assert_array_equal(one.model["H"], other.model["H"])
+        assert {tuple(message.arrays) for _, _, message in other.traffic} == {("H",)}
+        assert set(other.model.arrays) == {"H"}
+
+
+def test_a_whisper_of_information_moves_topics_next_to_nothing():
+    plain = run(topic_recipes.fednmf(K, **SMALL))[-1].model["H"]
+    faint = run(topic_recipes.fednmf_mi(K, strength=1e-9, **SMALL))[-1].model["H"]
+    loud = run(topic_recipes.fednmf_mi(K, strength=50.0, rate=0.05, **SMALL))[-1].model["H"]
+    assert_allclose(faint, plain, rtol=1e-6, atol=1e-9)
+    assert np.abs(loud - plain).max() > 1e-6
+
+
+@every_program
+def test_nothing_is_ever_negative(name, monkeypatch):
+    seen, plain = [], on_numpy.rectify
+    monkeypatch.setattr(on_numpy, "rectify", lambda Z: seen.append(plain(Z).min()) or Z)
+    for done in run(PROGRAMS[name]):
+        assert (done.model["H"] >= 0).all()
+        assert done.model["H"].any()
+        assert all((party.W >= 0).all() for party in done.checkpoint.parties.values())
+        assert all((message["H"] >= 0).all() for _, _, message in done.traffic)
+    assert len(seen) >= 2 * 3 * 2
+    assert min(seen) >= 0
+
+
+@pytest.mark.parametrize("weight_step", ["batch", "document"])
+def test_descent_fits_documents_better_and_better(weight_step):
+    program = topic_recipes.fednmf(K, epochs=10, batch=8, rate=0.02, weight_step=weight_step)
+    X = np.vstack(counts())
+
+    def error(H):
+        Ht = np.ascontiguousarray(H.T)
+        return sum(s.matrix.squared_distance(program.solver.solve_rows(s.matrix, Ht), Ht) for s in shards_of())
+
+    rounds = run(program, rounds=12)
+    errors = [error(done.model["H"]) for done in rounds[::4]]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[-1] < np.square(X).sum()
+
+
+def test_a_documents_own_step_does_not_shrink_with_the_batch():
+    X, rng = counts()[0], np.random.default_rng(0)
+    W, Ht = rng.random((len(X), K)), rng.random((V, K)) * 0.1
+    moves = {}
+    for weight_step in ("batch", "document"):
+        descent = Descent(1, len(X), 1e-7, weight_step)
+        moves[weight_step] = descent.run(documents_of(as_matrix(X)), W, Ht, {}, np.random.default_rng(1)).W - W
+    assert_allclose(moves["document"], len(X) * moves["batch"], rtol=1e-3, atol=1e-12)
+
+
+@every_program
+def test_engines_agree_and_a_resumed_run_goes_on_as_if_it_had_not_stopped(name):
+    program, absent = PROGRAMS[name], {1: frozenset({"b"}), 2: frozenset({"a", "c"})}
+    rounds = run(program, absent=absent)
+    others = run(program, shards_of()[::-1], engine=Parallel(3), absent=absent)
+    resumed = run(program, resume=rounds[0].checkpoint, absent=absent)
+    for one, other in [*zip(rounds, others, strict=True), *zip(rounds[1:], resumed, strict=True)]:
+        assert one.participants == other.participants
+        for array in one.model.arrays:
+            assert_array_equal(one.model[array], other.model[array])
+
+
+@every_program
+def test_traffic_is_what_the_paper_counts_and_neither_documents_nor_weights(name):
+    program, parts = PROGRAMS[name], dict(zip(NAMES, counts(), strict=True))
+    sizes = program.descent.information.sizes(V, K)
+    numbers = V * K + sum(int(np.prod(size.shape)) for size in sizes.values())
+    if name == "mi":
+        assert numbers == V * K + 32 * (V + K + 1) + 32 * 256 + 256 + 257
+    for done in run(program, absent={1: frozenset({"b"})}):
+        assert len(done.traffic) == len(done.participants)
+        assert done.bytes_down == 8 * numbers + 8, "a weight goes with it, that says nothing"
+        for party, _, message in done.traffic:
+            assert message.nbytes == 8 * numbers + 8
+            assert message.weight == len(parts[party])
+            assert set(message.arrays) == {"H", *(f"theta.{one}" for one in sizes)}
+            assert not any(len(parts[party]) in array.shape for array in message.arrays.values())
+
+
+def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "what-leaves-a-party.md").read_text("utf-8")
+    lines = page.split("## Topic models\n", 1)[1].split("\n## ", 1)[0].splitlines()
+    cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"][2:]
+    letters = {"k": K, "V": V, "c": 32, "d": 256}
+    for recipe in ("fednmf", "fednmf_mi"):
+        program = getattr(topic_recipes, recipe)(K, epochs=1)
+        listed = {
+            array: tuple(letters.get(part) or int(part) for part in size.split(" × "))
+            for name, array, size, weight, *_ in cells
+            if (name, weight) == (recipe, "n_p")
+        }
+        sent = run(program, rounds=1)[0].traffic
+        assert all({name: a.shape for name, a in message.arrays.items()} == listed for _, _, message in sent)
+    assert {name for name, *_ in cells} == {"fednmf", "fednmf_mi"}
+
+
+def test_the_critic_tells_which_words_a_party_has_to_the_letter():
+    program, parts = PROGRAMS["mi"], dict(zip(NAMES, counts(), strict=True))
+    _, before = program.start_server(Layout.of(shards_of(), 11))
+    for party, _, message in run(program, rounds=1)[0].traffic:
+        has_moved = (message["theta.words"] != before["theta.words"]).any(1)
+        assert_array_equal(has_moved, parts[party].any(0))
+
+
+def test_a_single_document_is_found_in_one_upload():
+    """H_p = A H + u xᵀ where nothing was cut off, with one A (k × k) for all words, and most are not in x."""
+    x = np.zeros((1, V))
+    x[0, [2, 7, 11, 30]] = 3, 1, 2, 1
+    program = topic_recipes.fednmf(K, epochs=2, batch=8)
+    shards = shards_of([x, *counts()[1:]])
+    _, before = program.start_server(Layout.of(shards, 11))
+    upload = next(m for party, _, m in run(program, shards, 1)[0].traffic if party == "a")
+    H, H_p, weight = before["H"], upload["H"], np.ones(V)
+    for _ in range(30):  # least absolute deviations
+        A = np.linalg.lstsq((H * weight).T, (H_p * weight).T, rcond=None)[0].T
+        weight = 1 / np.sqrt(np.linalg.norm(H_p - A @ H, axis=0) + 1e-12)
+    found = np.linalg.norm(H_p - A @ H, axis=0)
+    assert_allclose(found / np.linalg.norm(found), x[0] / np.linalg.norm(x), atol=0.01)
+
+
+def test_a_run_goes_on_from_a_checkpoint_on_disk(tmp_path):
+    program = PROGRAMS["mi js adam"]
+    rounds = run(program)
+    save_checkpoint(tmp_path / "point", rounds[0].checkpoint, context={})
+    point, _ = load_checkpoint(tmp_path / "point", (TopicParty, TopicServer, Moments))
+    for one, other in zip(rounds[1:], run(program, resume=point), strict=True):
+        for array in one.model.arrays:
+            assert_array_equal(one.model[array], other.model[array])
+
+
+def test_those_who_take_part_are_weighed_by_their_documents():
+    program = PROGRAMS["mi"]
+    done = run(program, rounds=1, absent={0: frozenset({"b"})})[0]
+    uploads = {party: message for party, _, message in done.traffic}
+    n = {party: message.weight for party, message in uploads.items()}
+    for array in done.model.arrays:
+        mean = sum(n[p] * uploads[p][array] for p in n) / sum(n.values())
+        assert_allclose(done.model[array], mean, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["mi", "adam"])
+def test_masks_change_nothing_but_rounding(name):
+    shown, hidden = run(PROGRAMS[name]), run(PROGRAMS[name], reduction=MaskedSum())
+    assert_allclose(hidden[-1].model["H"], shown[-1].model["H"], rtol=1e-5, atol=1e-6)
+
+
+@every_program
+@pytest.mark.parametrize("form", ["dense", "torch", "torch csr"])
+def test_whatever_holds_the_documents_topics_are_the_same(name, form):
+    def held(X):
+        if form == "dense":
+            return X
+        tensor = pytest.importorskip("torch").from_numpy(X.copy())
+        return tensor.to_sparse_csr() if form == "torch csr" else tensor
+
+    wanted, found = run(PROGRAMS[name])[-1].model, run(PROGRAMS[name], shards_of(form=held))[-1].model
+    for array in wanted.arrays:
+        assert_allclose(np.asarray(found[array]), wanted[array], rtol=1e-7, atol=1e-10)
+
+
+@every_program
+def test_torch_is_for_tensors_alone(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run(PROGRAMS[name], rounds=1)
+
+
+@every_program
+def test_single_precision_stays_single(name):
+    done = run(PROGRAMS[name], shards_of(form=lambda X: sparse.csr_array(X.astype(np.float32))))[-1]
+    exact = run(PROGRAMS[name])[-1].model["H"]
+    assert {array.dtype for array in done.model.arrays.values()} == {np.dtype(np.float32)}
+    assert {party.W.dtype for party in done.checkpoint.parties.values()} == {np.dtype(np.float32)}
+    assert_allclose(done.model["H"], exact, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.1])
+def test_no_batch_is_ever_dense(strength):
+    wide, batch = 200_000, 64
+    X = sparse.random(3 * batch, wide, 5 / wide, format="csr", random_state=0, dtype=np.float32)
+    program, shard = topic_recipes.fednmf_mi(4, strength=strength, epochs=1, batch=batch), Shard("a", as_matrix(X), 1)
+    _, model = program.start_server(Layout.of([shard], 0))
+    state, _ = program.local(shard, TopicParty(), model)
+    tracemalloc.start()
+    program.local(shard, state, model)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.8 * 4 * batch * wide
+
+
+def test_arguments_are_left_alone():
+    program, shard = PROGRAMS["mi"], shards_of()[0]
+    _, model = program.start_server(Layout.of([shard], 11))
+    party, _ = program.local(shard, program.start_party(shard, Layout.of([shard], 11)), model)
+    held = {name: array.copy() for name, array in model.arrays.items()}
+    W = party.W.copy()
+    program.local(shard, party, model)
+    assert_array_equal(party.W, W)
+    for name, array in held.items():
+        assert_array_equal(model[name], array)
+
+
+def test_weights_stay_at_a_party_until_it_comes_again():
+    rounds = run(PROGRAMS["fednmf"], rounds=4, absent={1: frozenset({"a"}), 2: frozenset({"a"})})
+    states = [done.checkpoint.parties["a"] for done in rounds]
+    assert states[0] is states[1] is states[2]
+    assert [state.rounds for state in states] == [1, 1, 1, 2]
+
+
+def total_loss(program, shard, W, model):
+    """L over all documents of a party as one batch."""
+    (bag,) = documents_of(shard.matrix).batches(len(W))
+    information = program.descent.information
+    theta = {name[6:]: array for name, array in model.arrays.items() if name != "H"}
+    scores, _ = information.critic.scores(theta, information.critic.read(theta, bag), W)
+    fit = shard.matrix.squared_distance(W, np.ascontiguousarray(model["H"].T)) / len(W)
+    return fit - information.strength * float(information.bound.value(scores))
+
+
+def test_refreshed_weights_are_the_fit_and_with_information_better_than_the_fit():
+    program = topic_recipes.fednmf_mi(K, strength=5.0, epochs=20, batch=64, rate=0.02, critic_rate=0.5)
+    done, shard = run(program, rounds=4)[-1], shards_of()[1]
+    fitted = program.solver.solve_rows(shard.matrix, np.ascontiguousarray(done.model["H"].T))
+    settled = program.refreshed(shard, done.checkpoint.parties["b"], done.model)
+    assert (settled >= 0).all()
+    assert total_loss(program, shard, settled, done.model) < total_loss(program, shard, fitted, done.model) - 1e-6
+    plain = run(PROGRAMS["fednmf"])[-1]
+    refreshed = PROGRAMS["fednmf"].refreshed(shard, plain.checkpoint.parties["b"], plain.model)
+    assert_array_equal(refreshed, program.solver.solve_rows(shard.matrix, np.ascontiguousarray(plain.model["H"].T)))
+
+
+def test_weights_alone_descend_to_the_fit():
+    X, rng = counts()[0], np.random.default_rng(0)
+    matrix, Ht = as_matrix(sparse.csr_array(X)), rng.random((V, K))
+    descent = Descent(4000, 8, 0.01, "document")
+    W = descent.settle(documents_of(matrix), np.ones((len(X), K)), Ht, {}, np.random.default_rng(1))
+    assert_allclose(W, PROGRAMS["fednmf"].solver.solve_rows(matrix, Ht), atol=1e-6)
+
+
+def test_the_estimate_of_information_is_the_partys_own_and_there_is_none_without_a_critic():
+    assert np.isnan(run(PROGRAMS["fednmf"])[-1].checkpoint.parties["a"].information)
+    done = run(PROGRAMS["mi"])[-1]
+    assert np.isfinite(done.checkpoint.parties["a"].information)
+    assert done.metrics == {}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@every_program
+def test_a_party_with_few_documents_takes_part(name, rows):
+    few = [counts()[0][4 : 4 + rows], *counts()[1:]]
+    done = run(PROGRAMS[name], shards_of(few))[-1]
+    assert np.isfinite(done.model["H"]).all()
+
+
+@every_program
+def test_a_party_without_documents_or_words_changes_nothing_much(name):
+    nothing = [np.zeros((0, V)), np.zeros((5, V)), counts()[2]]
+    done = run(PROGRAMS[name], shards_of(nothing))[-1]
+    assert np.isfinite(done.model["H"]).all()
+
+
+@pytest.mark.parametrize(("rate", "fate"), [(50.0, "fallen to zero|beyond all measure")])
+@pytest.mark.parametrize("strength", [0.0, 0.5])
+def test_steps_that_are_too_large_are_told(rate, fate, strength):
+    program = topic_recipes.fednmf_mi(K, strength=strength, rate=rate, epochs=30, batch=8, weight_step="document")
+    with pytest.raises(DivergenceError, match=fate):
+        run(program)
+
+
+def test_known_cells_are_no_documents():
+    from partsong.data.observed import ObservedMatrix
+
+    matrix = ObservedMatrix.__new__(ObservedMatrix)
+    with pytest.raises(DataTypeError, match="single rows"):
+        documents_of(matrix)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": 0},
+        {"batch": 0},
+        {"rate": 0.0},
+        {"weight_step": "h"},
+        {"server": "sgd"},
+        {"server_rate": -1.0, "server": "adam"},
+    ],
+)
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ParameterError):
+        topic_recipes.fednmf(K, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"strength": -0.1}, {"critic": "mlp"}, {"mi_gradient": "kl"}, {"critic_rate": 0.0}]
+)
+def test_settings_of_information_out_of_range_are_refused(settings):
+    with pytest.raises(ParameterError):
+        topic_recipes.fednmf_mi(K, **settings)
+
+
+def test_names_are_those_of_parts():
+    found = topic_recipes.fednmf_mi(K, critic="separable", mi_gradient="js", strength=0.5, critic_rate=0.2)
+    assert found.descent.information == MutualInformation(0.5, Separable(), JensenShannon(), 0.2)
+    assert topic_recipes.fednmf_mi(K).descent.information == MutualInformation(0.1, Concat(32, 256), ClippedBound(5.0))
+
+
+def test_a_part_is_changed_by_replacing_it():
+    program = TopicRounds(K, Descent(information=MutualInformation(0.2, Separable())))
+    assert replace(program, descent=replace(program.descent, information=NoInformation())) == TopicRounds(K)
+
+
+@pytest.mark.parametrize(("parties", "fraction", "count"), [(10, 0.2, 2), (10, 0.01, 1), (50, 0.2, 10), (3, 1.0, 3)])
+def test_a_fraction_of_the_parties_is_drawn_for_each_round(parties, fraction, count):
+    names = [f"p{i:02d}" for i in range(parties)]
+    schedule = Schedule(40, 3, absent=sampled(names, 40, fraction, 3))
+    rounds = [schedule.participants(names, t) for t in range(40)]
+    assert {len(present) for present in rounds} == {count}
+    assert sampled(names[::-1], 10, fraction, 3) == {t: a for t, a in schedule.absent.items() if t < 10}
+    if count < parties:
+        assert len(set(rounds)) > 5
+        assert {name for present in rounds for name in present} == set(names) or parties > 40 * count / 5
+        assert sampled(names, 40, fraction, 4) != schedule.absent
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.2, float("nan")])
+def test_a_fraction_of_parties_is_above_nothing_and_at_most_all(fraction):
+    with pytest.raises(ParameterError, match="fraction"):
+        sampled(["a", "b"], 3, fraction, 0)

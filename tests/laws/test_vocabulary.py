@@ -1,0 +1,434 @@
+"""Laws of agreed vocabularies: the pooled rule comes out, and what is too rare leaves no trace that can be read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Layout, Message, Schedule, Shard
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.errors import CompositionError, DataError, ParameterError, PartyError
+from partsong.text import agreement as agreement_module
+from partsong.text import cells as cells_module
+from partsong.text.agreed import agree, masks_for_words
+from partsong.text.agreement import VocabularyAgreement
+from partsong.text.agreement_steps import TABLES, Step
+from partsong.text.cells import Cells
+from partsong.text.held_words import HeldWords, word_shards
+from partsong.text.keys import fresh_key, key_from_seed, names_of, session_key
+from partsong.text.letters import are_wide
+from partsong.text.tables import Tables
+from partsong.text.words import Words
+
+ALL = Words("none", shortest=1)
+KEY = key_from_seed(3)
+RARE, LONG_RARE = "zyzzogeton", "schwarzwaldmädchenklinik"
+SHARED = ["cat", "dog", "überraschung", "extraordinarily", "hippopotamus"]
+
+
+def shards_of(held, key=KEY, options=""):
+    """Parties from {name: {word: documents}}."""
+    return [
+        Shard(
+            name,
+            HeldWords(tuple(sorted(words)), np.array([words[w] for w in sorted(words)], np.int64), 9, key, options),
+            secret=number,
+        )
+        for number, (name, words) in enumerate(held.items())
+    ]
+
+
+def openly(held, rule, **options):
+    return agree(shards_of(held), Sequential(), rule, reduction=InTheOpen(), **options)
+
+
+def pooled(held, least_documents, least_parties):
+    """The rule in the open: words, at how many parties they are, and in how many documents of all."""
+    holders = Counter(word for words in held.values() for word, count in words.items() if count >= least_documents)
+    documents = Counter()
+    for words in held.values():
+        documents.update(words)
+    return {word: (count, documents[word]) for word, count in holders.items() if count >= least_parties}
+
+
+def found(agreement):
+    vocabulary = agreement.vocabulary
+    return {
+        word: (int(holders), int(documents))
+        for word, holders, documents in zip(vocabulary.words, agreement.holders, vocabulary.documents, strict=True)
+    }
+
+
+letters = st.text(alphabet="abcdeé日x", min_size=1, max_size=14)
+holdings = st.lists(st.dictionaries(letters, st.integers(1, 4), max_size=25), min_size=1, max_size=6).map(
+    lambda listed: {f"p{number}": words for number, words in enumerate(listed)}
+)
+
+
+@given(holdings, st.integers(1, 3), st.data())
+def test_the_pooled_rule_comes_out(held, least_documents, data):
+    rule = VocabularyAgreement(
+        least_documents,
+        data.draw(st.integers(1, len(held))),
+        words_expected=data.draw(st.sampled_from([1, 30, 500])),
+        longest=60,
+    )
+    expected = pooled(held, rule.min_documents, rule.min_parties)
+    if not expected:
+        with pytest.raises(DataError, match="No word meets the rule"):
+            openly(held, rule)
+        return
+    agreement = openly(held, rule)
+    assert found(agreement) == expected
+    assert agreement.vocabulary.n_documents == 9 * len(held)
+    assert agreement.false_pass <= rule.false_pass
+
+
+def corpus(parties=4):
+    """Words that all share, words of two, and a rare one each."""
+    held = {f"p{number}": dict.fromkeys(SHARED, 2) for number in range(parties)}
+    for number, words in enumerate(held.values()):
+        words |= {f"own{chr(97 + number)}{chr(97 + i)}": 1 + i % 3 for i in range(26)}
+        words |= {f"pair{chr(97 + number // 2)}": 3}
+    held["p0"] |= {RARE: 5, LONG_RARE: 2}
+    return held
+
+
+def test_masked_sums_give_the_same_and_so_do_threads():
+    held, rule = corpus(), VocabularyAgreement(2, 2, words_expected=40)
+    shards = shards_of(held)
+    rounds = []
+    masked = [agree(shards, engine, rule, seed=5, watch=rounds.append) for engine in (Sequential(), Parallel(2))]
+    in_the_open = openly(held, rule, seed=5)
+    assert found(in_the_open) == pooled(held, 2, 2)
+    for one in masked:
+        assert one.vocabulary == in_the_open.vocabulary
+        assert found(one) == found(in_the_open)
+    for last in (rounds[masked[0].exchanges - 1], rounds[-1]):
+        states = last.checkpoint.parties.values()
+        assert {state.words for state in states} == {in_the_open.vocabulary.words}
+
+
+def test_documents_become_what_parties_hold():
+    texts = {"a": ["Cat dog", "cat", ""], "b": ["dog cat cat"], "c": ["horse", None]}
+    shards = word_shards(texts, ALL, fresh_key())
+    agreement = agree(shards, Sequential(), VocabularyAgreement(1, 2, words_expected=5))
+    assert found(agreement) == {"cat": (2, 3), "dog": (2, 2)}
+    assert agreement.vocabulary.n_documents == 6
+
+
+# What can be read from the traffic
+
+
+def plain_hashes(word):
+    text = word.encode()
+    for name in ("md5", "sha1", "sha256", "sha512", "sha3_256", "blake2b", "blake2s"):
+        yield hashlib.new(name, text).digest()
+    yield hashlib.blake2b(text, digest_size=16).digest()
+    yield zlib.crc32(text).to_bytes(4, "little") * 2
+
+
+def traces(word):
+    """What a word, its letters in other forms, or a hash of it without a key would look like in bytes."""
+    yield from (word.encode(encoding) for encoding in ("utf-8", "utf-16-le", "utf-32-le"))
+    yield np.frombuffer(word.encode(), np.uint8).astype(np.int64).tobytes()
+    for digest in plain_hashes(word):
+        for cut in (digest, digest[:8], digest[::-1][:8]):
+            yield from (cut, cut.hex().encode())
+        if len(digest) >= 16:
+            yield np.frombuffer(digest[:16], np.uint8).astype(np.int64).tobytes()
+
+
+def grep(messages, words):
+    """Words of which some trace is in the messages; from five letters on chance does not make any."""
+    haystack = b"\0".join(
+        np.ascontiguousarray(array).tobytes() + name.encode()
+        for message in messages
+        for name, array in message.arrays.items()
+    )
+    return {word for word in words if any(trace in haystack for trace in traces(word))}
+
+
+def seen(rounds):
+    """All that passes through the server: what parties sent, and what it broadcast."""
+    return [message for one in rounds for message in (*(m for _, _, m in one.traffic), one.model)]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    held = corpus()
+    shards = word_shards({name: [" ".join(words)] * 2 for name, words in held.items()}, ALL, fresh_key())
+    rounds = []
+    rule = VocabularyAgreement(2, 2, words_expected=40)
+    return held, agree(shards, Sequential(record=True), rule, watch=rounds.append), rounds
+
+
+def test_no_word_and_no_plain_hash_is_in_the_traffic(recorded):
+    held, agreement, rounds = recorded
+    assert RARE not in agreement.vocabulary
+    assert LONG_RARE not in agreement.vocabulary
+    assert set(SHARED) <= set(agreement.vocabulary.words)
+    everything = {word for words in held.values() for word in words if len(word) > 4}
+    messages = seen(rounds)
+    assert len(messages) > 4 * 5 * agreement.exchanges
+    assert grep(messages, everything) == set()
+
+
+def test_nor_in_what_the_server_sees_of_open_sums():
+    """Without masks there is less to hide behind: hashes and pads alone keep the words from the server."""
+    held, rounds = corpus(), []
+    rule = VocabularyAgreement(1, 2, words_expected=40)
+    agree(shards_of(held), Sequential(record=True), rule, reduction=InTheOpen(), watch=rounds.append)
+    halves = [
+        Message({name: array // 2 for name, array in m.arrays.items() if array.dtype == np.int64}) for m in seen(rounds)
+    ]
+    long = {word for words in held.values() for word in words if len(word) > 4}
+    assert grep([*seen(rounds), *halves], long) == set()
+
+
+@pytest.mark.parametrize("planted", [*traces(RARE)], ids=range(len([*traces(RARE)])))
+def test_grep_finds_what_is_planted(recorded, planted):
+    leak = Message({"body": np.frombuffer(b"\x01" * 8 + planted + b"\x02" * (-len(planted) % 8), np.uint8)})
+    assert grep([*seen(recorded[2]), leak], {RARE, LONG_RARE}) == {RARE}
+
+
+def test_pads_are_what_hides_agreed_words(monkeypatch):
+    """With a pad of zeros the agreed words can be read from the cells, and grep says so."""
+    monkeypatch.setattr(cells_module, "pad", lambda key, purpose, count: np.zeros(count, np.uint8))
+    rounds = []
+    openly(corpus(), VocabularyAgreement(1, 2, words_expected=40), watch=rounds.append)
+    width = Cells(0, 1, 32, 4).width
+    sums = next(one.model["wide"] for one in rounds if "wide" in one.model.arrays)
+    counts = np.maximum(1, sums[:, :1])
+    codes = (sums[:, 1:] // counts).astype("<i8")
+    rows = codes.view(np.uint8).reshape(*codes.shape, 8)[:, :, :width].reshape(len(codes), -1)
+    assert "überraschung".encode() in rows.tobytes()
+
+
+def guess(rounds, words, key, layout):
+    """What a server with this key would take for held: words whose buckets are in use in all tables."""
+    session = session_key(key, layout.seed, layout.parties)
+    step = Step.read(VocabularyAgreement(1, 2, words_expected=400).start_server(layout)[1]["step"])
+    in_use = np.ones(len(words), bool)
+    for one in rounds:
+        if step.stage == TABLES:
+            tables = Tables(step.number, step.tables, step.buckets, len(layout.parties))
+            total = sum(m["tables"] for _, _, m in one.traffic)
+            places = tables.places(session, names_of(session, [w.encode() for w in words]))
+            in_use &= (tables.counters(total).reshape(-1)[places[:, : tables.tables]] > 0).all(axis=1)
+            break
+        step = Step.read(one.model["step"])
+    return {word for word, yes in zip(words, in_use, strict=True) if yes}
+
+
+def test_whoever_has_the_key_can_test_words_and_nobody_else():
+    """The stated limit: a server that colludes with one party tests words; the planted bug of a public key is the same.
+
+    Without the key a held word is hit as often as any other: by the share of buckets in use.
+    """
+    draws = np.random.default_rng(0)
+    listed = ["".join(map(chr, draws.integers(97, 123, 8))) for _ in range(1500)]
+    held = {f"p{number}": dict.fromkeys(listed[number * 200 : number * 200 + 200], 1) for number in range(3)}
+    held = {name: words | {"cat": 1} for name, words in held.items()}
+    rounds, rule = [], VocabularyAgreement(1, 2, words_expected=400)
+    agree(shards_of(held), Sequential(record=True), rule, reduction=InTheOpen(), seed=7, watch=rounds.append)
+    layout = Layout(("p0", "p1", "p2"), 0, 7)
+    own, others = listed[:600], listed[600:]
+    known = guess(rounds, listed, KEY, layout)
+    assert set(own) <= known
+    wrong = guess(rounds, listed, key_from_seed(99), layout)
+    rates = [len(wrong & set(part)) / len(part) for part in (own, others)]
+    assert max(rates) < 0.95
+    assert abs(rates[0] - rates[1]) < 0.1
+    assert len(known & set(others)) / len(others) < 0.95
+
+
+def test_the_printed_probability_holds():
+    """Rare words that pass, counted: at most the printed share of them, by four standard deviations."""
+    draws = np.random.default_rng(1)
+    listed = list({"".join(map(chr, draws.integers(97, 123, 9))) for _ in range(12_100)})
+    held = {f"p{number}": dict.fromkeys(listed[4000 * number : 4000 * number + 4000], 1) for number in range(3)}
+    for words in held.values():
+        words |= dict.fromkeys(listed[12_000:], 1)
+    shards = shards_of(held)
+    rule = VocabularyAgreement(1, 2, words_expected=4000, false_pass=0.02)
+    rounds = []
+    agreement = agree(shards, Sequential(), rule, reduction=InTheOpen(), seed=2, watch=rounds.append)
+    assert 1e-4 < agreement.false_pass <= 0.02
+    left = sum(len(state.left.words) for state in rounds[-1].checkpoint.parties.values())
+    passed = left - 3 * agreement.vocabulary.n_columns
+    expected = 12_000 * agreement.false_pass
+    assert passed <= expected + 4 * expected**0.5 + 4
+    assert found(agreement) == pooled(held, 1, 2)
+
+
+def test_tables_that_are_not_independent_break_the_printed_probability(monkeypatch):
+    """The planted bug that the law above is for: every table with the hash of the first."""
+    honest = Tables.places
+
+    def same(self: Tables, key: bytes, names: Any) -> Any:
+        first = honest(self, key, names)[:, :1]
+        return first + (np.arange(self.count) * self.buckets).astype(np.int32)
+
+    monkeypatch.setattr(Tables, "places", same)
+    with pytest.raises(AssertionError):
+        test_the_printed_probability_holds()
+
+
+# Sums, cells and what can go wrong
+
+
+@given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 300), st.integers(0, 2**32))
+def test_packed_counters_are_sums(parties, tables, buckets, seed):
+    draws = np.random.default_rng(seed)
+    shape = Tables(0, tables, buckets, parties)
+    places = [
+        draws.integers(0, buckets, (draws.integers(0, 5), shape.count)).astype(np.int32)
+        + np.arange(shape.count, dtype=np.int32) * buckets
+        for _ in range(parties)
+    ]
+    wide = [draws.random(len(own)) < 0.5 for own in places]
+    packed = [shape.marked(own, is_wide) for own, is_wide in zip(places, wide, strict=True)]
+    expected = np.zeros(shape.size, np.int64)
+    for own, is_wide in zip(places, wide, strict=True):
+        expected[np.unique(np.concatenate([own[:, :tables].ravel(), own[is_wide, tables:].ravel()]))] += 1
+    total = sum(packed)
+    assert total.max(initial=0) < 2**53
+    assert all(np.abs(one).max(initial=0) <= masks_for_words(parties).bound for one in packed)
+    assert_array_equal(shape.counters(total).ravel(), expected)
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=9).filter(lambda word: "\0" not in word), st.integers(1, 4)),
+    st.integers(4, 60),
+)
+def test_cells_give_the_words_back(words, parties):
+    texts = {word.encode("utf-8", "surrogatepass"): count for word, count in words.items()}
+    is_wide = dict(zip(texts, are_wide(list(texts)), strict=True))
+    for longest in (None, 40):
+        some = {text: count for text, count in texts.items() if is_wide[text] == (longest is not None)}
+        cells = Cells(1, Cells.enough_for(len(some)), longest, parties)
+        held = [[text for text, count in some.items() if count > party] for party in range(4)]
+        total = sum(cells.filled(KEY, own, names_of(KEY, own)) for own in held)
+        assert total.max(initial=0) < 2**53
+        reading = cells.read(KEY, total, partial(names_of, KEY))
+        assert reading.is_whole
+        assert dict(zip(reading.words, reading.holders.tolist(), strict=True)) == some
+        other = fresh_key()
+        assert not some or not cells.read(other, total, partial(names_of, other)).is_whole
+
+
+def test_cells_that_are_too_few_are_asked_for_again(monkeypatch):
+    sizes = iter([1, 1, 30, 30, 400, 400])
+    monkeypatch.setattr(Cells, "enough_for", staticmethod(lambda words: next(sizes)))
+    held = corpus()
+    agreement = openly(held, VocabularyAgreement(1, 2, words_expected=40))
+    assert found(agreement) == pooled(held, 1, 2)
+    assert agreement.exchanges > 4
+
+
+def test_an_agreement_that_can_never_be_read_ends(monkeypatch):
+    monkeypatch.setattr(Cells, "enough_for", staticmethod(lambda words: 1))
+    with pytest.raises(PartyError, match="could not be read"):
+        openly(corpus(), VocabularyAgreement(1, 2, words_expected=40))
+
+
+@pytest.mark.parametrize("change", [{"key": fresh_key()}, {"options": "other"}])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_party_with_another_key_or_other_options_is_noticed(change, is_masked):
+    held = corpus()
+    shards = shards_of(held)
+    shards[2] = shards_of(held, **{"key": KEY, "options": "", **change})[2]
+    reduction = None if is_masked else InTheOpen()
+    with pytest.raises(PartyError, match="another key, or other options") as caught:
+        agree(shards, Sequential(), VocabularyAgreement(1, 2), reduction=reduction)
+    assert not any(word in str(caught.value) for word in (*SHARED, RARE))
+
+
+def test_a_sum_without_a_party_is_refused():
+    rule, shards = VocabularyAgreement(1, 2, words_expected=40), shards_of(corpus())
+    for absent in ({0: frozenset({"p1"})}, {2: frozenset({"p1"})}):
+        schedule = Schedule(9, 1, absent=absent)
+        with pytest.raises(PartyError, match="missing from a sum"):
+            list(Sequential().run(rule, shards, schedule, reduction=InTheOpen()))
+    with pytest.raises((PartyError, ParameterError)):
+        list(Sequential().run(rule, shards, Schedule(24, 1, silent={2: {"p1": 0}}), reduction=masks_for_words(4)))
+
+
+def test_parties_without_any_word_take_part():
+    held = corpus() | {"empty": {}, "stranger": {"nobodyelse": 4}}
+    agreement = openly(held, VocabularyAgreement(1, 2, words_expected=40))
+    assert found(agreement) == pooled(held, 1, 2)
+
+
+def test_words_that_are_too_long_stay_at_home():
+    held = corpus() | {"p9": {"ü" * 20: 3, "ok": 1}, "p8": {"ü" * 20: 3, "ok": 1}}
+    agreement = openly(held, VocabularyAgreement(1, 2, words_expected=40))
+    assert found(agreement) == {word: n for word, n in pooled(held, 1, 2).items() if word != "ü" * 20}
+    longer = openly(held, VocabularyAgreement(1, 2, words_expected=40, longest=40))
+    assert found(longer) == pooled(held, 1, 2)
+
+
+def test_no_word_is_shown(recorded):
+    _, agreement, rounds = recorded
+    last = rounds[-1]
+    shown = " ".join(
+        map(
+            repr, (agreement, agreement.told(), last.checkpoint.server, *last.checkpoint.parties.values(), last.metrics)
+        )
+    )
+    assert not any(word in shown for word in (*SHARED, RARE))
+    assert re.search(r"at most \d\.\de-\d+", agreement.told())
+    assert all(word not in repr(shard) for shard in shards_of(corpus()) for word in SHARED)
+
+
+def test_columns_come_in_an_order_that_needs_the_key():
+    held, rule = corpus(), VocabularyAgreement(1, 2, words_expected=40)
+    one, same = (openly(held, rule, seed=4).vocabulary.words for _ in range(2))
+    other = agree(shards_of(held, key_from_seed(4)), Sequential(), rule, reduction=InTheOpen(), seed=4)
+    assert one == same
+    assert set(one) == set(other.vocabulary.words)
+    assert one != other.vocabulary.words
+    assert list(one) != sorted(one)
+
+
+def test_rules_out_of_range():
+    for options in ({"min_documents": 0}, {"min_parties": 0}, {"longest": 0}, {"false_pass": 0}, {"false_pass": 1.5}):
+        with pytest.raises(ParameterError):
+            VocabularyAgreement(**options)
+    with pytest.raises(ParameterError, match="at 9 parties where there are 4"):
+        openly(corpus(), VocabularyAgreement(1, 9))
+    with pytest.raises(ParameterError, match="bytes"):
+        HeldWords.of(["a"], ALL, b"short")
+    with pytest.raises(CompositionError, match="word_shards"):
+        VocabularyAgreement().local(Shard("a", np.ones((2, 0))), None, Message({"step": Step(0, 0).written()}))
+
+
+def test_tables_beyond_measure_are_refused(monkeypatch):
+    monkeypatch.setattr(agreement_module, "MOST_COUNTERS", 100)
+    with pytest.raises(ParameterError, match="min_documents"):
+        openly(corpus(), VocabularyAgreement(1, 2, words_expected=40))
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 2**63 - 1))
+def test_many_words_whatever_was_expected(seed):
+    """A first table that is far too small, or too large, costs exchanges and nothing else."""
+    draws = np.random.default_rng(seed)
+    listed = sorted({"".join(map(chr, draws.integers(97, 123, draws.integers(2, 16)))) for _ in range(3000)})
+    held = {f"p{number}": dict.fromkeys(draws.choice(listed, 900, replace=False).tolist(), 1) for number in range(5)}
+    for expected in (1, 100_000):
+        agreement = openly(held, VocabularyAgreement(1, 3, words_expected=expected))
+        assert found(agreement) == pooled(held, 1, 3)
