@@ -27,12 +27,17 @@ DEV := $(STAMPS)/dev
 WITH_TORCH := $(STAMPS)/torch
 MADE_HERE := $(VENV)/.stamps/made-by-make
 
+# Flower wants older versions than constraints.txt has, so it gets an environment of its own.
+FLOWER_VENV := build/flower-venv
+WITH_FLOWER := $(FLOWER_VENV)/.stamp-$(firstword $(shell pwd | cksum))
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo federation-demo test test-all lint bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    fit a small federation and show the result"
+	@echo "make federation-demo  a server and four sites as processes, over TLS; one is killed (up to three minutes)"
 	@echo "make test    run the tests"
 	@echo "make test-all  run those that take long as well"
 	@echo "make lint    ruff and mypy"
@@ -41,6 +46,9 @@ help:
 
 demo: $(CORE)
 	@$(VENV)/bin/partsong demo
+
+federation-demo: $(WITH_FLOWER)
+	@$(FLOWER_VENV)/bin/partsong federation demo
 
 test: $(WITH_TORCH)
 	$(RUN) -m pytest tests -m "not slow" --numprocesses $(TEST_PROCESSES) --dist worksteal
@@ -96,3 +104,14 @@ $(WITH_TORCH): $(DEV)
 		if $(PIP) "$(TORCH)"; then touch $@; \
 		else echo "== $(TORCH) could not be installed: left out, its tests will be skipped"; fi; \
 	fi
+
+$(WITH_FLOWER): pyproject.toml
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+		echo "No Python 3.11 or newer (with venv) was found; name one: make federation-demo PYTHON=/path/to/python" >&2; \
+		exit 1; \
+	fi; \
+	echo "== Making the environment $(FLOWER_VENV) with Flower (about two minutes with a good connection)"; \
+	"$$python" -m venv --clear $(FLOWER_VENV)
+	@$(FLOWER_VENV)/bin/python -m pip --disable-pip-version-check install -qq flwr==1.41.0 click==8.3.1 -e ".[privacy]"
+	@touch $@

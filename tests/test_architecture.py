@@ -22,9 +22,10 @@ ONLY = {
 }
 """Top-level part -> the only parts of ours that it may import."""
 
-PARTS = ("local", "sketch", "align", "privacy", "aggregate", "data", "evaluate", "io")
-NEVER = {part: {"engines", "programs", "estimator", "cli"} for part in PARTS} | {
-    "programs": {"engines", "estimator", "cli"},
+PARTS = ("local", "sketch", "align", "privacy", "aggregate", "data", "evaluate", "io", "text", "mutual")
+NEVER = {part: {"engines", "programs", "estimator", "federation", "cli"} for part in PARTS} | {
+    "programs": {"engines", "estimator", "federation", "cli"},
+    "federation": {"estimator", "federated", "cli"},
 }
 """Top-level part -> the parts of ours that it may not import."""
 

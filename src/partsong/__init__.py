@@ -8,6 +8,8 @@ X ≈ W H; rows are samples; parties own rows; W is private, H is shared.
     >>> import partsong
     >>> model = partsong.NMF(n_components=20).fit(X)                       # rows you hold
     >>> model = partsong.FederatedNMF(20, method="exact").fit([X_1, X_2])  # rows nobody pools
+    >>> private = partsong.FederatedNMF(20, privacy=partsong.RowPrivacy(epsilon=3, row_bound=10.0), masked=True)
+    >>> topics = partsong.FederatedTopicModel(50).fit([texts_1, texts_2]).topics()
     >>> print(partsong.compare([X_1, X_2], 20))                            # alone, together, pooled
 """
 
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
     from partsong.compare_methods import compare as compare
     from partsong.estimator import NMF as NMF
     from partsong.federated import FederatedNMF as FederatedNMF
+    from partsong.federated_topic_model import FederatedTopicModel as FederatedTopicModel
     from partsong.io.model_file import Model as Model
     from partsong.io.model_file import load_model as load_model
     from partsong.io.model_file import save_model as save_model
     from partsong.io.read import read as read
     from partsong.pca import PCAGame as PCAGame
+    from partsong.promises import PartyPrivacy as PartyPrivacy
+    from partsong.promises import RowPrivacy as RowPrivacy
+    from partsong.topic_model import TopicModel as TopicModel
 
 __version__ = "0.1.0"
 
@@ -32,14 +38,21 @@ _HOMES = {
     "compare": "partsong.compare_methods",
     "NMF": "partsong.estimator",
     "FederatedNMF": "partsong.federated",
+    "FederatedTopicModel": "partsong.federated_topic_model",
     "Model": "partsong.io.model_file",
     "load_model": "partsong.io.model_file",
     "save_model": "partsong.io.model_file",
     "read": "partsong.io.read",
     "PCAGame": "partsong.pca",
+    "PartyPrivacy": "partsong.promises",
+    "RowPrivacy": "partsong.promises",
+    "TopicModel": "partsong.topic_model",
 }
 
-__all__ = ["NMF", "FederatedNMF", "Model", "PCAGame", "__version__", "compare", "load_model", "read", "save_model"]
+__all__ = [
+    "NMF", "FederatedNMF", "FederatedTopicModel", "Model", "PCAGame", "PartyPrivacy", "RowPrivacy", "TopicModel",
+    "__version__", "compare", "load_model", "read", "save_model",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

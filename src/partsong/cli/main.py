@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import partsong
-from partsong.cli import check, compare, demo, fit, guard, info, split, transform
+from partsong.cli import attack, check, compare, demo, federation, fit, guard, info, split, topics, transform
 from partsong.cli.termination import exit_code, leave
 from partsong.cli.usage import Commands
 
@@ -47,7 +47,10 @@ app.command(epilog=check.EPILOG)(check.check)
 app.command(epilog=split.EPILOG)(split.split)
 app.command(epilog=info.EPILOG)(info.info)
 app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=attack.EPILOG)(attack.attack)
+app.add_typer(topics.app, name="topics")
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.add_typer(federation.app)
 
 
 def main() -> None:

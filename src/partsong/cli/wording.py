@@ -18,6 +18,10 @@ ARGUMENTS = {
     "n_threads": "--threads",
     "kernel_threads": "--threads",
     "drop_extra": "--drop-extra",
+    "n_topics": "--topics",
+    "min_documents": "--min-documents",
+    "min_parties": "--min-parties",
+    "max_words": "--max-words",
 }
 """Names that are no words of English: they are replaced wherever they stand alone."""
 
@@ -34,6 +38,11 @@ WORDS = (
     "init",
     "solver",
     "method",
+    "participation",
+    "server",
+    "vocabulary",
+    "weighting",
+    "encoding",
 )
 """Names that are words as well: replaced before an equals sign, and where a message says what they must be."""
 
@@ -43,6 +52,7 @@ PHRASES = {
     "The l1 penalty ": "The L1 part of --alpha-w and --alpha-h (see --l1-ratio) ",
     "The l2 penalty ": "The L2 part of --alpha-w and --alpha-h (see --l1-ratio) ",
     'faulty="leave out"': "--faulty leave-out",
+    "(column=…)": "(--text-column)",
     "Unknown init ": "Unknown --init ",
     "Unknown solver ": "Unknown --solver ",
     "Unknown method ": "Unknown --method ",

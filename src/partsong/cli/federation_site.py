@@ -1,0 +1,151 @@
+"""What a site does: `join`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.guard import guarded
+from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
+from partsong.cli.outputs import put_json, visible
+from partsong.cli.wording import as_options
+from partsong.errors import DataError, ParameterError
+from partsong.io.opening import Wanted
+
+if TYPE_CHECKING:
+    from partsong.consortium.kit import Kit
+    from partsong.consortium.roster import Listed
+    from partsong.consortium.site_folder import SiteFolder
+    from partsong.data.table import Table
+
+JOIN = examples(
+    "partsong federation join liver-north.zip --data mine.h5ad",
+    "partsong federation join liver-north.zip --roster roster.toml",
+)
+LEAVES = """What leaves this site, and what does not:
+  never    rows, weights of rows (W), names of rows, names of columns
+  once     a hash of the name of each column that site.toml lets out ({columns} now), and the number type
+  a round  what the recipe sends: sums or factors of k × {columns} numbers, of all {rows} rows; masked where site.toml
+           says so ({masked}), so that the server sees sums over at least {parties} sites alone
+  always   names of arrays, refusals as codes, and counts; the reasons stay here
+Every message is written to {audit} before it leaves.
+What may be asked of this site is in {policy}: look at it now."""
+
+
+@guarded
+def join(
+    kit: Annotated[Path, typer.Argument(help="The startup kit: a .zip or a folder.", show_default=False)],
+    data: Annotated[
+        OptionalPath, typer.Option(help="The rows of this site; needed the first time.", show_default=False)
+    ] = None,
+    folder: Annotated[
+        OptionalPath, typer.Option("--folder", "-f", help="The site's own folder.", show_default="site-NAME")
+    ] = None,
+    roster: Annotated[OptionalPath, typer.Option(help="roster.toml, from the coordinator.", show_default=False)] = None,
+    fingerprint: Annotated[
+        OptionalText, typer.Option(help="The roster's fingerprint, as heard by telephone.", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Start the node once all is there.")] = True,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    header: Header = None,
+    as_json: AsJson = False,
+) -> None:
+    """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
+    from partsong.consortium.kit import Kit
+    from partsong.consortium.roster import Listed
+
+    with tempfile.TemporaryDirectory() as scratch:
+        read = Kit.read(kit, Path(scratch))
+    place = folder or Path(f"site-{read.site}")
+    reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
+    site = _joined(place, read, data, {name: value for name, value in reading.items() if value is not None}, as_json)
+    _show_and_ask(site, yes, as_json)
+    listed = Listed.read(roster) if roster is not None else read.roster
+    if listed is not None:
+        _pin(site, listed, fingerprint, yes)
+    pinned = site.roster()
+    if as_json:
+        told = {"site": site.site, "federation": site.federation, "folder": site.path, "card": site.path / "card.toml"}
+        put_json({**told, "fingerprint": None if pinned is None else pinned.fingerprint})
+    if pinned is None:
+        if not as_json:
+            typer.echo(f"\nSend {site.path / 'card.toml'} to the coordinator, over a channel others cannot write to.")
+            typer.echo(f"With the roster that comes back: partsong federation join {kit} --roster roster.toml")
+        return
+    if start:
+        _start(site)
+
+
+def _joined(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], as_json: bool) -> SiteFolder:
+    """The site's folder, with data that were checked."""
+    from partsong.consortium.site_folder import SiteFolder
+
+    if data is None:
+        if not (place / "joined.toml").exists():
+            raise ParameterError("Give the rows of this site the first time: --data FILE.")
+        before = SiteFolder.at(place)
+        data, reading = before.data, {**before.reading, **reading}
+    _check(data, Wanted(**reading), as_json)
+    return SiteFolder.joining(place, kit, data, reading)
+
+
+def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
+    """What `partsong check` says; data that cannot be factorized are refused."""
+    from partsong.cli.holdings import read_table
+    from partsong.data.check import inspect
+    from partsong.data.identifiers import identifier_findings
+
+    table = read_table(data, wanted)
+    findings = inspect(table.X, table.feature_names, table.sample_names)
+    for finding in (*findings, *identifier_findings(table.X, table.feature_names)):
+        if finding.severity == "error":
+            raise DataError(f"{data}: {finding.message} {as_options(finding.remedy)}")
+        typer.echo(f"Note: {visible(finding.message)} {visible(as_options(finding.remedy))}", err=True)
+    return table
+
+
+def _show_and_ask(site: SiteFolder, yes: bool, as_json: bool) -> None:
+    from partsong.io.read import read_wanted
+
+    table = read_wanted(site.data, Wanted(**site.reading))
+    policy, n_columns = site.policy(), int(table.X.shape[1])
+    leaving = n_columns if table.feature_names is None else len(policy.leaving(table.feature_names))
+    typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
+    masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
+    text = LEAVES.format(
+        rows=int(table.X.shape[0]),
+        columns=leaving,
+        masked=masked,
+        parties=policy.minimum_parties,
+        audit=site.path / "state" / "audit.jsonl",
+        policy=site.path / "site.toml",
+    )
+    typer.echo(text, err=as_json)
+    if not yes and not typer.confirm("Join on these terms?", err=as_json):
+        raise ParameterError(f"Not joined. Nothing has left this machine; the folder {site.path} can be removed.")
+
+
+def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -> None:
+    if site.roster() != listed and fingerprint is None and not yes:
+        typer.echo(f"\nThe roster names: {', '.join(sorted(listed.keys))}")
+        typer.echo(f"Its fingerprint is  {listed.fingerprint}")
+        if not typer.confirm("Did the coordinator READ YOU this same fingerprint?"):
+            raise ParameterError("The roster was not taken. Call the coordinator and compare; nothing has left.")
+        fingerprint = listed.fingerprint
+    site.pin(listed, fingerprint)
+
+
+def _start(site: SiteFolder) -> None:
+    from partsong.flower_app import supernode
+
+    typer.echo(f"Starting the node of {site.site!r}; it calls {site.address}. End with Ctrl-C.", err=True)
+    try:
+        supernode.join(site)
+    except KeyboardInterrupt:
+        typer.echo("The node has stopped.", err=True)

@@ -1,0 +1,123 @@
+"""Startup kits: what a site gets from the coordinator to join. Nothing in one is secret; it has to arrive unchanged.
+
+kit.toml      federation, site, address, fingerprint of the authority, fingerprint of the roster once there is one
+ca.crt        the federation's authority
+roster.toml   who takes part, once that is known
+README.txt    what to do with it
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from partsong.consortium.certificates import days_left, fingerprint
+from partsong.consortium.roster import Listed, require_name
+from partsong.consortium.toml_text import toml_of, write
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.federation.keys import only, read_toml
+
+KEYS = ("federation", "site", "address", "authority", "roster")
+FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
+MOST_BYTES = 1 << 20
+
+README = """You are invited as {site!r} to the federation {federation!r}.
+
+1. Install:        pip install "partsong[flower]"
+2. Join:           partsong federation join {kit} --data YOUR-DATA
+   It checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
+3. Send back the file card.toml that it names, over a channel that others cannot write to.
+4. You then get roster.toml. Compare its fingerprint with the coordinator BY TELEPHONE, and start your node:
+                   partsong federation join {kit} --roster roster.toml
+
+Authority (SHA-256): {authority}
+Server:              {address}    (your node calls out to it; nobody calls in)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """Where to go, whom to trust, and under which name."""
+
+    federation: str
+    site: str
+    address: str
+    authority: bytes
+    roster: Listed | None = None
+
+    def __post_init__(self) -> None:
+        require_name(self.site, "A site")
+        require_address(self.address)
+
+    def save(self, path: Path) -> None:
+        """As a .zip, or as a folder."""
+        told = {"federation": self.federation, "site": self.site, "address": self.address}
+        told |= {"authority": fingerprint(self.authority), "roster": self.roster.fingerprint if self.roster else ""}
+        files = {"kit.toml": toml_of(told).encode(), "ca.crt": self.authority}
+        files["README.txt"] = README.format(kit=path.name, **told).encode()
+        if self.roster:
+            files["roster.toml"] = self.roster.written()
+        if path.suffix != ".zip":
+            path.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                write(path / name, content)
+            return
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
+        write(path, packed.getvalue())
+
+    @staticmethod
+    def read(path: Path, scratch: Path) -> Kit:
+        """From a .zip or a folder; `scratch` is a folder for what has to be unpacked."""
+        if path.is_dir():
+            return _in_folder(path)
+        _unpack(path, scratch)
+        return _in_folder(scratch)
+
+
+def require_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port"."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16 or " " in host:
+        raise ParameterError(f"{address[:100]!r} is no address. Give host:port, such as nmf.example.org:8443.")
+    return host.strip("[]"), int(port)
+
+
+def _in_folder(folder: Path) -> Kit:
+    table = only(read_toml(folder / "kit.toml"), KEYS, str(folder / "kit.toml"))
+    if not all(isinstance(table.get(name), str) for name in KEYS):
+        raise FormatError(f"{folder / 'kit.toml'} does not say all of {', '.join(KEYS)}. Ask for the kit once more.")
+    try:
+        authority = (folder / "ca.crt").read_bytes()
+    except OSError as error:
+        raise FileError(f"{folder / 'ca.crt'} cannot be read. Ask for the kit once more.") from error
+    if days_left(authority) < 0:
+        raise FormatError(f"{folder / 'ca.crt'}: the authority has expired. Ask for a new kit.")
+    if fingerprint(authority) != table["authority"]:
+        raise FormatError(f"{folder / 'ca.crt'} is not the certificate that kit.toml names. Ask for the kit once more.")
+    listed = folder / "roster.toml"
+    roster = Listed.read(listed) if listed.exists() else None
+    return Kit(table["federation"], table["site"], table["address"], authority, roster)
+
+
+def _unpack(path: Path, scratch: Path) -> None:
+    """Only files that a kit has, none longer than they can be, and none by a path of its own."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            listed = archive.infolist()
+            if any(one.filename not in FILES or one.file_size > MOST_BYTES for one in listed):
+                raise FormatError(f"{path} holds what no kit holds. Ask for the kit once more.")
+            for one in listed:
+                with archive.open(one) as file:
+                    content = file.read(MOST_BYTES + 1)
+                write(scratch / one.filename, content[:MOST_BYTES])
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: there is no such kit. Check the path.") from error
+    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, OSError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FormatError(f"{path} is neither a kit's folder nor its .zip: {error}. Ask for it once more.") from error

@@ -1,0 +1,216 @@
+"""The coordinator's folder: all that a federation is, on the machine of its server.
+
+federation.toml       name and address
+ca.crt, ca.key        the authority            server.crt, server.key    what sites see
+control.key           who may start and stop runs here
+sites/NAME.toml       cards of sites           sites/NAME.node           the number of its node, once admitted
+roster.toml           names and keys, for all sites
+kits/                 startup kits
+flower/               Flower's own files
+runs/NAME/            experiment.toml, state/, progress.jsonl, result.json, model.safetensors
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from partsong.consortium import certificates
+from partsong.consortium.certificates import Pair
+from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.roster import Card, Listed, require_name
+from partsong.consortium.toml_text import toml_of, write
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.federation.keys import nearest, only, read_toml
+from partsong.federation.site_files import make_folder
+from partsong.federation.wire import RUN
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """The folder of one run at the server."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self.folder.name
+
+    @property
+    def experiment(self) -> Path:
+        """What is run."""
+        return self.folder / "experiment.toml"
+
+    @property
+    def settings(self) -> Path:
+        """How patiently, as JSON."""
+        return self.folder / "settings.json"
+
+    @property
+    def state(self) -> Path:
+        """The journal of the run."""
+        return self.folder / "state"
+
+    @property
+    def progress(self) -> Path:
+        """One line of JSON for each round that was done."""
+        return self.folder / "progress.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """How it ended, as JSON."""
+        return self.folder / "result.json"
+
+    @property
+    def model(self) -> Path:
+        """What came out."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def number(self) -> Path:
+        """The number that Flower gave it last."""
+        return self.folder / "flower-run"
+
+    @property
+    def lock(self) -> Path:
+        """Held while somebody works on it."""
+        return self.folder / "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFolder:
+    """That folder."""
+
+    path: Path
+    name: str
+    address: str
+
+    @staticmethod
+    def made(path: Path, name: str, address: str) -> ServerFolder:
+        """A new one, with an authority, a certificate and a key for starting runs."""
+        certificates.require()
+        require_name(name, "A federation")
+        host, _ = require_address(address)
+        if (path / "federation.toml").exists():
+            raise FileError(f"{path} holds a federation already; nothing was touched. Choose another folder.")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise FileError(f"{path} is not an empty folder; nothing was touched. Choose another name.")
+        for folder in (path, path / "sites", path / "kits", path / "runs", path / "flower"):
+            make_folder(folder)
+        authority = certificates.new_authority(name)
+        write(path / "ca.crt", authority.certificate)
+        write(path / "ca.key", authority.key, private=True)
+        write(path / "control.key", secrets.token_hex(32), private=True)
+        made = ServerFolder(path, name, address)
+        made._certify(authority, host)
+        write(path / "federation.toml", toml_of({"name": name, "address": address}))
+        return made
+
+    @staticmethod
+    def at(path: Path) -> ServerFolder:
+        """One that is there."""
+        if not (path / "federation.toml").exists():
+            raise FileError(
+                f"{path} holds no federation. Give its folder with --folder, or make one: partsong federation init."
+            )
+        table = only(read_toml(path / "federation.toml"), ("name", "address"), str(path / "federation.toml"))
+        if not all(isinstance(table.get(key), str) for key in ("name", "address")):
+            raise FormatError(f"{path / 'federation.toml'} needs name and address. Correct it there.")
+        require_address(table["address"])
+        return ServerFolder(path.resolve(), require_name(table["name"], "A federation"), table["address"])
+
+    def renewed(self) -> None:
+        """A new certificate for the server, by the same authority: sites notice nothing."""
+        host, _ = require_address(self.address)
+        try:
+            key = (self.path / "ca.key").read_bytes()
+        except OSError as error:
+            raise FileError(f"{self.path / 'ca.key'} cannot be read, and only its owner can renew.") from error
+        self._certify(Pair(self.authority, key), host)
+
+    def require_valid(self) -> float:
+        """Days that the certificate is still valid; FileError where it is not any more."""
+        left = certificates.days_left((self.path / "server.crt").read_bytes())
+        if left < 0:
+            raise FileError(
+                f"The server's certificate has expired {-left:.0f} days ago, and sites refuse it. Renew it with: "
+                "partsong federation init FOLDER --renew"
+            )
+        return left
+
+    @property
+    def authority(self) -> bytes:
+        """Its certificate."""
+        return (self.path / "ca.crt").read_bytes()
+
+    @property
+    def control_key(self) -> str:
+        """For starting and stopping runs; not for sites."""
+        return (self.path / "control.key").read_text()
+
+    def cards(self) -> dict[str, Card]:
+        """All that were taken in."""
+        return {path.stem: Card.read(path) for path in sorted((self.path / "sites").glob("*.toml"))}
+
+    def admit(self, card: Card) -> None:
+        """Take a card in; another one under the same name is refused."""
+        if card.federation != self.name:
+            raise ParameterError(f"This card is for federation {card.federation!r}, and this is {self.name!r}.")
+        place = self.path / "sites" / f"{card.site}.toml"
+        if place.exists() and Card.read(place) != card:
+            raise ParameterError(
+                f"Site {card.site!r} is known here by other keys. Ask its steward, by telephone, whether they were "
+                f"made anew; if so, remove {place} and admit it again. All sites then need the new roster."
+            )
+        card.save(place)
+        self.roster()
+
+    def node_of(self, site: str) -> int | None:
+        """The number of a site's node; None before it was registered."""
+        place = self.path / "sites" / f"{site}.node"
+        return int(place.read_text()) if place.exists() else None
+
+    def set_node(self, site: str, number: int) -> None:
+        """It was registered."""
+        write(self.path / "sites" / f"{site}.node", str(number))
+
+    def roster(self) -> Listed:
+        """Of all cards that were taken in; also written to a file, to be sent to all."""
+        found = Listed(self.name, {name: bytes.fromhex(card.signing_key) for name, card in self.cards().items()})
+        write(self.path / "roster.toml", found.written())
+        return found
+
+    def invite(self, site: str, place: Path | None = None) -> Path:
+        """A startup kit; with the roster, once the site is in it."""
+        require_name(site, "A site")
+        roster = self.roster()
+        kit = Kit(self.name, site, self.address, self.authority, roster if site in roster.keys else None)
+        path = place or self.path / "kits" / f"{self.name}-{site}.zip"
+        kit.save(path)
+        return path
+
+    def run(self, name: str) -> RunPlace:
+        """The folder of a run, whether it is there or not; nothing but a name can be one."""
+        if not RUN.fullmatch(name):
+            raise ParameterError(
+                f"A run cannot be called {name[:64]!r}. Use letters, digits, dots and dashes, at most 64."
+            )
+        return RunPlace(self.path / "runs" / name)
+
+    def known_run(self, name: str) -> RunPlace:
+        """The folder of a run that is there."""
+        place = self.run(name)
+        if not place.experiment.exists():
+            raise FileError(f"There is no run {name!r} here. {nearest(name, self.runs())}")
+        return place
+
+    def runs(self) -> tuple[str, ...]:
+        """Names of all."""
+        return tuple(sorted(path.parent.name for path in (self.path / "runs").glob("*/experiment.toml")))
+
+    def _certify(self, authority: Pair, host: str) -> None:
+        server = certificates.new_server_certificate(authority, host)
+        write(self.path / "server.key", server.key, private=True)
+        write(self.path / "server.crt", server.certificate)

@@ -1,0 +1,177 @@
+"""A site's folder: its keys, its policy, and everything that it ever released. Nothing in it is read by the server.
+
+joined.toml       federation, site, address, and where the data are
+site.toml         the policy
+ca.crt            the authority of the federation            roster.toml     pinned
+node, node.pub    the key of its node                        secret          behind streams and signatures
+card.toml         what it tells of itself
+state/            ledger, audit log, runs
+flower/           Flower's own files
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partsong.consortium import certificates
+from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.roster import Card, Listed, require_name, same_fingerprint
+from partsong.consortium.toml_text import toml_of, write
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.federation.keys import only, read_toml
+from partsong.federation.policy import Policy
+from partsong.federation.signatures import public_key
+from partsong.federation.site import Site
+from partsong.federation.site_files import make_folder
+from partsong.federation.site_plan import Data
+
+if TYPE_CHECKING:
+    from partsong.data.table import Table
+
+READING = ("label", "transpose", "key", "header")
+KEYS = ("federation", "site", "address", "data", *READING)
+SECRET_BYTES = 32
+
+POLICY = """# What this site lets itself be asked for. It is read here alone, and no message can change it.
+# Remove the # before a line to set it; an unknown key is an error.
+
+# recipes = ["exact", "fedavg"]     # others are refused; without this line: all
+# minimum_rows = 100                # without this line: twice the rank, where uploads are seen one by one
+minimum_parties = 3                 # fewer in a sum are refused
+maximum_rounds = 1000
+masked = true                       # the server sees sums alone
+# columns = ["gene-*"]              # names or patterns of those that may leave; without this line: all
+
+# [privacy]                         # over everything that this site ever releases
+# epsilon = 3.0
+# unit = "row"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFolder:
+    """That folder, as it was joined; `reading` are the options with which the data are read."""
+
+    path: Path
+    federation: str
+    site: str
+    address: str
+    data: Path
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def at(path: Path) -> SiteFolder:
+        """One that is there."""
+        place = path / "joined.toml"
+        if not place.exists():
+            raise FileError(f"{path} is not the folder of a site. Make it with: partsong federation join KIT --data …")
+        table = only(read_toml(place), KEYS, str(place))
+        if not all(isinstance(table.get(name), str) for name in ("federation", "site", "address", "data")):
+            raise FormatError(f"{place} needs federation, site, address and data. Join once more.")
+        require_address(table["address"])
+        require_name(table["site"], "A site")
+        reading = {name: table[name] for name in READING if name in table}
+        return SiteFolder(
+            path.resolve(), table["federation"], table["site"], table["address"], Path(table["data"]), reading
+        )
+
+    @staticmethod
+    def joining(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
+        """Make it, or bring it up to date; keys and policy that are there stay."""
+        certificates.require()
+        place = SiteFolder(path.resolve(), kit.federation, kit.site, kit.address, data.resolve(), dict(reading))
+        if (path / "joined.toml").exists():
+            before = SiteFolder.at(path)
+            if (before.federation, before.site) != (kit.federation, kit.site):
+                raise ParameterError(
+                    f"{path} is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
+                    f"{kit.site!r} in {kit.federation!r}. Choose another folder."
+                )
+            if (path / "ca.crt").read_bytes() != kit.authority:
+                raise ParameterError(
+                    f"The authority in this kit is not the one that {path} trusts. Ask the coordinator, by telephone, "
+                    "whether it was made anew; if so, join in a new folder."
+                )
+        for folder in (path, path / "state", path / "flower"):
+            make_folder(folder)
+        write(path / "ca.crt", kit.authority)
+        place._make_keys()
+        if not (path / "site.toml").exists():
+            write(path / "site.toml", POLICY)
+        told = {"federation": kit.federation, "site": kit.site, "address": kit.address, "data": str(place.data)}
+        write(path / "joined.toml", toml_of({**told, **place.reading}))
+        place.card().save(path / "card.toml")
+        return place
+
+    def pin(self, roster: Listed, spoken: str | None = None) -> None:
+        """Take a roster for good, if this site is in it under its own key, and it is the one that was `spoken` of."""
+        if roster.federation != self.federation:
+            raise ParameterError(f"This roster is of federation {roster.federation!r}, not of {self.federation!r}.")
+        if roster.keys.get(self.site) != bytes.fromhex(self.card().signing_key):
+            raise ParameterError(
+                f"Site {self.site!r} is not in this roster under the key that was made here. Send the coordinator "
+                f"{self.path / 'card.toml'}, and ask for a new roster."
+            )
+        if spoken is not None and not same_fingerprint(roster.fingerprint, spoken):
+            raise ParameterError(
+                f"The fingerprint of this roster is {roster.fingerprint}, and not the one that was given. Somebody has "
+                "changed it, or it is an old one: do not use it, and call the coordinator."
+            )
+        pinned = self.roster()
+        if pinned is not None and pinned != roster and spoken is None:
+            raise ParameterError(
+                "This site has pinned another roster. If parties have changed, have the new fingerprint read to you by "
+                "telephone, and give what you hear with --fingerprint."
+            )
+        write(self.path / "roster.toml", roster.written())
+
+    def roster(self) -> Listed | None:
+        """The one that was pinned."""
+        place = self.path / "roster.toml"
+        return Listed.read(place) if place.exists() else None
+
+    def policy(self) -> Policy:
+        """As its steward has left it."""
+        return Policy.read(self.path / "site.toml")
+
+    def card(self) -> Card:
+        """What it tells of itself."""
+        node_key = (self.path / "node.pub").read_text().strip()
+        return Card(self.federation, self.site, node_key, public_key(self.secret(), self.site).hex())
+
+    def secret(self) -> int:
+        """Behind its streams and signatures."""
+        return int.from_bytes((self.path / "secret").read_bytes(), "little")
+
+    def opened(self) -> Site:
+        """The party, ready to answer; the data are read now."""
+        roster = self.roster()
+        if roster is None:
+            raise FileError(f"{self.path} has no roster yet. Join with --roster roster.toml.")
+        stamp = self.data.stat() if self.data.exists() else None
+        table = _table(self.data, tuple(self.reading.items()), stamp and (stamp.st_mtime_ns, stamp.st_size))
+        columns = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
+        data = Data(table.X, columns, self.secret())
+        return Site(self.site, self.path / "state", data, self.policy(), dict(roster.keys))
+
+    def _make_keys(self) -> None:
+        if not (self.path / "secret").exists():
+            write(self.path / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
+        if not (self.path / "node").exists():
+            made = certificates.new_node_key()
+            write(self.path / "node.pub", made.certificate)
+            write(self.path / "node", made.key, private=True)
+
+
+@lru_cache(maxsize=1)
+def _table(path: Path, reading: tuple[tuple[str, Any], ...], stamp: tuple[int, int] | None) -> Table:
+    """The rows; read once in a process, as long as the file stays as it is."""
+    from partsong.io.opening import Wanted
+    from partsong.io.read import read_wanted
+
+    return read_wanted(path, Wanted(**dict(reading)))

@@ -1,0 +1,108 @@
+"""One exchange with several sites: requests out, replies in, and an error for each that gave none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from partsong.core import Message
+from partsong.engines.rounds import nobody_left
+from partsong.errors import FormatError, PartsongError, UploadError
+from partsong.federation.refusals import SiteLost, error_of
+from partsong.federation.transport import Lost, Transport
+from partsong.federation.wire import Nonce, Refusal, Reply, Request
+
+WAYS_ON = (
+    'Nothing is lost: resume the run once the site is back, or with faulty = "leave out" to go on without it where '
+    "that is possible."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of it: messages in name order, notes beside them, refusals, and errors of all who sent no message."""
+
+    faulty: str
+    inbox: dict[str, Message] = field(default_factory=dict)
+    notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    faults: dict[str, PartsongError] = field(default_factory=dict)
+
+    def require(self, stage: str, index: int) -> None:
+        """Raise the first error, unless parties with one are left out."""
+        if self.faults and self.faulty == "stop":
+            name, error = next(iter(self.faults.items()))
+            error.add_note(f"(site {name!r}, {stage}, round {index})")
+            error.add_note(WAYS_ON)
+            raise error
+
+    def require_some(self, stage: str, index: int) -> None:
+        """Raise the first error where nobody is left."""
+        self.require(stage, index)
+        if not self.inbox:
+            raise nobody_left(self.faults, index)
+
+    def checked(self, check: Callable[[str, Message], None]) -> Asked:
+        """The same, without the messages that do not pass."""
+        faults, inbox = dict(self.faults), dict[str, Message]()
+        for name, message in self.inbox.items():
+            try:
+                check(name, message)
+                inbox[name] = message
+            except PartsongError as error:
+                faults[name] = error
+        return Asked(self.faulty, inbox, self.notes, self.refusals, faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where the server writes and reads; `seen` has the largest serial number of each site."""
+
+    transport: Transport
+    timeout: float
+    faulty: str
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def ask(
+        self,
+        names: Sequence[str],
+        nonce: Nonce,
+        body: Message = Message({}),
+        note: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Asked:
+        """One exchange; `note` goes to all, `notes` to each."""
+        requests = {
+            name: Request(
+                name, nonce, body, {**(note or {}), **(notes or {}).get(name, {})}, self.seen.get(name, 0)
+            ).written()
+            for name in sorted(names)
+        }
+        replies = self.transport.ask(requests, self.timeout)
+        asked = Asked(self.faulty)
+        for name in requests:
+            self._take(asked, name, nonce, replies.get(name, Lost("nothing was heard in time")))
+        return asked
+
+    def _take(self, asked: Asked, name: str, nonce: Nonce, reply: bytes | Lost) -> None:
+        if isinstance(reply, Lost):
+            asked.faults[name] = SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {reply.why}.")
+            return
+        try:
+            read = Reply.read(reply)
+        except FormatError as error:
+            asked.faults[name] = UploadError(f"Site {name!r} sent what cannot be read in round {nonce.round}: {error}")
+            return
+        if read.party != name or (read.nonce != nonce and not isinstance(read.answer, Refusal)):
+            asked.faults[name] = UploadError(
+                f"Site {name!r} sent the answer to another request than that of round {nonce.round}: repeated, or for "
+                "somebody else. Nothing of it was used."
+            )
+            return
+        self.seen[name] = max(self.seen.get(name, 0), read.serial)
+        if isinstance(read.answer, Refusal):
+            asked.refusals[name] = read.answer
+            asked.faults[name] = error_of(name, read.answer, nonce.round)
+        else:
+            asked.inbox[name], asked.notes[name] = read.answer, read.note

@@ -1,0 +1,77 @@
+"""What left a site: one line for every message out, chained, without values and without names of rows or columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.core import Message, Program, type_name
+from partsong.federation.chain import Chain
+from partsong.federation.wire import Refusal, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The log of a site."""
+
+    path: Path
+
+    def note(self, reply: Reply, payload: bytes, *, again: bool, protection: dict[str, Any]) -> None:
+        """A message that is about to leave; the line is on the disk when this returns."""
+        refusal = reply.answer.code if isinstance(reply.answer, Refusal) else None
+        body = Message({}) if isinstance(reply.answer, Refusal) else reply.answer
+        Chain(self.path).append(
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                **reply.nonce.told(),
+                "refusal": refusal,
+                "again": again,
+                "arrays": [_described(name, array) for name, array in sorted(body.arrays.items())],
+                "bytes": len(payload),
+                "sha256": hashlib.sha256(payload).hexdigest(),
+                **protection,
+            }
+        )
+
+    def verify(self) -> tuple[int, str]:
+        """The number of lines and the last hash, if each follows from the one before; FormatError else."""
+        return Chain(self.path).head()
+
+    def show(self) -> Iterator[str]:
+        """For people, one line each."""
+        for line in Chain(self.path).lines():
+            what = line["refusal"] or ", ".join(
+                f"{one['name']} {'×'.join(map(str, one['shape'])) or 'number'}" for one in line["arrays"]
+            )
+            spent = "" if line.get("epsilon") is None else f", ε {line['epsilon']:.4g} spent"
+            where = f"run {line['run']}, round {line['round']}, attempt {line['attempt']}, {line['kind']}"
+            repeated = " (again)" if line["again"] else ""
+            phase = f" {line['phase']}" if line["kind"] == "reduce" else ""
+            left = f"{what or 'nothing'}, {line['bytes']} bytes{spent}{repeated}"
+            yield f"{line['number']:6d} {line['time']} {where}{phase}: {left}"
+
+
+def protection_of(program: Program | None, epsilon: float | None) -> dict[str, Any]:
+    """Clip, noise and ε spent so far, as far as a program has them."""
+    release: Any = getattr(program, "release", None)
+    clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
+    noise = None if release is None else release.noise_multiplier
+    return {"clip": clip, "noise_multiplier": noise, "epsilon": epsilon}
+
+
+def _described(name: str, array: Any) -> dict[str, Any]:
+    values = np.asarray(array)
+    norm = float(np.linalg.norm(values.astype(np.float64))) if values.dtype.kind in "fi" and values.size else None
+    return {
+        "name": name,
+        "shape": list(values.shape),
+        "type": type_name(values.dtype),
+        "bytes": int(values.nbytes),
+        "norm": norm if norm is None or np.isfinite(norm) else None,
+    }

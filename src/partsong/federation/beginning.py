@@ -1,0 +1,84 @@
+"""Before the first round: who is there, on which columns they agree, and what they start with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partsong.core import Layout, Message, Program, Schedule
+from partsong.errors import FeatureError, ParameterError, PartsongError
+from partsong.federation.asking import Asked, Desk
+from partsong.federation.columns import agreed
+from partsong.federation.naming import ASK, READ, TELL, missing_at
+from partsong.federation.record import Record
+from partsong.federation.wire import Kind, Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """The name of a run, its experiment in plain values, and which columns are to be agreed on."""
+
+    run: str
+    experiment: Mapping[str, Any]
+    rule: str
+
+
+def begun(agenda: Agenda, program: Program, schedule: Schedule, desk: Desk) -> Record:
+    """Columns are agreed on by hashes, and the layout follows."""
+    names = tuple(sorted(desk.transport.names()))
+    if not names:
+        raise ParameterError("A federation needs at least one site; the transport knows none.")
+    hello = _hello(agenda, desk, names, names)
+    hello.require_some("hello", 0)
+    columns = agreed({name: message["columns"] for name, message in hello.inbox.items()}, agenda.rule)
+    types = {str(note.get("type")) for note in hello.notes.values()}
+    layout = Layout(names, len(columns), schedule.seed, "float64" if "float64" in types else "float32")
+    server, model = program.start_server(layout)
+    return Record(agenda.run, dict(agenda.experiment), layout, columns, 0, server, model, seen=dict(desk.seen))
+
+
+def joined(agenda: Agenda, desk: Desk, record: Record) -> tuple[Record, dict[str, PartsongError]]:
+    """Start the sites that have not; those that cannot are asked again before the next round."""
+    new = tuple(name for name in record.layout.parties if name not in record.started)
+    if not new:
+        return record, {}
+    layout = {"parties": list(record.layout.parties), "n_features": record.layout.n_features}
+    layout |= {"seed": record.layout.seed, "dtype": record.layout.dtype}
+    note = {"layout": layout, "experiment": dict(agenda.experiment), "rule": agenda.rule}
+    asked = desk.ask(new, Nonce(agenda.run, kind=Kind.START), Message({"columns": record.columns}), note)
+    lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
+    for name, counts in lacking.items():
+        helpers = sorted(record.started | asked.inbox.keys())
+        if counts.get("missing") and helpers:
+            tell_names(agenda, desk, record, name, helpers[0])
+    if lacking and desk.faulty == "stop":
+        told = "; ".join(
+            f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+            for name, counts in sorted(lacking.items())
+        )
+        raise FeatureError(
+            f"These sites hold other columns than most ({told}). Which ones is in the log of each site. Bring them to "
+            'one list, or take columns = "common".'
+        )
+    asked.require("start", record.index)
+    started = record.started | asked.inbox.keys()
+    return replace(record, started=started, seen=dict(desk.seen)), asked.faults
+
+
+def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helper: str) -> None:
+    """Let a site that has the agreed columns tell another which it lacks; without a roster they decline."""
+    offered = _hello(agenda, desk, (lacking,), record.layout.parties).inbox
+    key = desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=ASK)).inbox
+    if lacking not in offered or lacking not in key:
+        return
+    columns = missing_at(offered[lacking]["columns"], record.columns)
+    letter = Message({**key[lacking].arrays, "columns": columns})
+    told = desk.ask((helper,), Nonce(agenda.run, kind=Kind.NAMES, phase=TELL), letter, {"for": lacking}).inbox
+    if helper in told:
+        desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=READ), told[helper], {"from": helper})
+
+
+def _hello(agenda: Agenda, desk: Desk, names: tuple[str, ...], parties: tuple[str, ...]) -> Asked:
+    note = {"experiment": dict(agenda.experiment), "parties": list(parties)}
+    return desk.ask(names, Nonce(agenda.run, kind=Kind.HELLO), note=note)

@@ -1,0 +1,253 @@
+"""The server of a federation: it runs a program over any transport, and can be killed at any point."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from partsong import threads
+from partsong.core import Checkpoint, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
+from partsong.engines.boundary import Expected, check_sum, check_together, check_upload, stated_by
+from partsong.engines.company import KEPT_OUT, Company, fixed_company, require_company
+from partsong.engines.rounds import nobody_left, note_left_out
+from partsong.errors import ParameterError, PartsongError, TooFewParties
+from partsong.federation import beginning
+from partsong.federation.asking import Asked, Desk
+from partsong.federation.beginning import Agenda
+from partsong.federation.columns import SAME
+from partsong.federation.locks import locked
+from partsong.federation.record import Absence, Journal, Opening, Record
+from partsong.federation.site_files import make_folder
+from partsong.federation.transport import Transport
+from partsong.federation.wire import Kind, Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stays the same in all rounds of a run."""
+
+    program: Program
+    schedule: Schedule
+    reduction: Reduction
+    expected: Expected
+    desk: Desk
+    journal: Journal
+
+
+@dataclass(slots=True)
+class Course:
+    """A round as it goes: the attempt, who has been heard, who has fallen silent, and what was sent."""
+
+    opening: Opening
+    occasion: Occasion
+    active: tuple[str, ...]
+    silent: dict[str, int] = field(default_factory=dict)
+    traffic: list[tuple[str, int, Message]] = field(default_factory=list)
+    answers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """An engine whose parties are elsewhere: `run` takes no shards, and its checkpoints hold no states of parties.
+
+    `folder` belongs to one run; if there is something in it, the run goes on from there. `experiment` are the plain
+    values from which each site makes the program for itself; `rule` says which columns are agreed on.
+    """
+
+    transport: Transport
+    folder: Path
+    name: str
+    experiment: Mapping[str, Any]
+    rule: str = SAME
+    timeout: float = 600.0
+    record: bool = False
+
+    @property
+    def agenda(self) -> Agenda:
+        """What sites are told before the first round."""
+        return Agenda(self.name, self.experiment, self.rule)
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Iterator[Round]:
+        """Rounds as they are done; each is on the disk before it is handed out."""
+        if shards or resume is not None or schedule.silent:
+            raise ParameterError(
+                "The parties of a federation are on their own machines: give no shards and no checkpoint (the folder "
+                "of the run has it), and no plan of who falls silent."
+            )
+        make_folder(self.folder)
+        with locked(self.folder / "lock", waits=False):
+            setting, record = self._opened_run(program, schedule, reduction)
+            while record.index < schedule.rounds:
+                record, done = self._one_round(setting, record)
+                yield done
+                del done
+            self._finish(setting.desk, record)
+
+    def _opened_run(self, program: Program, schedule: Schedule, reduction: Reduction) -> tuple[Setting, Record]:
+        """A run as it stands in the folder; one that has not begun begins here."""
+        journal, desk = Journal(self.folder), Desk(self.transport, self.timeout, schedule.faulty)
+        record = journal.load()
+        if record is None:
+            record = beginning.begun(self.agenda, program, schedule, desk)
+            journal.save(record)
+        elif record.run != self.name or record.experiment != dict(self.experiment):
+            raise ParameterError(
+                f"{self.folder} holds run {record.run!r}, with other settings than these. Resume it with its own, or "
+                "take another folder."
+            )
+        desk.seen.update(record.seen)
+        expected = stated_by(program, record.layout)
+        check_together(program, reduction, expected)
+        schedule.check(record.layout.parties)
+        return Setting(program, schedule, reduction, expected, desk, journal), record
+
+    def _one_round(self, setting: Setting, record: Record) -> tuple[Record, Round]:
+        began, program, index = time.perf_counter(), setting.program, record.index
+        point = Checkpoint(index, {}, record.server, record.model)
+        parties = record.layout.parties
+        fixed = fixed_company(program, setting.reduction, setting.schedule, parties, point, record.company)
+        before, (record, missing) = record, beginning.joined(self.agenda, setting.desk, record)
+        if record.started != before.started:
+            setting.journal.save(record)
+        names = setting.schedule.participants(parties, index)
+        invited = names if fixed is None else tuple(name for name in names if name in fixed)
+        with threads.kernels_on(setting.schedule.kernel_threads):
+            course, inbox = self._worked(setting, record, invited, missing, fixed)
+            state, aggregate, included = self._summed(setting, record, course, inbox)
+            require_company(fixed, included, index)
+            check_sum(aggregate, included, index)
+            sent = {name: sum(m.nbytes for sender, _, m in course.traffic if sender == name) for name in names}
+            refused = {name: KEPT_OUT for name in names if name not in invited} | dict(course.opening.refused)
+            handed_over = [aggregate]
+            traffic = tuple(course.traffic) if self.record else ()
+            del aggregate, inbox
+            server, model = program.finish(record.server, handed_over.pop())
+        worked = tuple(course.occasion.participants)
+        absence = Absence(tuple(name for name in parties if name not in worked), dict(course.silent))
+        after = replace(
+            self._charged(program, record, course),
+            index=index + 1,
+            server=server,
+            model=model,
+            desk=state,
+            company=frozenset(included),
+            counted={**record.counted, **dict.fromkeys(worked, (index, course.opening.attempt))},
+            seen=dict(setting.desk.seen),
+            absences={**record.absences, **({index: absence} if absence != Absence() else {})},
+        )
+        setting.journal.save(after)
+        setting.journal.clear()
+        down, seconds = point.model.nbytes + course.answers, time.perf_counter() - began
+        checkpoint = Checkpoint(index + 1, {}, server, model)
+        metrics = program.metrics(server)
+        return after, Round(index, model, metrics, included, sent, down, seconds, checkpoint, traffic, refused)
+
+    def _worked(
+        self,
+        setting: Setting,
+        record: Record,
+        invited: tuple[str, ...],
+        missing: Mapping[str, PartsongError],
+        fixed: Company | None,
+    ) -> tuple[Course, dict[str, Message]]:
+        """Work and first phase. Under a reduction that hides uploads a sum is begun anew without those who failed."""
+        faults, journal, index = dict(missing), setting.journal, record.index
+        opening = journal.opening(index)
+        if opening is None:
+            opening = self._opened(setting, Opening(index, 0, invited), faults)
+        elif journal.phase(opening, 0) is None and not set(opening.asked) <= set(invited):
+            rest = tuple(name for name in opening.asked if name in invited)
+            opening = self._opened(setting, Opening(index, opening.attempt + 1, rest, opening.refused), faults)
+        while True:
+            inbox = journal.phase(opening, 0)
+            if inbox is None:
+                asked = self._asked_to_work(setting, record, opening)
+                inbox, faults = asked.inbox, {**faults, **asked.faults}
+                require_company(fixed, inbox, index, faults)
+                refused = {**opening.refused, **{name: str(error) for name, error in asked.faults.items()}}
+                if asked.faults and setting.reduction.hides_uploads:
+                    again = Opening(index, opening.attempt + 1, tuple(inbox), refused)
+                    opening = self._opened(setting, again, faults)
+                    continue
+                opening = replace(opening, refused=refused)
+                journal.open(opening)
+            occasion = Occasion(index, tuple(sorted(inbox)), record.layout, record.model)
+            return Course(opening, occasion, occasion.participants), inbox
+
+    def _opened(self, setting: Setting, opening: Opening, faults: Mapping[str, PartsongError]) -> Opening:
+        """An attempt that is on the disk before anybody is asked; those without a start are not asked."""
+        refused = {**opening.refused, **{name: str(error) for name, error in faults.items() if name in opening.asked}}
+        kept = tuple(name for name in opening.asked if name not in faults)
+        if not kept:
+            raise nobody_left(faults, opening.index)
+        fewest: int = getattr(setting.reduction, "fewest", 1)
+        if len(kept) < fewest:
+            error = TooFewParties(
+                f"Only {len(kept)} sites ({', '.join(kept)}) could be asked for the sum of round {opening.index}, and "
+                f"{fewest} are needed. Nothing of it was sent; resume the run once the others are back."
+            )
+            note_left_out(error, faults)
+            raise error
+        opened = Opening(opening.index, opening.attempt, kept, refused)
+        setting.journal.open(opened)
+        return opened
+
+    def _asked_to_work(self, setting: Setting, record: Record, opening: Opening) -> Asked:
+        nonce = Nonce(self.name, opening.index, opening.attempt, Kind.WORK)
+        counted = {name: list(record.counted[name]) for name in opening.asked if name in record.counted}
+        notes = {name: {"counted": counted.get(name)} for name in opening.asked}
+        shared = {"participants": list(opening.asked)}
+        asked = setting.desk.ask(opening.asked, nonce, record.model, shared, notes)
+        if not setting.reduction.hides_uploads and setting.reduction.phases == 1:
+            asked = asked.checked(lambda name, upload: check_upload(name, upload, setting.expected))
+        asked.require_some("work", opening.index)
+        return asked
+
+    def _summed(
+        self, setting: Setting, record: Record, course: Course, inbox: dict[str, Message]
+    ) -> tuple[State, Message, tuple[str, ...]]:
+        """All phases of the reduction; who was heard in one is decided before the next begins."""
+        reduction, occasion, opening = setting.reduction, course.occasion, course.opening
+        server, heard = record.desk, Message({})
+        for phase in range(reduction.phases):
+            decided = setting.journal.phase(opening, phase)
+            heard_in = decided or (inbox if phase == 0 else self._phase(setting, course, phase, heard))
+            course.silent |= {name: phase for name in course.active if name not in heard_in}
+            course.active = tuple(sorted(heard_in))
+            server, heard = reduction.hear(phase, heard_in, server, occasion)
+            if decided is None:
+                setting.journal.decide(opening, phase, heard_in)
+            course.traffic += [(name, phase, heard_in[name]) for name in course.active]
+            course.answers += heard.nbytes if heard.arrays else 0
+        return reduction.total(server, setting.program.aggregation, occasion)
+
+    def _phase(self, setting: Setting, course: Course, phase: int, heard: Message) -> dict[str, Message]:
+        nonce = Nonce(self.name, course.opening.index, course.opening.attempt, Kind.REDUCE, phase)
+        asked = setting.desk.ask(course.active, nonce, heard)
+        asked.require_some(f"phase {phase} of the sum", course.opening.index)
+        return asked.inbox
+
+    def _charged(self, program: Program, record: Record, course: Course) -> Record:
+        """Everybody who may have released something is charged, once for each attempt of the round."""
+        release: Any = getattr(program, "release", None)
+        if release is None:
+            return record
+        senders = {*course.opening.asked, *course.opening.refused} & record.started
+        return replace(record, accounts=record.accounts.charge(sorted(senders), release, course.opening.attempt + 1))
+
+    def _finish(self, desk: Desk, record: Record) -> None:
+        """Tell all that the run is over; whoever does not hear it keeps a few files more."""
+        names = tuple(sorted(record.started))
+        notes = {name: {"counted": list(record.counted[name]) if name in record.counted else None} for name in names}
+        desk.ask(names, Nonce(self.name, record.index, kind=Kind.FINISH), record.model, {}, notes)

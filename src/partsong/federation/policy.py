@@ -1,0 +1,128 @@
+"""site.toml: what a site lets itself be asked for. It is read at the site alone, and no message can change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from partsong.errors import ParameterError
+from partsong.federation.keys import nearest, only, read_toml, whole, words
+from partsong.federation.refusals import Denied
+from partsong.methods import METHODS
+from partsong.privacy.gaussian_curve import check_budget
+from partsong.spending import USUAL_DELTA
+
+PRIVACY_KEYS = ("epsilon", "delta", "unit", "insecure_noise")
+POLICY_KEYS = (
+    "recipes", "minimum_rows", "minimum_parties", "maximum_rounds", "masked", "columns", "privacy",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """(ε, δ) about one unit over everything that the site ever releases; noise from a seed is for tests alone."""
+
+    epsilon: float
+    delta: float = USUAL_DELTA
+    unit: str = "row"
+    insecure_noise: bool = False
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon, self.delta, needs_delta=False)
+        if self.unit not in ("row", "party"):
+            raise ParameterError(f"privacy.unit is row or party; got {self.unit!r}.")
+        if not isinstance(self.insecure_noise, bool):
+            raise ParameterError(f"privacy.insecure_noise is true or false; got {self.insecure_noise!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an experiment asks of a site, in the words of its policy."""
+
+    recipe: str
+    rank: int
+    rounds: int
+    parties: int
+    masked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which recipes, how many rows, parties and rounds, whether masks are needed, which columns, and what privacy.
+
+    `minimum_rows` None: 2k where uploads are seen one by one, and 1 where masks hide them. `columns`: names, or
+    patterns with * and ?, of those that may leave; None: all.
+    """
+
+    recipes: tuple[str, ...] = METHODS
+    minimum_rows: int | None = None
+    minimum_parties: int = 2
+    maximum_rounds: int = 1000
+    masked: bool = False
+    columns: tuple[str, ...] | None = None
+    privacy: Allowance | None = None
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> Policy:
+        """From the table of a file; an unknown key is an error."""
+        only(table, POLICY_KEYS, "site.toml")
+        recipes = words(table, "recipes", METHODS)
+        for recipe in recipes:
+            if recipe not in METHODS:
+                raise ParameterError(f"recipes has {recipe!r}. {nearest(recipe, METHODS)}")
+        masked = table.get("masked", False)
+        if not isinstance(masked, bool):
+            raise ParameterError(f"masked is true or false; got {masked!r}.")
+        return Policy(
+            recipes,
+            whole(table, "minimum_rows", None),
+            whole(table, "minimum_parties", 2),
+            whole(table, "maximum_rounds", 1000),
+            masked,
+            words(table, "columns", None),
+            _allowance(table.get("privacy")),
+        )
+
+    @staticmethod
+    def read(path: Path) -> Policy:
+        """From a file."""
+        return Policy.from_table(read_toml(path))
+
+    def require(self, wish: Wish, rows: int) -> None:
+        """Refuse what is more than the site allows; the reason has local values, and stays."""
+        if wish.recipe not in self.recipes:
+            raise Denied("recipe", f"{wish.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
+        if wish.rounds > self.maximum_rounds:
+            raise Denied("rounds", f"{wish.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
+        if self.masked and not wish.masked:
+            raise Denied("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
+        least = self.minimum_rows if self.minimum_rows is not None else 1 if wish.masked else 2 * wish.rank
+        if rows < least:
+            raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {wish.rank}.")
+        if wish.parties < self.minimum_parties:
+            raise Denied(
+                "parties", f"{wish.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
+            )
+
+    def leaving(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Those of the columns that may leave, in their order."""
+        if self.columns is None:
+            return tuple(columns)
+        return tuple(name for name in columns if any(fnmatchcase(name, pattern) for pattern in self.columns))
+
+
+def _allowance(table: Any) -> Allowance | None:
+    if table is None:
+        return None
+    only(table, PRIVACY_KEYS, "The table privacy of site.toml")
+    if "epsilon" not in table:
+        raise ParameterError("The table privacy of site.toml needs epsilon.")
+    numbers = (table["epsilon"], table.get("delta", USUAL_DELTA))
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+        raise ParameterError(f"epsilon and delta must be numbers; got {numbers}.")
+    rest = (table.get("unit", "row"), table.get("insecure_noise", False))
+    return Allowance(float(numbers[0]), float(numbers[1]), *rest)

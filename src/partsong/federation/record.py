@@ -1,0 +1,155 @@
+"""The server's folder: the run after its last whole round, and the exchanges of the round that is under way.
+
+    run              model, server's state, keys of the reduction, round, seed, accounts, who counted in which round
+    opening          attempt of the current round, and who was asked
+    phase-NUMBER     who was heard in a phase, and with what: decided once it is here, whoever is killed later
+
+States of parties are not here. Uploads of the current round are, as the server has seen them, until it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from partsong.core import Layout, Message, State
+from partsong.federation.site_files import Attempt, make_folder
+from partsong.federation.states import load_state, save_state
+from partsong.privacy.accounting import Accounts
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Who was not in a round at all, and who fell silent from which phase of its sum on."""
+
+    absent: tuple[str, ...] = ()
+    silent: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run between two rounds, as the server knows it.
+
+    `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
+    it has told, `company` who was in the last sum.
+    """
+
+    run: str
+    experiment: Mapping[str, Any]
+    layout: Layout
+    columns: Any
+    index: int
+    server: State
+    model: Message
+    desk: State = None
+    company: frozenset[str] | None = None
+    started: frozenset[str] = frozenset()
+    counted: Mapping[str, Attempt] = field(default_factory=dict)
+    seen: Mapping[str, int] = field(default_factory=dict)
+    absences: Mapping[int, Absence] = field(default_factory=dict)
+    accounts: Accounts = Accounts()
+
+    def absent(self) -> dict[int, frozenset[str]]:
+        """Who missed which round, for a Schedule that repeats this run in one process."""
+        return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
+
+    def silent(self) -> dict[int, dict[str, int]]:
+        """Who fell silent in which round and phase, for the same."""
+        return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
+
+    def readmitting(self, party: str) -> Record:
+        """The same, where a site that has lost its states may begin anew: it is started again before the next round."""
+        counted = {name: at for name, at in self.counted.items() if name != party}
+        return replace(self, started=self.started - {party}, counted=counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An attempt: its round and number, who was asked, and why others were not."""
+
+    index: int
+    attempt: int
+    asked: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """That folder."""
+
+    folder: Path
+
+    def load(self) -> Record | None:
+        """None where no run has begun here."""
+        if not (self.folder / "run").exists():
+            return None
+        (layout, columns, server, model, desk), note = load_state(self.folder / "run")
+        return Record(
+            note["run"],
+            note["experiment"],
+            layout,
+            columns,
+            note["index"],
+            server,
+            model,
+            desk,
+            None if note["company"] is None else frozenset(note["company"]),
+            frozenset(note["started"]),
+            {name: (pair[0], pair[1]) for name, pair in note["counted"].items()},
+            note["seen"],
+            {index: Absence(tuple(absent), silent) for index, absent, silent in note["absences"]},
+            Accounts.from_json(note["accounts"]),
+        )
+
+    def save(self, record: Record) -> None:
+        """Atomically."""
+        make_folder(self.folder)
+        note = {
+            "run": record.run,
+            "experiment": dict(record.experiment),
+            "index": record.index,
+            "company": None if record.company is None else sorted(record.company),
+            "started": sorted(record.started),
+            "counted": {name: list(pair) for name, pair in record.counted.items()},
+            "seen": dict(record.seen),
+            "absences": [[index, list(one.absent), dict(one.silent)] for index, one in record.absences.items()],
+            "accounts": record.accounts.to_json(),
+        }
+        tree = (record.layout, record.columns, record.server, record.model, record.desk)
+        save_state(self.folder / "run", tree, note)
+
+    def clear(self) -> None:
+        """Let go of the exchanges of a round that is over; what stays behind is known by its round, and ignored."""
+        for path in self.folder.iterdir():
+            if re.fullmatch(r"opening|phase-\d+", path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def opening(self, index: int) -> Opening | None:
+        """The attempt that is under way in a round."""
+        if not (self.folder / "opening").exists():
+            return None
+        _, note = load_state(self.folder / "opening")
+        found = Opening(note["index"], note["attempt"], tuple(note["asked"]), note["refused"])
+        return found if found.index == index else None
+
+    def open(self, opening: Opening) -> None:
+        """Before anybody is asked."""
+        note = {"index": opening.index, "attempt": opening.attempt, "asked": list(opening.asked)}
+        save_state(self.folder / "opening", None, {**note, "refused": dict(opening.refused)})
+
+    def phase(self, opening: Opening, phase: int) -> dict[str, Message] | None:
+        """Who was heard in a phase of this attempt; None where that is not decided yet."""
+        path = self.folder / f"phase-{phase}"
+        if not path.exists():
+            return None
+        inbox, note = load_state(path)
+        return dict(inbox) if note == [opening.index, opening.attempt] else None
+
+    def decide(self, opening: Opening, phase: int, inbox: Mapping[str, Message]) -> None:
+        """Before anybody is asked for the next phase."""
+        save_state(self.folder / f"phase-{phase}", dict(inbox), [opening.index, opening.attempt])

@@ -1,0 +1,106 @@
+"""Codes with which a site says no, and what they mean at the server; the reason, with names and values, stays there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partsong.errors import (
+    BudgetSpent,
+    CompositionError,
+    DivergenceError,
+    FeatureError,
+    FileError,
+    FormatError,
+    ParameterError,
+    PartsongError,
+    PartyError,
+    TooFewParties,
+    UploadError,
+)
+from partsong.federation.wire import Refusal
+
+CODES: Mapping[str, str] = {
+    "unreadable": "the request could not be read",
+    "not-addressed": "the request was for another party",
+    "not-started": "the site does not know this run; it has to be started there first",
+    "conflict": "another request was answered, or charged, under the same run, round, attempt and phase",
+    "out-of-turn": "this phase is not the next one of the sum that the site is in",
+    "out-of-step": "the server and the site disagree on which rounds have counted, or an old round was asked for",
+    "round-closed": "a masked upload of this round has left the site; the round is not summed again",
+    "company": "the sum continues a round, and would be over other parties than the one before",
+    "behind": "the site's ledger is behind what the server has seen: it was restored from an older copy",
+    "ledger": "the site's ledger was edited, and it answers nothing until somebody has looked at it",
+    "recipe": "the site's policy does not allow this recipe",
+    "rounds": "the site's policy allows fewer rounds",
+    "rows": "the site holds fewer rows than its policy asks for",
+    "parties": "fewer parties are in the sum than the site's policy asks for",
+    "masks": "the site's policy asks for masked sums",
+    "roster": "the parties are not those of the roster that the site has pinned",
+    "columns": "the site lacks columns that the others have, or may not let them leave",
+    "no-columns": "the site's policy lets no column leave",
+    "layout": "number type or columns of the site do not fit what was agreed on",
+    "experiment": "the experiment cannot be read, or its parts do not go together",
+    "privacy-needed": "the site has a privacy budget, and the program adds no noise",
+    "privacy-unit": "the program's promise is about another unit or relation than the site's ledger",
+    "insecure-noise": "the program's noise comes from a seed, which the site's policy does not allow",
+    "budget": "the site's privacy budget is spent, over all runs",
+    "diverged": "the site's numbers are not finite, or too large",
+    "upload": "the site's upload is not what its program said it would be",
+    "too-few": "fewer parties than a sum needs in which each is hidden",
+    "protocol": "the site does not accept what the server has sent in this sum",
+    "storage": "the site could not read or write its own files",
+    "failed": "the site's work ended in an error",
+}
+"""Code -> what it means to somebody at the server."""
+
+KINDS: Mapping[str, type[PartyError]] = {
+    "budget": BudgetSpent,
+    "diverged": DivergenceError,
+    "upload": UploadError,
+    "too-few": TooFewParties,
+}
+
+
+class SiteRefused(PartyError):
+    """A site has said no, with a code."""
+
+
+class SiteLost(PartyError):
+    """Nothing was heard of a site in time; the run can be resumed."""
+
+
+class Denied(PartsongError):
+    """Raised at a site: the code that leaves it, the reason that does not, and counts that do."""
+
+    def __init__(self, code: str, reason: str, counts: Mapping[str, int] | None = None) -> None:
+        super().__init__(reason)
+        self.refusal = Refusal(code, dict(counts or {}))
+
+
+def refusal_of(error: PartsongError) -> Refusal:
+    """What leaves a site where its work ends in an error of ours: a code, and nothing of its text."""
+    if isinstance(error, Denied):
+        return error.refusal
+    kinds: tuple[tuple[type[PartsongError], str], ...] = (
+        (BudgetSpent, "budget"),
+        (DivergenceError, "diverged"),
+        (UploadError, "upload"),
+        (TooFewParties, "too-few"),
+        (FormatError, "unreadable"),
+        (FileError, "storage"),
+        (FeatureError, "columns"),
+        (CompositionError, "experiment"),
+        (ParameterError, "experiment"),
+    )
+    return Refusal(next((code for kind, code in kinds if isinstance(error, kind)), "failed"))
+
+
+def error_of(party: str, refusal: Refusal, index: int) -> PartyError:
+    """The error at the server; one of a kind that callers know, where there is one."""
+    kind = KINDS.get(refusal.code, SiteRefused)
+    counts = "".join(f", {name}: {count}" for name, count in sorted(refusal.counts.items()))
+    meaning = CODES.get(refusal.code, "a code that is not known here")
+    return kind(
+        f"Site {party!r} refuses in round {index} (code {refusal.code!r}{counts}): {meaning}. The reason is in the log "
+        "of the site; ask there."
+    )

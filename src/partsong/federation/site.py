@@ -1,0 +1,225 @@
+"""A party on its own machine: it holds rows, a policy and a folder, and answers requests with bytes.
+
+Nothing lives in memory between two requests, so that each may be answered by a new process. The order of writes is
+ledger, work, reply, audit; then the reply is handed over. Whatever is cut off in between is done again, or sent again
+as it was: docs/federation-internals.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from partsong import threads
+from partsong.core import Layout, Message, Shard, type_name
+from partsong.engines.boundary import check_together, stated_by
+from partsong.errors import CompositionError, FormatError, PartsongError
+from partsong.federation.audit import Audit, protection_of
+from partsong.federation.columns import SAME, Names, Wanted, hashed
+from partsong.federation.ledger import SiteLedger, require_within
+from partsong.federation.locks import locked
+from partsong.federation.naming import ASK, TELL, Correspondent
+from partsong.federation.policy import Policy
+from partsong.federation.refusals import Denied, refusal_of
+from partsong.federation.site_files import RunFolder, Started, Tally, make_folder
+from partsong.federation.site_plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
+from partsong.federation.site_work import Answered, Workplace
+from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from partsong.privacy.admission import Roster
+from partsong.spending import USUAL_DELTA
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """`roster`: the keys of all parties, pinned outside this protocol. `key`: what columns are hashed with, known to
+    sites alone; `reference`: names of columns that this site has heard of.
+    """
+
+    name: str
+    folder: Path
+    data: Data
+    policy: Policy = Policy()
+    roster: Roster | None = None
+    key: bytes = field(default=b"", repr=False)
+    reference: Collection[str] = ()
+    build: Build = plan_of
+    kernel_threads: int = 1
+
+    @property
+    def ledger(self) -> SiteLedger:
+        """What was released, over all runs."""
+        return SiteLedger(self.folder / "ledger.jsonl")
+
+    @property
+    def audit(self) -> Audit:
+        """What has left."""
+        return Audit(self.folder / "audit.jsonl")
+
+    def answer(self, data: bytes) -> bytes:
+        """The bytes to send back; they are in the audit log when this returns. FileError: nothing may be sent."""
+        make_folder(self.folder)
+        with locked(self.folder / "lock", waits=True):
+            nonce = Nonce("unknown")
+            try:
+                request = Request.read(data)
+                nonce = request.nonce
+                done = self._answered(request)
+            except PartsongError as error:
+                done = self._refused(nonce, refusal_of(error), " ".join((str(error), *getattr(error, "__notes__", ()))))
+            except Exception:
+                done = self._refused(nonce, Refusal("failed"), traceback.format_exc())
+            program = None if done.plan is None else done.plan.program
+            protection = protection_of(program, self._epsilon(done.plan))
+            self.audit.note(done.reply, done.payload, again=done.again, protection=protection)
+            return done.payload
+
+    def _answered(self, request: Request) -> Answered:
+        if request.party != self.name:
+            raise Denied("not-addressed", f"A request for {request.party!r} has come here.")
+        serial = self._serial()
+        if request.seen > serial:
+            raise Denied(
+                "behind",
+                f"The server has seen release {request.seen} of this site, whose ledger has {serial}: it was restored "
+                "from an older copy. Bring the ledger up to date, or charge what is missing (SiteLedger.make_up).",
+            )
+        match request.nonce.kind:
+            case Kind.HELLO:
+                return self._hello(request)
+            case Kind.START:
+                return self._start(request)
+            case Kind.NAMES:
+                return self._names(request)
+            case Kind.WORK:
+                return self._workplace(request).work(request)
+            case Kind.REDUCE:
+                return self._workplace(request).reduce(request)
+            case Kind.FINISH:
+                return self._finish(request)
+
+    def _hello(self, request: Request) -> Answered:
+        """Hashes of the columns that may leave, and the number type, if the site would take part at all."""
+        parties = names_in(request.note.get("parties"))
+        plan = self.build(experiment_in(request.note), len(parties), self.roster)
+        self.policy.require(plan.wish, self.data.n_rows)
+        self._require_roster(parties)
+        columns = self.policy.leaving(self.data.columns)
+        if not columns:
+            raise Denied("no-columns", "site.toml lets no column of these data leave.")
+        body = Message({"columns": hashed(columns, request.nonce.run, self.key)})
+        return self._plain(request, body, {"type": type_name(self.data.matrix().dtype)})
+
+    def _start(self, request: Request) -> Answered:
+        """Look at what is asked for, match the columns, and make the first state; nothing is released."""
+        files = self._files(request)
+        before = files.started()
+        if before is not None and before.digest != request.digest:
+            raise Denied("conflict", "This run was started here before, with other settings.")
+        if before is None:
+            layout, experiment = layout_in(request.note), experiment_in(request.note)
+            plan = self.build(experiment, len(layout.parties), self.roster)
+            order = self._order(request)
+            shard = Shard(self.name, self.data.matrix(order), self.data.secret)
+            self._check(plan, layout, shard)
+            with threads.kernels_on(self.kernel_threads):
+                state = plan.program.start_party(shard, layout)
+            files.save_tally(Tally(None, plan.reduction.enrol(self.name, self.data.secret, layout)), plan.source)
+            files.save_start(Started(request.digest, experiment, layout, order, state))
+        return self._plain(request, Message({}))
+
+    def _names(self, request: Request) -> Answered:
+        """Ask for the names of missing columns, tell them to another site, or read them; the server cannot."""
+        nonce, note = request.nonce, request.note
+        own = Correspondent(self.name, nonce.run, self.data.secret, self.roster)
+        if nonce.phase == ASK:
+            return self._plain(request, own.asks())
+        if nonce.phase == TELL:
+            leaving = self.policy.leaving(self.data.columns)
+            return self._plain(request, own.tells(str(note.get("for")), request.body, leaving, self.key))
+        names = own.reads(str(note.get("from")), request.body)
+        self._log(nonce, "columns", f"By {note.get('from')!r}, missing here are: {', '.join(names) or 'none'}.")
+        return self._plain(request, Message({}))
+
+    def _finish(self, request: Request) -> Answered:
+        """The run is over: the last state that counted and the model stay, all else goes."""
+        place, counted = self._workplace(request), attempt_in(request.note.get("counted"))
+        if counted != place.tally.counted and counted in place.files.attempts():
+            place = place.counting(counted)
+        place.files.save_model(request.body)
+        place.files.forget({place.tally.counted} if place.tally.counted else set())
+        place.files.forget_replies()
+        return self._plain(request, Message({}))
+
+    def _workplace(self, request: Request) -> Workplace:
+        files = self._files(request)
+        started = files.started()
+        if started is None:
+            raise Denied("not-started", f"Run {request.nonce.run!r} was not started here.")
+        plan = self.build(started.experiment, len(started.layout.parties), self.roster)
+        tally, own = files.tally(plan.source), (self.name, self.data, self.policy, self.ledger)
+        return Workplace(*own, files, started, plan, tally, self.kernel_threads)
+
+    def _files(self, request: Request) -> RunFolder:
+        return RunFolder(self.folder / "runs" / request.nonce.run)
+
+    def _check(self, plan: Plan, layout: Layout, shard: Shard) -> None:
+        """What the site allows, and whether the parts go together; before anything is computed."""
+        self.policy.require(plan.wish, self.data.n_rows)
+        self._require_roster(layout.parties)
+        if layout.n_features != shard.matrix.shape[1] or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
+            raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
+        if self.policy.privacy is not None:
+            require_within(self.policy.privacy, self.ledger.spent(), plan.release, plan.exchanges)
+        check_together(plan.program, plan.reduction, stated_by(plan.program, layout))
+
+    def _require_roster(self, parties: Collection[str]) -> None:
+        if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
+            raise Denied("roster", f"The parties would be {', '.join(parties)}.")
+
+    def _order(self, request: Request) -> tuple[int, ...]:
+        """Where the agreed columns are here; names that are missing go to the log of the site."""
+        leaving, nonce = self.policy.leaving(self.data.columns), request.nonce
+        wanted = Wanted(request.body["columns"], nonce.run, str(request.note.get("rule", SAME)))
+        order, unused = Names(leaving, self.key, self.reference).order(wanted)
+        if unused:
+            self._log(nonce, "note", f"Columns that are not used: {', '.join(unused)}.")
+        places = {name: at for at, name in enumerate(self.data.columns)}
+        return tuple(places[leaving[at]] for at in order)
+
+    def _plain(self, request: Request, body: Message, note: Mapping[str, Any] | None = None) -> Answered:
+        """A reply that releases nothing, and is not kept."""
+        reply = Reply(self.name, request.nonce, body, self._serial(), note or {})
+        return Answered(reply, reply.written())
+
+    def _refused(self, nonce: Nonce, refusal: Refusal, reason: str) -> Answered:
+        """The code leaves, the reason is written down."""
+        self._log(nonce, refusal.code, reason)
+        reply = Reply(self.name, nonce, refusal)
+        return Answered(reply, reply.written())
+
+    def _log(self, nonce: Nonce, code: str, reason: str) -> None:
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        where = f"run {nonce.run}, round {nonce.round}, attempt {nonce.attempt}, {nonce.kind} {nonce.phase}"
+        with contextlib.suppress(OSError), (self.folder / "site.log").open("a", encoding="utf-8") as file:
+            file.write(f"{when} [{code}] {where}: {reason}\n")
+
+    def _serial(self) -> int:
+        try:
+            return self.ledger.serial
+        except FormatError as error:
+            raise Denied("ledger", str(error)) from error
+
+    def _epsilon(self, plan: Plan | None) -> float | None:
+        """What was spent by now, at the δ of the policy."""
+        if plan is None or plan.release is None:
+            return None
+        delta = USUAL_DELTA if self.policy.privacy is None else self.policy.privacy.delta
+        try:
+            return float(self.ledger.spent().epsilon(delta))
+        except CompositionError:
+            return None

@@ -1,0 +1,179 @@
+"""The folder of a run at a site. A file is the old one or the new one, and what is not finished is not there.
+
+    start                     what was agreed on, and the party's first state
+    tally                     which work counts, and what the reduction keeps between sums
+    work-ROUND-ATTEMPT        the state after the work, and its upload
+    sent-ROUND-ATTEMPT-PHASE  the state of the sum, and the reply as it left
+    model                     what the run has ended with
+
+All are for their owner alone: W is in them, and in a masked sum keys that must not leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.core import Layout, Message, State
+from partsong.errors import FileError
+from partsong.federation.states import load_state, save_state
+
+Attempt = tuple[int, int]
+"""Round and attempt."""
+WORK = re.compile(r"work-(\d+)-(\d+)")
+SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What was agreed on: the request's digest, the experiment, the layout, where its columns are, the first state."""
+
+    digest: str
+    experiment: Mapping[str, Any]
+    layout: Layout
+    order: tuple[int, ...]
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The last work that the server has counted (None: none yet), what the reduction keeps between sums, and who was
+    in the last one, where that is known.
+    """
+
+    counted: Attempt | None
+    standing: State
+    company: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """An attempt that was worked on: the digest of its request, the state after it, and the upload."""
+
+    digest: str
+    state: State
+    upload: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A phase that was answered: the digest of its request, the reduction's state after it, and the reply's bytes;
+    `company`: who has to be in the sum, where it continues a round.
+    """
+
+    digest: str
+    seat: State
+    reply: bytes
+    company: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Files of one run."""
+
+    path: Path
+
+    def started(self) -> Started | None:
+        """None before the start."""
+        if not (self.path / "start").exists():
+            return None
+        (state, layout, order), note = load_state(self.path / "start")
+        return Started(note["digest"], note["experiment"], layout, tuple(order.tolist()), state)
+
+    def save_start(self, started: Started) -> None:
+        """The tally comes first: a start without one would be none."""
+        make_folder(self.path)
+        tree = (started.state, started.layout, np.array(started.order, np.int64))
+        save_state(self.path / "start", tree, {"digest": started.digest, "experiment": started.experiment})
+
+    def tally(self, source: Any) -> Tally:
+        """Which work counts."""
+        standing, note = load_state(self.path / "tally", {"source": source})
+        counted = note["counted"]
+        return Tally(None if counted is None else (counted[0], counted[1]), standing, _tuple(note["company"]))
+
+    def save_tally(self, tally: Tally, source: Any) -> None:
+        """From here on another work counts."""
+        make_folder(self.path)
+        note = {"counted": _list(tally.counted), "company": _list(tally.company)}
+        save_state(self.path / "tally", tally.standing, note, {"source": source})
+
+    def worked(self, at: Attempt) -> Worked | None:
+        """None where this attempt was not worked on."""
+        path = self.path / f"work-{at[0]}-{at[1]}"
+        if not path.exists():
+            return None
+        (state, upload), note = load_state(path)
+        return Worked(note["digest"], state, upload)
+
+    def save_work(self, at: Attempt, worked: Worked) -> None:
+        """Before anything of it is sent."""
+        tree = (worked.state, worked.upload)
+        save_state(self.path / f"work-{at[0]}-{at[1]}", tree, {"digest": worked.digest})
+
+    def attempts(self) -> list[Attempt]:
+        """All that were worked on and are still here, in order."""
+        return sorted((int(found[1]), int(found[2])) for found in self._matching(WORK))
+
+    def sent(self, at: Attempt, phase: int, source: Any) -> Sent | None:
+        """None where this phase was not answered."""
+        path = self.path / f"sent-{at[0]}-{at[1]}-{phase}"
+        if not path.exists():
+            return None
+        (seat, reply), note = load_state(path, {"source": source})
+        return Sent(note["digest"], seat, reply.tobytes(), _tuple(note["company"]))
+
+    def save_sent(self, at: Attempt, phase: int, sent: Sent, source: Any) -> None:
+        """Before it is sent."""
+        tree = (sent.seat, np.frombuffer(sent.reply, np.uint8))
+        note = {"digest": sent.digest, "company": _list(sent.company)}
+        save_state(self.path / f"sent-{at[0]}-{at[1]}-{phase}", tree, note, {"source": source})
+
+    def save_model(self, model: Message) -> None:
+        """The model that the run has ended with."""
+        save_state(self.path / "model", model)
+
+    def last_phase(self, at: Attempt) -> int:
+        """The last phase of an attempt that was answered; −1 where there is none."""
+        phases = [int(found[3]) for found in self._matching(SENT) if (int(found[1]), int(found[2])) == at]
+        return max(phases, default=-1)
+
+    def forget(self, keep: set[Attempt]) -> None:
+        """Remove works and replies of other attempts than these."""
+        for pattern in (WORK, SENT):
+            for found in list(self._matching(pattern)):
+                if (int(found[1]), int(found[2])) not in keep:
+                    with contextlib.suppress(OSError):
+                        (self.path / found[0]).unlink()
+
+    def forget_replies(self) -> None:
+        """Remove all replies: the run is over."""
+        for found in list(self._matching(SENT)):
+            with contextlib.suppress(OSError):
+                (self.path / found[0]).unlink()
+
+    def _matching(self, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+        if self.path.is_dir():
+            yield from (found for path in self.path.iterdir() if (found := pattern.fullmatch(path.name)))
+
+
+def make_folder(path: Path) -> None:
+    """A folder that its owner alone can read."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{path} cannot be made: {error.strerror or error}. Check the folder above.") from error
+
+
+def _list(values: tuple[Any, ...] | None) -> list[Any] | None:
+    return None if values is None else list(values)
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)

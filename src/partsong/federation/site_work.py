@@ -1,0 +1,154 @@
+"""The rounds of a run at a site: which state they begin from, work, phases of a sum; each is written, then sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partsong import threads
+from partsong.core import Message, Occasion, Shard
+from partsong.engines.boundary import check_upload, stated_by
+from partsong.engines.company import exchange_of
+from partsong.errors import PartsongError
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.policy import Policy
+from partsong.federation.refusals import Denied, refusal_of
+from partsong.federation.site_files import Attempt, RunFolder, Sent, Started, Tally, Worked
+from partsong.federation.site_plan import Data, Plan, attempt_in, names_in
+from partsong.federation.wire import Reply, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply as it leaves, whether it left before, and the plan that it is about."""
+
+    reply: Reply
+    payload: bytes
+    again: bool = False
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """A run at a site, as a request finds it."""
+
+    name: str
+    data: Data
+    policy: Policy
+    ledger: SiteLedger
+    files: RunFolder
+    started: Started
+    plan: Plan
+    tally: Tally
+    kernel_threads: int
+
+    def work(self, request: Request) -> Answered:
+        """The program's work on the model, and the first phase of its sum."""
+        at = (request.nonce.round, request.nonce.attempt)
+        sent = self.files.sent(at, 0, self.plan.source)
+        if sent is not None:
+            return self._again(request, sent)
+        place = self._in_step(request, at)
+        occasion, company = place._occasion(request)
+        self.ledger.charge(request.nonce, request.digest, self.plan.release, self.policy.privacy)
+        worked = self.files.worked(at) or place._worked(request, at)
+        aggregation = self.plan.program.aggregation
+        seat = self.plan.reduction.begin(place.tally.standing, worked.upload, aggregation, occasion)
+        answered = self._sent(request, Sent("", seat, b"", company), Message({}))
+        self.files.forget({at, *([place.tally.counted] if place.tally.counted else [])})
+        return answered
+
+    def reduce(self, request: Request) -> Answered:
+        """A later phase of the sum."""
+        at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
+        sent = self.files.sent(at, phase, self.plan.source)
+        if sent is not None:
+            return self._again(request, sent)
+        before = self.files.sent(at, phase - 1, self.plan.source)
+        if before is None or self.files.last_phase(at) != phase - 1 or phase >= self.plan.reduction.phases:
+            raise Denied("out-of-turn", f"Phase {phase} of round {at[0]}, attempt {at[1]}, is not the next one here.")
+        try:
+            return self._sent(request, before, request.body)
+        except Denied:
+            raise
+        except PartsongError as error:
+            code = refusal_of(error).code
+            raise Denied("protocol" if code == "failed" else code, str(error)) from error
+
+    def counting(self, counted: Attempt | None, summed: Attempt | None = None) -> Workplace:
+        """The same place, going on from a work that counts; what the reduction has learned in the last sum is kept."""
+        at = summed or counted
+        last = -1 if at is None else self.files.last_phase(at)
+        sent = None if at is None or last < 0 else self.files.sent(at, last, self.plan.source)
+        tally = Tally(counted, self.tally.standing, self.tally.company)
+        if sent is not None:
+            survivors = getattr(sent.seat, "survivors", ())
+            tally = Tally(counted, self.plan.reduction.rest(sent.seat), tuple(survivors) or None)
+        self.files.save_tally(tally, self.plan.source)
+        return replace(self, tally=tally)
+
+    def _in_step(self, request: Request, at: Attempt) -> Workplace:
+        """The place with the tally that the server counts on; refused where that is not here, or behind us.
+
+        Work of which shares or a masked upload have left must count, or nothing more is done: sums of the same work
+        over other parties would differ by single uploads.
+        """
+        attempts, counted = self.files.attempts(), attempt_in(request.note.get("counted"))
+        latest = attempts[-1] if attempts else None
+        if (latest is not None and at < latest) or (counted is not None and at[0] <= counted[0]):
+            raise Denied("out-of-step", f"Round {at[0]}, attempt {at[1]}, is behind {latest or counted}.")
+        if latest not in (None, at, counted) and self.plan.reduction.hides_uploads:
+            assert latest is not None
+            if self.files.last_phase(latest) > 0:
+                raise Denied("round-closed", f"Shares or a masked upload of {latest} have left, and it must count.")
+        if counted == self.tally.counted:
+            is_new_round = latest is not None and at[0] > latest[0] and latest != counted
+            return self.counting(counted, latest) if is_new_round else self
+        if counted is None or counted not in attempts:
+            raise Denied("out-of-step", f"The server counts on {counted}; here it is {self.tally.counted}.")
+        return self.counting(counted)
+
+    def _occasion(self, request: Request) -> tuple[Occasion, tuple[str, ...] | None]:
+        """Which sum this is; and, within a round that is hidden, who has to be in it."""
+        participants = names_in(request.note.get("participants"))
+        self.policy.require(replace(self.plan.wish, parties=len(participants)), self.data.n_rows)
+        if request.nonce.round >= self.plan.exchanges:
+            raise Denied("rounds", f"Exchange {request.nonce.round} is beyond the {self.plan.exchanges} agreed on.")
+        company = None
+        if self.plan.reduction.hides_uploads and exchange_of(self.plan.program, request.body)[0] > 0:
+            company = self.tally.company
+            if company is None or set(company) != set(participants):
+                raise Denied("company", f"The sum before in this round was over {company}, this one: {participants}.")
+        return Occasion(request.nonce.round, participants, self.started.layout, request.body), company
+
+    def _worked(self, request: Request, at: Attempt) -> Worked:
+        started, program = self.started, self.plan.program
+        shard = Shard(self.name, self.data.matrix(started.order), self.data.secret)
+        counted = None if self.tally.counted is None else self.files.worked(self.tally.counted)
+        before = started.state if counted is None else counted.state
+        with threads.kernels_on(self.kernel_threads):
+            state, upload = program.local(shard, before, request.body)
+        check_upload(self.name, upload, stated_by(program, started.layout))
+        worked = Worked(request.digest, state, upload)
+        self.files.save_work(at, worked)
+        return worked
+
+    def _sent(self, request: Request, before: Sent, heard: Message) -> Answered:
+        """The answer of a phase, on the disk."""
+        nonce = request.nonce
+        seat, message = self.plan.reduction.send(nonce.phase, before.seat, heard)
+        survivors: Any = getattr(seat, "survivors", ())
+        if before.company is not None and survivors and set(survivors) != set(before.company):
+            raise Denied("company", f"The sum before in this round was over {before.company}, this one: {survivors}.")
+        if survivors and len(survivors) < self.policy.minimum_parties:
+            raise Denied("parties", f"Only {len(survivors)} parties would be in the sum.")
+        reply = Reply(self.name, nonce, message, self.ledger.serial)
+        sent = Sent(request.digest, seat, reply.written(), before.company)
+        self.files.save_sent((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
+        return Answered(reply, sent.reply, plan=self.plan)
+
+    def _again(self, request: Request, sent: Sent) -> Answered:
+        """The same bytes, to the same request only."""
+        if sent.digest != request.digest:
+            raise Denied("conflict", "Another request under this run, round, attempt and phase was answered before.")
+        return Answered(Reply.read(sent.reply), sent.reply, again=True, plan=self.plan)

@@ -1,0 +1,116 @@
+"""States of programs and reductions as files, exactly: what a site or a server needs to go on after it was killed.
+
+Beside what checkpoints hold, states of a masked sum have keys (bytes) and mappings by pairs of names. A source of
+randomness is not written: whoever reads says which one is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from partsong.core import Layout, Message
+from partsong.errors import FileError, PartsongError
+from partsong.io import state_tree
+from partsong.io.opening import parsing
+from partsong.io.tensor_file import JSON, FileKind, read_tensors, write_tensors
+
+KIND = FileKind("partsong-federation", 1, is_private=True)
+
+
+class DamagedState(FileError):
+    """A file of our own cannot be read any more; take it from a copy, or begin anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder(state_tree.Encoder):
+    """Also bytes, mappings with tuples as keys, and objects that are `given` by name."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self, value: Any, where: str) -> Any:
+        """The node for a value."""
+        for name, known in self.given.items():
+            if value is known:
+                return {"given": name}
+        if isinstance(value, bytes):
+            return {"bytes": value.hex()}
+        if type(value) is frozenset:
+            return {"set": [self.encode(item, where) for item in sorted(value)]}
+        if isinstance(value, Mapping) and any(type(key) is tuple for key in value):
+            return {"pairs": [[self.encode(key, where), self.encode(item, where)] for key, item in value.items()]}
+        return state_tree.Encoder.encode(self, value, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder(state_tree.Decoder):
+    """The way back."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def decode(self, node: Any, tensors: state_tree.Tensors) -> Any:
+        """The value of a node."""
+        tags = set(node) if isinstance(node, dict) else set()
+        if tags == {"given"}:
+            return self.given[node["given"]]
+        if tags == {"bytes"}:
+            return bytes.fromhex(node["bytes"])
+        if tags == {"set"}:
+            return frozenset(self.decode(item, tensors) for item in node["set"])
+        if tags == {"pairs"}:
+            return {self.decode(key, tensors): self.decode(item, tensors) for key, item in node["pairs"]}
+        return state_tree.Decoder.decode(self, node, tensors)
+
+
+def save_state(path: Path, state: Any, note: JSON = None, given: Mapping[str, Any] | None = None) -> None:
+    """Write a state atomically, for its owner alone; `note` is plain values beside it."""
+    encoder = Encoder(given=dict(given or {}))
+    tree = encoder.encode(state, path.name)
+    write_tensors(path, KIND, encoder.tensors, {"note": note, "tree": tree})
+
+
+def load_state(path: Path, given: Mapping[str, Any] | None = None, types: Sequence[type] = ()) -> tuple[Any, JSON]:
+    """Read a state and its note; only classes that are known here, and `types`, are ever made."""
+    try:
+        tensors, content = read_tensors(path, KIND)
+        with parsing(path, "a state"):
+            decoder = Decoder(state_tree.Decoder.knowing((*state_types(), *types)).known, dict(given or {}))
+            return decoder.decode(content["tree"], tensors), content["note"]
+    except PartsongError as error:
+        raise DamagedState(f"{path}: {error}") from error
+
+
+@cache
+def state_types() -> tuple[type, ...]:
+    """All that states of synchronous programs and of reductions are made of."""
+    from partsong.local.alternate import Columns, Rows
+    from partsong.local.momentum import Pace
+    from partsong.local.rules import RuleState
+    from partsong.programs.consensus import ConsensusParty, ConsensusServer
+    from partsong.programs.private_consensus import PrivateParty
+    from partsong.programs.private_statistics import PrivateModel, PrivateRows
+    from partsong.programs.relay import RelayParty, RelayServer
+    from partsong.programs.sketch_exchange import SketchServer
+    from partsong.programs.sketch_turns import SketchParty
+    from partsong.programs.sketched_consensus import MeanServer, SteppingParty
+    from partsong.programs.strata_play import PlayParty, PlayServer
+
+    plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
+    private = (PrivateParty, PrivateRows, PrivateModel)
+    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer)
+    return (Message, Layout, *plain, *private, *sketched, PlayParty, PlayServer, *_masked_types())
+
+
+def _masked_types() -> tuple[type, ...]:
+    from partsong.privacy.admission import Admitted, Terms
+    from partsong.privacy.contents import Piece
+    from partsong.privacy.dealing import Holding
+    from partsong.privacy.envelopes import Advert
+    from partsong.privacy.key_agreement import KeyPair
+    from partsong.privacy.masked_party import Draft, Member, Seat
+    from partsong.privacy.masked_server import Desk
+
+    return (Member, Draft, Seat, Desk, KeyPair, Advert, Admitted, Terms, Piece, Holding)

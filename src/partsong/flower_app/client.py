@@ -1,0 +1,27 @@
+"""What Flower runs at a site: bytes in, bytes out. Which site it is, is in the node's own configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from pathlib import Path
+from typing import Any
+
+from flwr.clientapp import ClientApp
+
+from partsong.consortium.site_folder import SiteFolder
+from partsong.engines.flower import answer_to, content_of
+
+app = ClientApp()
+
+
+@app.query("partsong")
+def answer(message: Any, context: Any) -> Any:
+    """Ask the party in the site's folder. Flower would send the text of an error to the server, so it stays here."""
+    folder = Path(str(context.node_config["site"]))
+    try:
+        return answer_to(message, SiteFolder.at(folder).opened().answer(content_of(message)))
+    except Exception:
+        with contextlib.suppress(OSError), (folder / "state" / "site.log").open("a", encoding="utf-8") as log:
+            log.write(traceback.format_exc())
+    raise RuntimeError("see the log of the site")

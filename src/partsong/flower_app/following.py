@@ -1,0 +1,104 @@
+"""A run from the coordinator's side: started, followed by its own files and Flower's real status, started anew."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partsong import errors
+from partsong.consortium.locking import holder_of
+from partsong.consortium.server_folder import RunPlace, ServerFolder
+from partsong.consortium.toml_text import write
+from partsong.errors import PartsongError, PartyError
+from partsong.federation import refusals
+from partsong.flower_app.control import Control, ServerError, controlling
+
+STARTS = 3
+POLL = 2.0
+GRACE = 15.0
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines of a file that grows, each told once."""
+
+    path: Path
+    at: int = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Those that are whole and were not told yet."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.at += len(line)
+                yield json.loads(line)
+
+
+def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, Any]:
+    """Start it, follow it, and give back how it ended; one that ends without a word is started again, and goes on."""
+    progress = Lines(place.progress, place.progress.stat().st_size if place.progress.exists() else 0)
+    with controlling(server) as control:
+        details = ""
+        for _ in range(STARTS):
+            place.result.unlink(missing_ok=True)
+            number = control.start(place.name)
+            write(place.number, str(number))
+            try:
+                details = _watched(control, number, place, progress, tell)
+            except KeyboardInterrupt:
+                control.stop(number)
+                raise
+            if place.result.exists():
+                return _told(place)
+        raise ServerError(
+            f"Run {place.name!r} has ended {STARTS} times without a word ({details or 'no details'}). Look at the "
+            "server's log; it can be resumed."
+        )
+
+
+def _watched(control: Control, number: int, place: RunPlace, progress: Lines, tell: Tell) -> str:
+    """Until it is over; what Flower says of it. A process that has died is not waited for."""
+    was_seen, gone, ended = False, 0.0, 0.0
+    while True:
+        for line in progress.new():
+            tell(line)
+        status = control.status(number)
+        if status.is_over:
+            break
+        is_there = holder_of(place.lock) is not None
+        was_seen = was_seen or is_there
+        if place.result.exists():
+            ended = ended or time.monotonic()
+        elif was_seen and not is_there:
+            gone = gone or time.monotonic()
+        if (gone and time.monotonic() - gone > GRACE / 3) or (ended and time.monotonic() - ended > GRACE):
+            control.stop(number)
+            break
+        time.sleep(POLL)
+    for line in progress.new():
+        tell(line)
+    return status.details
+
+
+def _told(place: RunPlace) -> dict[str, Any]:
+    """The result; or the error that the run ended with, of its own class."""
+    found: dict[str, Any] = json.loads(place.result.read_text())
+    if found["status"] == "done":
+        return found
+    known = {**vars(errors), **vars(refusals)}
+    kind = known.get(found["type"])
+    is_ours = isinstance(kind, type) and issubclass(kind, PartsongError) and kind is not refusals.Denied
+    error = kind(found["error"]) if is_ours and kind is not None else PartyError(f"{found['type']}: {found['error']}")
+    for note in found["notes"]:
+        error.add_note(note)
+    raise error

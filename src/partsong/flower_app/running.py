@@ -1,0 +1,134 @@
+"""An experiment at the server, as Flower has started it: rounds, progress, and an end that is written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.consortium.server_folder import RunPlace, ServerFolder
+from partsong.consortium.toml_text import write
+from partsong.core import Round
+from partsong.engines.flower import Flower
+from partsong.errors import FileError, ParameterError
+from partsong.federation.coordinator import Coordinator
+from partsong.federation.experiment import Experiment
+from partsong.federation.record import Journal, Record
+from partsong.federation.site_plan import Plan, plan_of
+from partsong.io.model_file import Model, save_model
+from partsong.io.provenance import now, package_versions
+
+FEDERATION = "PARTSONG_FEDERATION"
+"""The variable in which `serve` tells its children where the federation's folder is."""
+TIMEOUT = 600.0
+
+
+def run_experiment(grid: Any, name: str) -> None:
+    """The named run in the federation of this process; it goes on where it was left."""
+    if FEDERATION not in os.environ:
+        raise ParameterError("This is for the server of a federation: partsong federation serve.")
+    server = ServerFolder.at(Path(os.environ[FEDERATION]))
+    place = server.known_run(name)
+    with _held(place):
+        began = time.perf_counter()
+        try:
+            told = _finished(grid, server, place)
+        except Exception as error:
+            failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
+            _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
+            raise
+        _write_json(place.result, {"status": "done", **told, "seconds": round(time.perf_counter() - began, 3)})
+
+
+def nodes_of(server: ServerFolder) -> dict[str, int]:
+    """The node of every site; ParameterError where one was not registered."""
+    nodes = {site: server.node_of(site) for site in server.cards()}
+    lacking = sorted(site for site, node in nodes.items() if node is None)
+    if lacking:
+        raise ParameterError(
+            f"No node is registered for {', '.join(lacking)}. Admit their cards while the server runs."
+        )
+    return {site: node for site, node in nodes.items() if node is not None}
+
+
+def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
+    """Program and reduction, with the federation's roster."""
+    roster = dict(server.roster().keys)
+    return plan_of(experiment.told(), len(roster), roster)
+
+
+def _finished(grid: Any, server: ServerFolder, place: RunPlace) -> dict[str, Any]:
+    experiment, settings = Experiment.read(place.experiment), json.loads(place.settings.read_text())
+    transport = Flower(grid, nodes_of(server))
+    coordinator = Coordinator(
+        transport,
+        place.state,
+        place.name,
+        experiment.told(),
+        experiment.columns,
+        float(settings.get("timeout", TIMEOUT)),
+    )
+    plan = plan_for(experiment, server)
+    schedule = replace(experiment.schedule(len(transport.nodes)), rounds=plan.exchanges)
+    for done in coordinator.run(plan.program, (), schedule, reduction=plan.reduction):
+        _note(place, done, plan.exchanges)
+    record = Journal(place.state).load()
+    if record is None:
+        raise FileError(f"{place.state} holds no run after its end. Check the disk.")
+    save_model(place.model, model_of(experiment, plan, record))
+    return told_of(record)
+
+
+def model_of(experiment: Experiment, plan: Plan, record: Record) -> Model:
+    """H as the server knows it; names of columns, errors and shares are known at sites alone."""
+    program: Any = plan.program
+    settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    H = np.ascontiguousarray(np.asarray(program.components(record.server)))
+    return Model(H, None, settings, experiment.seed, None, None, now(), package_versions())
+
+
+def told_of(record: Record) -> dict[str, Any]:
+    """How a run went: who missed which round, which is what it takes to repeat it in one process."""
+    return {
+        "run": record.run,
+        "rounds": record.index,
+        "parties": list(record.layout.parties),
+        "absent": {str(index): sorted(names) for index, names in record.absent().items()},
+        "silent": {str(index): dict(names) for index, names in record.silent().items()},
+    }
+
+
+def _note(place: RunPlace, done: Round, rounds: int) -> None:
+    told = {
+        "round": done.index + 1,
+        "rounds": rounds,
+        "participants": list(done.participants),
+        "refused": dict(done.refused),
+        "bytes_up": dict(done.bytes_up),
+        "bytes_down": int(done.bytes_down),
+        "seconds": round(done.seconds, 3),
+        "metrics": {name: float(value) for name, value in done.metrics.items()},
+    }
+    with place.progress.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(told) + "\n")
+
+
+@contextmanager
+def _held(place: RunPlace) -> Iterator[None]:
+    """One process at a time works on a run; the lock ends with the process, however it ends."""
+    from partsong.consortium.locking import held
+
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
+        yield
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write(path, json.dumps(content, indent=2) + "\n")

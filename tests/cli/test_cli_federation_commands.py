@@ -1,0 +1,293 @@
+"""`partsong federation` without a network: what init, invite and join leave behind, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zipfile
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography import x509
+
+from partsong.consortium import certificates
+from partsong.consortium.kit import Kit
+from partsong.consortium.roster import Card, Listed
+from partsong.consortium.server_folder import ServerFolder
+from partsong.consortium.site_folder import SiteFolder
+from partsong.errors import FormatError, ParameterError
+
+
+@pytest.fixture
+def made(told, tmp_path):
+    """A federation, and the rows of a site."""
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).random((20, 6)))
+    told("federation", "init", "liver", "--name", "liver", "--address", "nmf.example.org:8443")
+    return tmp_path / "liver"
+
+
+@pytest.fixture
+def joined(made, told, invoke, tmp_path):
+    """Three sites that have joined and were admitted, as far as that goes without a server."""
+    for site in ("east", "north", "south"):
+        told("federation", "invite", site, "--folder", made, "-o", f"{site}.zip")
+        told("federation", "join", f"{site}.zip", "--data", "rows.npy", "--yes")
+        ServerFolder.at(made).admit(Card.read(tmp_path / f"site-{site}" / "card.toml"))
+    return ServerFolder.at(made)
+
+
+def test_a_certificate_is_for_the_host_and_by_the_authority(made):
+    authority = x509.load_pem_x509_certificate((made / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((made / "server.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "nmf.example.org" in names.get_values_for_type(x509.DNSName)
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert server.not_valid_after_utc < datetime.now(UTC) + timedelta(days=398)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of files")
+def test_what_is_secret_is_for_its_owner_alone(joined, tmp_path):
+    secret = [joined.path / name for name in ("ca.key", "server.key", "control.key")]
+    secret += [tmp_path / "site-east" / name for name in ("node", "secret")]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
+    assert stat.S_IMODE((tmp_path / "site-east").stat().st_mode) == 0o700
+
+
+def test_a_kit_holds_no_secret_and_names_what_to_do(made, told):
+    said = told("federation", "invite", "north", "--folder", made)
+    assert said["roster"] is None
+    with zipfile.ZipFile(said["kit"]) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    assert sorted(held) == ["README.txt", "ca.crt", "kit.toml"]
+    assert held["ca.crt"] == (made / "ca.crt").read_bytes()
+    assert b"partsong federation join" in held["README.txt"]
+    text = b"".join(held.values())
+    for name in ("ca.key", "server.key", "control.key"):
+        assert (made / name).read_bytes() not in text
+    assert b"PRIVATE" not in text
+
+
+def test_a_second_federation_does_not_replace_the_first(made, told):
+    before = (made / "ca.key").read_bytes()
+    failed = told("federation", "init", "liver", "--name", "other", "--address", "a.b:1", code=1)
+    assert failed["type"] == "FileError"
+    assert (made / "ca.key").read_bytes() == before
+
+
+def test_renewing_keeps_the_authority(made, told):
+    authority, server = (made / "ca.crt").read_bytes(), (made / "server.crt").read_bytes()
+    told("federation", "init", "liver", "--renew")
+    assert (made / "ca.crt").read_bytes() == authority
+    assert (made / "server.crt").read_bytes() != server
+
+
+def test_an_expired_certificate_is_told_before_anything_starts(made, told, monkeypatch):
+    monkeypatch.setattr(certificates, "days_left", lambda certificate: -3.0)
+    failed = told("federation", "status", "--folder", "liver", code=1)
+    assert "expired 3 days ago" in failed["error"]
+    assert "--renew" in failed["error"]
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:0", "host:70000", "a b:80", "host:８０"])
+def test_an_address_is_host_and_port(told, address):
+    failed = told("federation", "init", "x", "--name", "x", "--address", address, code=1)
+    assert failed["type"] == "ParameterError"
+    assert "host:port" in failed["error"]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".x", "a b"])
+def test_a_site_s_name_is_a_folder_s_name(made, told, name):
+    assert told("federation", "invite", name, "--folder", made, code=1)["type"] == "ParameterError"
+
+
+def test_joining_makes_keys_once_and_a_policy_that_stays(made, told, tmp_path):
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    said = told("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
+    assert said["fingerprint"] is None
+    site = tmp_path / "site-north"
+    card = Card.read(site / "card.toml")
+    assert (card.federation, card.site) == ("liver", "north")
+    (site / "site.toml").write_text("minimum_parties = 5\n")
+    kept = {name: (site / name).read_bytes() for name in ("node", "secret", "card.toml", "site.toml")}
+    told("federation", "join", "north.zip", "--yes")
+    assert {name: (site / name).read_bytes() for name in kept} == kept
+
+
+def test_the_policy_that_is_made_is_one_and_asks_for_masks(made, told, tmp_path):
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    told("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
+    policy = SiteFolder.at(tmp_path / "site-north").policy()
+    assert policy.masked
+    assert policy.minimum_parties == 3
+
+
+def test_what_would_leave_is_shown_and_no_means_no(made, invoke, tmp_path):
+    invoke("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    from partsong.cli.main import app
+    from tests.cli.conftest import runner
+
+    result = runner().invoke(app, ["federation", "join", "north.zip", "--data", "rows.npy"], input="n\n")
+    assert result.exit_code == 1
+    assert "never    rows" in result.stdout
+    assert "20 rows" in result.stdout
+    assert "Nothing has left this machine" in result.stderr
+
+
+def test_data_that_cannot_be_used_are_refused_before_a_key_is_made(made, told, tmp_path):
+    np.save(tmp_path / "bad.npy", np.array([[1.0, -2.0], [3.0, np.nan]]))
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    assert told("federation", "join", "north.zip", "--data", "bad.npy", "--yes", code=1)["type"] == "DataError"
+    assert not (tmp_path / "site-north").exists()
+
+
+def test_a_roster_is_pinned_only_by_its_fingerprint(joined, told, tmp_path):
+    roster = joined.roster()
+    words = ("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    wrong = told(*words, "--fingerprint", "0" * 64, code=1)
+    assert "not the one that was given" in wrong["error"]
+    assert not (tmp_path / "site-north" / "roster.toml").exists()
+    spoken = roster.fingerprint.upper().replace("-", " ")
+    assert told(*words, "--fingerprint", spoken)["fingerprint"] == roster.fingerprint
+
+
+def test_another_roster_needs_another_telephone_call(joined, told, tmp_path):
+    words = ("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    told(*words)
+    told("federation", "invite", "west", "--folder", joined.path, "-o", "west.zip")
+    told("federation", "join", "west.zip", "--data", "rows.npy", "--yes")
+    joined.admit(Card.read(tmp_path / "site-west" / "card.toml"))
+    changed = joined.roster()
+    assert "pinned another roster" in told(*words, code=1)["error"]
+    assert SiteFolder.at(tmp_path / "site-north").roster() != changed
+    told(*words, "--fingerprint", changed.fingerprint)
+    assert SiteFolder.at(tmp_path / "site-north").roster() == changed
+
+
+def test_a_roster_without_this_site_s_own_key_is_refused(joined, told, tmp_path):
+    roster = joined.roster()
+    forged = Listed("liver", {**roster.keys, "north": roster.keys["east"]})
+    (tmp_path / "forged.toml").write_bytes(forged.written())
+    words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
+    assert "under the key that was made here" in told(*words, code=1)["error"]
+
+
+def test_a_roster_that_was_edited_is_refused(joined, tmp_path):
+    text = (joined.path / "roster.toml").read_text()
+    edited = tmp_path / "edited.toml"
+    edited.write_text(text.replace('"east" =', '"oest" ='))
+    with pytest.raises(FormatError, match="fingerprint"):
+        Listed.read(edited)
+    edited.write_text(text + '\n"more" = "x"\n')
+    with pytest.raises(FormatError):
+        Listed.read(edited)
+
+
+def test_the_fingerprint_is_of_names_keys_and_federation():
+    keys = {"east": bytes(32), "north": bytes([1] * 32)}
+    one = Listed("liver", keys).fingerprint
+    swapped = {"east": keys["north"], "north": keys["east"]}
+    others = [Listed("heart", keys), Listed("liver", swapped), Listed("liver", {"east": keys["east"]})]
+    assert len({one, *(other.fingerprint for other in others)}) == 4
+    assert Listed("liver", dict(reversed(keys.items()))).fingerprint == one
+
+
+def test_another_key_under_a_known_name_is_refused(joined, made, told, tmp_path):
+    told("federation", "join", "north.zip", "--data", "rows.npy", "--folder", "again", "--yes")
+    with pytest.raises(ParameterError, match="other keys"):
+        joined.admit(Card.read(tmp_path / "again" / "card.toml"))
+
+
+def test_a_card_of_another_federation_is_refused(joined, told, tmp_path):
+    told("federation", "init", "heart", "--name", "heart", "--address", "h:1")
+    with pytest.raises(ParameterError, match="for federation 'liver'"):
+        ServerFolder.at(tmp_path / "heart").admit(Card.read(tmp_path / "site-east" / "card.toml"))
+
+
+def test_a_kit_with_another_authority_is_refused_where_one_is_trusted(joined, told, tmp_path):
+    told("federation", "init", "false", "--name", "liver", "--address", "nmf.example.org:8443")
+    told("federation", "invite", "north", "--folder", "false", "-o", "false.zip")
+    failed = told("federation", "join", "false.zip", "--yes", "--folder", "site-north", code=1)
+    assert "not the one that" in failed["error"]
+
+
+def spoiled(path, change):
+    with zipfile.ZipFile(path) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    change(held)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in held.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize("how", ["a path", "a stranger", "another authority", "an unknown key", "no address", "no zip"])
+def test_kits_that_were_tampered_with_are_refused(made, told, tmp_path, how):
+    path = tmp_path / "north.zip"
+    told("federation", "invite", "north", "--folder", made, "-o", path)
+    match how:
+        case "a path":
+            spoiled(path, lambda held: held.update({"../../evil": b"x"}))
+        case "a stranger":
+            spoiled(path, lambda held: held.update({"run.sh": b"x"}))
+        case "another authority":
+            spoiled(path, lambda held: held.update({"ca.crt": certificates.new_authority("x").certificate}))
+        case "an unknown key":
+            spoiled(path, lambda held: held.update({"kit.toml": held["kit.toml"] + b'paths = "/etc"\n'}))
+        case "no address":
+            spoiled(path, lambda held: held.update({"kit.toml": held["kit.toml"].replace(b"address", b"adress")}))
+        case "no zip":
+            path.write_bytes(b"PK not really")
+    failed = told("federation", "join", path, "--data", "rows.npy", "--yes", code=1)
+    assert failed["type"] in ("FormatError", "ParameterError")
+    assert not (tmp_path / "site-north").exists()
+
+
+def test_a_kit_as_a_folder_is_the_same_kit(made, told, tmp_path):
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    told("federation", "invite", "north", "--folder", made, "-o", "north-kit")
+    (tmp_path / "scratch").mkdir()
+    assert Kit.read(tmp_path / "north.zip", tmp_path / "scratch") == Kit.read(tmp_path / "north-kit", tmp_path)
+
+
+def test_a_kit_has_the_roster_once_the_site_is_in_it(joined, told, tmp_path):
+    said = told("federation", "invite", "north", "--folder", joined.path, "-o", "north.zip")
+    assert said["roster"] == joined.roster().fingerprint
+    assert told("federation", "join", "north.zip", "--yes", "--no-start")["fingerprint"] == said["roster"]
+
+
+def test_the_party_in_a_site_s_folder_answers_as_itself(joined, told, tmp_path):
+    told("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    site = SiteFolder.at(tmp_path / "site-north").opened()
+    assert site.name == "north"
+    assert site.data.n_rows == 20
+    assert dict(site.roster) == dict(joined.roster().keys)
+
+
+def test_status_without_a_server_and_stop_of_nothing(joined, told):
+    said = told("federation", "status", "--folder", joined.path)
+    assert (said["server"], sorted(said["sites"])) == ("stopped", ["east", "north", "south"])
+    assert told("federation", "stop", "--server", "--folder", joined.path, code=1)["type"] == "FileError"
+    assert told("federation", "stop", "nothing", "--folder", joined.path, code=1)["type"] == "FileError"
+    assert told("federation", "stop", "--folder", joined.path, code=1)["type"] == "ParameterError"
+
+
+def test_an_experiment_is_checked_before_anything_is_asked(joined, told, tmp_path):
+    (tmp_path / "wrong.toml").write_text('method = "exact"\nrank = 3\nroudns = 2\n')
+    failed = told("federation", "run", "wrong.toml", "--folder", joined.path, code=1)
+    assert "'rounds'" in failed["error"]
+    assert not (joined.path / "runs" / "wrong").exists()
+    (tmp_path / "right.toml").write_text('method = "exact"\nrank = 3\nrounds = 2\n')
+    failed = told("federation", "run", "right.toml", "--folder", joined.path, "--name", "../up", code=1)
+    assert failed["type"] == "ParameterError"
+    failed = told("federation", "run", "right.toml", "--folder", joined.path, "--resume", code=1)
+    assert "no run 'right'" in failed["error"]
+
+
+def test_a_folder_without_a_federation_is_told_so(told, tmp_path):
+    failed = told("federation", "status", "--folder", tmp_path, code=1)
+    assert "partsong federation init" in failed["error"]

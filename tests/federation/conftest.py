@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """A disk that is as patient as tests are not; whether writes are in order does not depend on it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -1,0 +1,227 @@
+"""A federation of sites in folders gives, bit for bit, what one process gives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from federations import NAMES, Federation, Killed, assert_same, model_of, shards_of
+
+from partsong.core import Message
+from partsong.errors import FileError, ParameterError, PartyError, TooFewParties
+from partsong.federation.conducting import conduct
+from partsong.federation.experiment import Experiment
+from partsong.federation.locks import locked
+from partsong.federation.refusals import SiteLost
+from partsong.federation.states import load_state
+from partsong.federation.transport import InProcess, Lost
+from partsong.federation.wire import Kind, Reply, Request
+from partsong.privacy.masking import roster_of
+
+METHODS = [
+    ("exact", False),
+    ("fedavg", False),
+    ("fnmf", False),
+    ("syn-sd", False),
+    ("syn-ssd-uv", False),
+    ("game", False),
+    ("exact", True),
+    ("syn-sd", True),
+    ("syn-ssd-u", True),
+]
+
+
+class Unreliable(InProcess):
+    """Loses the sites that `is_lost(name, request)` says."""
+
+    def __init__(self, sites, is_lost):
+        object.__setattr__(self, "sites", sites)
+        object.__setattr__(self, "is_lost", is_lost)
+
+    __slots__ = ("is_lost",)
+
+    def ask(self, requests, timeout):
+        kept = {name: data for name, data in requests.items() if not self.is_lost(name, Request.read(data))}
+        return {**InProcess.ask(self, kept, timeout), **{n: Lost("cut off") for n in requests if n not in kept}}
+
+
+@pytest.mark.parametrize(("method", "masked"), METHODS)
+def test_a_federation_is_the_sequential_engine_bit_for_bit(tmp_path, method, masked):
+    steps = 2 if method.startswith("syn-ssd") else None
+    federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=steps, masked=masked, seed=3))
+    rounds = list(federation.rounds())
+    assert_same(federation, rounds)
+    expected = federation.in_process()
+    assert [done.bytes_up for done in rounds] == [done.bytes_up for done in expected]
+    assert [done.bytes_down for done in rounds] == [done.bytes_down for done in expected]
+    assert all(not done.checkpoint.parties for done in rounds)
+
+
+def test_every_site_has_the_model_in_the_end_and_no_reply_any_more(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
+    *_, last = federation.rounds()
+    for name in federation.names:
+        folder = tmp_path / name / "runs" / "run-1"
+        model, _ = load_state(folder / "model")
+        assert np.array_equal(model["H"], last.model["H"])
+        assert sorted(path.name for path in folder.iterdir()) == ["model", "start", "tally", "work-1-0"]
+
+
+def test_the_server_s_checkpoint_has_no_state_of_a_party(tmp_path):
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 1))
+    list(federation.rounds())
+    weights, _ = load_state(tmp_path / "east" / "runs" / "run-1" / "work-0-0")
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "server").iterdir())
+    assert np.ascontiguousarray(weights[0].W)[:2].tobytes() not in stored
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_site_that_misses_a_round_is_left_out_of_it_and_comes_back(tmp_path, masked):
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 3, masked=masked, faulty="leave out"), NAMES)
+
+    def is_lost(name, request):
+        return name == "north" and request.nonce.kind is Kind.WORK and request.nonce.round == 1
+
+    rounds = list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
+    assert [("north" in done.participants, "north" in done.refused) for done in rounds] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    assert federation.record().absent() == {1: frozenset({"north"})}
+    assert_same(federation, rounds)
+
+
+@pytest.mark.parametrize("phase", [1, 2, 4])
+def test_a_site_that_falls_silent_in_a_masked_sum_is_silent_in_process_too(tmp_path, phase):
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 3, masked=True, faulty="leave out"), NAMES)
+
+    def is_lost(name, request):
+        return name == "west" and request.nonce.round == 1 and request.nonce.phase >= phase
+
+    rounds = list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
+    assert federation.record().silent() == {1: {"west": phase}}
+    assert_same(federation, rounds)
+
+
+def test_who_was_heard_in_a_phase_stays_decided_when_the_server_is_killed(tmp_path):
+    """Others have been told who is in the sum: a site that comes back meanwhile stays out of it."""
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, masked=True, faulty="leave out"), NAMES)
+
+    def is_lost(name, request):
+        if request.nonce.phase == 2:
+            raise Killed
+        return name == "west" and request.nonce.phase == 1
+
+    with pytest.raises(Killed):
+        list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
+    rounds = list(federation.rounds())
+    assert federation.record().silent() == {0: {"west": 1}}
+    assert_same(federation, rounds)
+
+
+def test_too_few_for_a_masked_sum_stops_before_anything_is_sent_and_can_be_resumed(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True, faulty="leave out"))
+
+    def is_lost(name, request):
+        return name == "north" and request.nonce.round == 1
+
+    rounds = federation.rounds(Unreliable(federation.transport().sites, is_lost))
+    next(rounds)
+    with pytest.raises(TooFewParties, match="2 sites"):
+        next(rounds)
+    done = list(federation.rounds())
+    assert len(done) == 1
+    assert_same(federation, done)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("phase", [0, 2])
+def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes_to_the_same_bits(tmp_path, masked, phase):
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=masked))
+
+    def is_lost(name, request):
+        return name == "south" and request.nonce.round == 1 and request.nonce.phase == phase * masked
+
+    rounds = federation.rounds(Unreliable(federation.transport().sites, is_lost))
+    first = next(rounds)
+    with pytest.raises(SiteLost, match="south") as caught:
+        next(rounds)
+    assert any("resume" in note for note in caught.value.__notes__)
+    assert_same(federation, [first, *federation.rounds()][1:])
+    assert federation.record().absent() == {}
+
+
+def test_a_site_that_spoils_the_keys_of_a_sum_can_be_left_out_by_plan(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True), NAMES)
+
+    def spoiled(data):
+        reply = Reply.read(federation.site("north").answer(data))
+        if reply.nonce.kind is Kind.WORK and reply.nonce.round == 1:
+            body = reply.answer.arrays
+            reply = replace(reply, answer=Message({**body, "signature": body["signature"][::-1]}, 0.0))
+        return reply.written()
+
+    transport = InProcess({**federation.transport().sites, "north": spoiled})
+    with pytest.raises(PartyError, match=r"'north'.*signature"):
+        list(federation.rounds(transport))
+    with pytest.raises(PartyError, match=r"'north'.*signature"):
+        list(federation.rounds(transport))
+    [done] = federation.rounds(transport, absent={1: frozenset({"north"})})
+    assert done.participants == ("east", "south", "west")
+    assert_same(federation, [done])
+
+
+def test_with_a_pinned_roster_the_bits_are_the_same(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
+    roster = roster_of(shards_of(federation.names))
+    federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
+    rounds = list(conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1", roster=roster))
+    assert_same(federation, rounds)
+
+
+def test_a_folder_is_used_by_one_server_at_a_time(tmp_path):
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 2))
+    rounds = federation.rounds()
+    next(rounds)
+    with pytest.raises(FileError, match="in use"):
+        next(federation.rounds())
+    rounds.close()
+    assert len(list(federation.rounds())) == 1
+
+
+def test_a_folder_belongs_to_one_run(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 1))
+    list(federation.rounds())
+    other = Federation(tmp_path, Experiment("exact", 3, 2))
+    with pytest.raises(ParameterError, match="other settings"):
+        list(other.rounds())
+
+
+def test_a_planned_absence_is_as_in_one_process(tmp_path):
+    federation = Federation(tmp_path, Experiment("syn-sd", 3, 3))
+    rounds = list(federation.rounds(absent={1: frozenset({"east"})}))
+    assert [len(done.participants) for done in rounds] == [3, 2, 3]
+    assert_same(federation, rounds)
+    assert model_of(rounds[0]) != model_of(rounds[1])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_a_lock_is_given_back_though_a_child_has_its_file_open(tmp_path):
+    with locked(tmp_path / "lock", waits=False):
+        mine = next(fd for fd in os.listdir("/proc/self/fd") if target_of(fd) == str(tmp_path / "lock"))
+        twin = os.dup(int(mine))
+    try:
+        with locked(tmp_path / "lock", waits=False):
+            pass
+    finally:
+        os.close(twin)
+
+
+def target_of(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""

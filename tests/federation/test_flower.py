@@ -1,0 +1,320 @@
+"""Flower as a transport: bytes as they are, who is silent is lost, and real processes give the bits of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from partsong import federation_demo as demo
+from partsong.engines import flower
+from partsong.engines.files import Lost
+from partsong.engines.flower import Flower, answer_to, content_of, question
+from partsong.errors import FormatError, ParameterError
+from partsong.flower_app.control import HEADER, ServerError, app_bundle, controlling
+from partsong.flower_app.superlink import Gate
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
+
+NODES = {"east": 11, "north": 12}
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
+    """Messages are made inside a task of Flower."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Grid:
+    """A grid in memory: what nodes answer is a function of their number and of how often they were asked."""
+
+    def __init__(self, answers):
+        self.answers, self.pushed, self.replies, self.born, self.faults = answers, [], {}, {}, 0
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, last_activated_at=self.born.get(node, "")) for node in NODES.values()]
+
+    def push_messages(self, messages):
+        if self.faults:
+            self.faults -= 1
+            raise ConnectionError("UNEXPECTED_EOF")
+        return [self._given(message) for message in messages]
+
+    def _given(self, message):
+        given = f"message {len(self.pushed)}"
+        message.metadata.__dict__["_message_id"] = given
+        message.metadata.__dict__["_src_node_id"] = 1
+        node = message.metadata.dst_node_id
+        reply = self.answers(node, sum(one == node for one, _ in self.pushed), message)
+        self.pushed.append((node, content_of(message)))
+        if reply is not None:
+            self.replies[given] = reply
+        return given
+
+    def pull_messages(self, ids):
+        return [self.replies.pop(one) for one in ids if one in self.replies]
+
+
+def replying(node, count, message):
+    """The same bytes, backwards."""
+    return answer_to(message, content_of(message)[::-1])
+
+
+def failing(code, message):
+    from flwr.app import Error, Message
+
+    return Message(Error(code=code, reason="a secret"), reply_to=message)
+
+
+def transport(grid, **settings):
+    return Flower(grid, NODES, **{"poll": 0.001, "look": 0.005, **settings})
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
+def test_bytes_pass_as_they_are_in_pieces(monkeypatch, size):
+    monkeypatch.setattr(flower, "PIECE_BYTES", 1000)
+    data = os.urandom(size)
+    message = question(data, 11, 60.0)
+    assert content_of(message) == data
+    assert len(message.content["arrays"]) == max(1, -(-size // 1000))
+
+
+def test_what_was_changed_cut_short_or_is_too_long_is_not_used(monkeypatch):
+    monkeypatch.setattr(flower, "PIECE_BYTES", 10)
+    message = question(bytes(range(35)), 11, 60.0)
+    with pytest.raises(FormatError, match="longer"):
+        content_of(message, most=34)
+    del message.content["arrays"]["3"]
+    with pytest.raises(FormatError, match="cut short"):
+        content_of(message)
+    other = question(bytes(range(1, 36)), 11, 60.0)
+    other.content["about"]["sha256"] = question(bytes(35), 11, 60.0).content["about"]["sha256"]
+    with pytest.raises(FormatError, match="changed"):
+        content_of(other)
+    del other.content["about"]
+    with pytest.raises(FormatError, match="should"):
+        content_of(other)
+
+
+def test_all_are_asked_and_answer():
+    found = transport(Grid(replying)).ask({"east": b"abc", "north": b"xyz"}, 5)
+    assert found == {"east": b"cba", "north": b"zyx"}
+
+
+def test_who_is_silent_is_lost_and_the_others_are_not():
+    grid = Grid(lambda node, count, message: replying(node, count, message) if node == 11 else None)
+    found = transport(grid).ask({"east": b"abc", "north": b"xyz"}, 0.05)
+    assert found["east"] == b"cba"
+    assert isinstance(found["north"], Lost)
+
+
+def test_a_reply_that_comes_too_late_is_never_used():
+    late = {}
+
+    def answers(node, count, message):
+        if count == 0:
+            late["reply"] = replying(node, count, message)
+            return None
+        return replying(node, count, message)
+
+    grid = Grid(answers)
+    assert isinstance(transport(grid).ask({"east": b"first"}, 0.02)["east"], Lost)
+    grid.replies["message 0"] = late["reply"]
+    assert transport(grid).ask({"east": b"second"}, 1)["east"] == b"dnoces"
+
+
+def test_a_node_that_was_started_anew_is_asked_again():
+    def answers(node, count, message):
+        grid.born[11] = "later"
+        return replying(node, count, message) if count else None
+
+    grid = Grid(answers)
+    assert transport(grid).ask({"east": b"abc"}, 5)["east"] == b"cba"
+    assert [request for _, request in grid.pushed] == [b"abc", b"abc"]
+
+
+def test_a_request_is_repeated_after_a_while():
+    grid = Grid(lambda node, count, message: replying(node, count, message) if count else None)
+    assert transport(grid, again=0.01).ask({"east": b"abc"}, 5)["east"] == b"cba"
+
+
+def test_a_broken_connection_and_a_node_that_is_away_are_waited_for():
+    grid = Grid(lambda node, count, message: replying(node, count, message) if count else failing(5, message))
+    grid.faults = 3
+    assert transport(grid).ask({"east": b"abc"}, 5)["east"] == b"cba"
+
+
+def test_an_app_that_fails_again_and_again_is_lost_and_its_words_are_not_repeated():
+    grid = Grid(lambda node, count, message: failing(2, message))
+    found = transport(grid).ask({"east": b"abc"}, 5)["east"]
+    assert isinstance(found, Lost)
+    assert "secret" not in found.why
+    assert len(grid.pushed) == flower.TRIES
+
+
+def test_a_reply_of_another_node_is_not_used():
+    def answers(node, count, message):
+        reply = replying(node, count, message)
+        reply.metadata.__dict__["_src_node_id"] = 12
+        return reply
+
+    assert "another node" in transport(Grid(answers)).ask({"east": b"abc"}, 1)["east"].why
+
+
+def test_two_sites_are_not_one_node():
+    with pytest.raises(ParameterError, match="same node"):
+        Flower(None, {"east": 1, "north": 1})
+
+
+def scope(path, key=None, client="10.0.0.7"):
+    headers = [] if key is None else [(HEADER.encode(), key.encode())]
+    return {"type": "http", "path": path, "headers": headers, "client": (client, 4711)}
+
+
+def test_the_gate_lets_nodes_be_nodes_and_nothing_else():
+    gate = Gate(None, "the key")
+    assert gate.admits(scope("/v1/fleet/pull-messages"))
+    assert not gate.admits(scope("/v1/control/start-run"))
+    assert not gate.admits(scope("/v1/control/start-run", "another"))
+    assert not gate.admits(scope("/v1/control/start-run", "", "127.0.0.1"))
+    assert gate.admits(scope("/v1/control/start-run", "the key"))
+    assert not gate.admits(scope("/v1/runtime/acquire-task"))
+    assert not gate.admits(scope("/v1/runtime/acquire-task", "the key"))
+    assert gate.admits(scope("/v1/runtime/acquire-task", client="127.0.0.1"))
+    assert not gate.admits(scope("//v1/control/start-run"))
+
+
+def test_what_sites_are_sent_as_an_app_holds_no_code():
+    import io
+    import zipfile
+
+    bundle = app_bundle()
+    assert bundle == app_bundle()
+    names = [one for one in zipfile.ZipFile(io.BytesIO(bundle)).namelist() if not one.startswith(".info/")]
+    assert names == ["pyproject.toml"]
+
+
+PLAIN = 'method = "exact"\nrank = 3\nrounds = 3\nseed = 5\n'
+
+
+def partsong(*words):
+    command = [sys.executable, "-m", "partsong", "federation", *map(str, words), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def wait_until(is_so, seconds=90):
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_goes_on_to_the_same_bits(tmp_path):
+    """Real processes, TLS and keys; then kill -9 of the server, and what outsiders can do at its port."""
+    server, sites = demo.set_up(tmp_path, demo.NAMES[:3])
+    (tmp_path / "experiment.toml").write_text(PLAIN)
+    for site in sites.values():
+        (site.path / "site.toml").write_text("minimum_parties = 3\n")
+    with demo.processes(tmp_path) as running:
+        demo.start_server(running, server)
+        with controlling(server) as control:
+            demo.register(control, server)
+            for site in sites.values():
+                demo.start_node(running, site)
+            demo.wait_for(running, control, server, tuple(sites))
+            require_closed(server)
+            require_foreign_app_dropped(control, server, tmp_path)
+        words = ("run", tmp_path / "experiment.toml", "--folder", server.path, "--name", "first")
+        running.start("run", *words)
+        place = server.run("first")
+        wait_until(lambda: place.progress.exists() and place.progress.read_text().count("\n") >= 1)
+        running.kill("server")
+        assert running.running.pop("run").wait(120) == 1
+        assert not place.result.exists()
+        demo.start_server(running, server)
+        with controlling(server) as control:
+            demo.wait_for(running, control, server, tuple(sites))
+        code, told = partsong(*words, "--resume")
+        assert (code, told["status"], told["rounds"]) == (0, "done", 3)
+        code, told = partsong("status", "--folder", server.path)
+        assert told["sites"] == dict.fromkeys(sites, "online")
+        assert told["runs"]["first"] == {"status": "done", "rounds_done": 3}
+        group = running.running["server"].pid
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    assert demo.compare(server, sites, "first")
+    assert all(site.opened().ledger.serial == 3 for site in sites.values())
+
+
+def require_closed(server):
+    """Without the key no run is started; with another key no node is let in."""
+    import httpx
+
+    found = httpx.post(f"https://{server.address}/v1/control/start-run", verify=str(server.path / "ca.crt"))
+    assert found.status_code == 403
+    import ssl
+
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"https://{server.address}/health", verify=ssl.create_default_context())
+
+
+def require_foreign_app_dropped(control, server, folder):
+    """A run of another app, as a server could start it: no site takes it up."""
+    import hashlib
+
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    ours = app_bundle()
+    text = (demo.Path(demo.__file__).parent / "flower_app" / "app" / "pyproject.toml").read_bytes()
+    content = build_fab_from_files({"pyproject.toml": text.replace(b'version = "1.0.0"', b'version = "6.6.6"')})[0]
+    assert content != ours
+    (server.path / "runs" / "foreign").mkdir()
+    (server.path / "runs" / "foreign" / "experiment.toml").write_text(PLAIN)
+    (server.path / "runs" / "foreign" / "settings.json").write_text('{"timeout": 8}')
+    from flwr.common.serde import user_config_to_proto
+
+    fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+    request = StartRunRequest(fab=fab, override_config=user_config_to_proto({"run": "foreign"}))
+    number = control.client.StartRun(request).run_id
+    wait_until(lambda: control.status(number).is_over)
+    told = json.loads(server.run("foreign").result.read_text())
+    assert (told["status"], told["type"]) == ("failed", "SiteLost")
+    assert all("not pinned" in (folder / f"{name}.log").read_text() for name in demo.NAMES[:3])
+
+
+@pytest.mark.slow
+def test_a_node_whose_key_is_not_known_is_not_let_in(tmp_path):
+    from partsong.flower_app.presence import announce
+
+    server, sites = demo.set_up(tmp_path, demo.NAMES[:3])
+    with demo.processes(tmp_path) as running:
+        demo.start_server(running, server)
+        with pytest.raises(ServerError, match=r"does not know the key"):
+            announce(sites["east"], lambda line: None)
+        other, strangers = demo.set_up(tmp_path / "other", demo.NAMES[:3])
+        stranger = demo.SiteFolder(strangers["east"].path, "demo", "east", server.address, strangers["east"].data)
+        with pytest.raises(ServerError, match="no certificate by the authority"):
+            announce(stranger, lambda line: None)
+    assert other.address != server.address
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_the_same_bits(tmp_path):
+    told = demo.run_demo(tmp_path, print)
+    assert told["is_same"]
+    assert told["absent"] == {}

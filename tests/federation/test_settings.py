@@ -1,0 +1,141 @@
+"""site.toml and experiment.toml: a key that nobody knows is an error, with the nearest name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from partsong import federation, recipes
+from partsong.aggregate.reduction import InTheOpen
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy
+from partsong.federation.refusals import CODES
+from partsong.privacy.masking import MaskedSum
+from partsong.programs.private_statistics import PrivateStatistics
+
+SITE = """
+recipes = ["exact", "fedavg"]
+minimum_rows = 50
+minimum_parties = 3
+maximum_rounds = 200
+masked = true
+columns = ["ENSG*"]
+[privacy]
+epsilon = 3
+delta = 1e-6
+unit = "row"
+"""
+
+ROWS = {"unit": "row", "epsilon": 1, "row_bound": 1}
+
+EXPERIMENT = """
+method = "exact"
+rank = 5
+rounds = 20
+seed = 11
+masked = true
+faulty = "leave out"
+[privacy]
+unit = "row"
+epsilon = 3.0
+row_bound = 10.0
+"""
+
+
+def test_a_site_s_policy_is_read(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    policy = Policy.read(path)
+    assert (policy.minimum_rows, policy.minimum_parties, policy.maximum_rounds, policy.masked) == (50, 3, 200, True)
+    assert (policy.privacy.epsilon, policy.privacy.delta, policy.privacy.unit) == (3.0, 1e-6, "row")
+    assert policy.leaving(("ENSG1", "name", "ENSG2")) == ("ENSG1", "ENSG2")
+
+
+def test_an_experiment_is_a_program_a_reduction_and_a_schedule(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    experiment = Experiment.read(path)
+    program = experiment.program(4)
+    assert isinstance(program, PrivateStatistics)
+    assert program.shares == 2
+    assert isinstance(experiment.reduction(4), MaskedSum)
+    assert experiment.reduction(4).fewest == 4
+    assert (experiment.schedule(4).rounds, experiment.schedule(4).seed) == (20, 11)
+    assert experiment.schedule(4).faulty == "leave out"
+
+
+def test_plain_values_make_the_same_experiment_at_a_site():
+    experiment = Experiment("syn-ssd-uv", 5, 3, local_steps=4, seed=2)
+    told = Experiment.from_table(experiment.told())
+    assert told == experiment
+    assert told.program(3) == recipes.syn_ssd(5, steps=4) == experiment.program(3)
+    assert told.schedule(3).rounds == recipes.syn_ssd(5, steps=4).rounds_for(3)
+    assert isinstance(told.reduction(3), InTheOpen)
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"recipe": ["exact"]}, "'recipes'"),
+        ({"minimum_row": 3}, "'minimum_rows'"),
+        ({"recipes": ["exakt"]}, "'exact'"),
+        ({"minimum_rows": 0}, "at least 1"),
+        ({"minimum_rows": True}, "whole number"),
+        ({"maximum_rounds": "many"}, "whole number"),
+        ({"columns": "all"}, "list of texts"),
+        ({"masked": 1}, "true or false"),
+        ({"privacy": {"epsilon": 1, "sigma": 2}}, "no setting 'sigma'"),
+        ({"privacy": {"delta": 1e-5}}, "needs epsilon"),
+        ({"privacy": {"epsilon": -1}}, "epsilon"),
+        ({"privacy": {"epsilon": 1, "unit": "cell"}}, "row or party"),
+        ({"privacy": 3}, "table of settings"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused(table, match):
+    with pytest.raises(ParameterError, match=match):
+        Policy.from_table(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"methode": "exact"}, "'method'"),
+        ({"method": "exact", "rank": 3}, "needs rounds"),
+        ({"method": "fedavgg", "rank": 3, "rounds": 3}, "'fedavg'"),
+        ({"method": "asyn-sd", "rank": 3, "rounds": 3}, "'syn-sd'"),
+        ({"method": "exact", "rank": 0, "rounds": 3}, "rank must be"),
+        ({"method": "exact", "rank": 3, "rounds": 3, "faulty": "go on"}, "faulty"),
+        ({"method": "exact", "rank": 3, "rounds": 3, "columns": "all"}, "columns"),
+        ({"method": "exact", "rank": 3, "rounds": 3, "seed": -1}, "seed"),
+        ({"method": "exact", "rank": 3, "rounds": 3, "align": "sinkhorn"}, "align"),
+        (
+            {"method": "fedavg", "rank": 3, "rounds": 3, "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},
+            "exact",
+        ),
+        ({"method": "exact", "rank": 3, "rounds": 3, "privacy": {"unit": "row", "epsilo": 1}}, "'epsilon'"),
+    ],
+)
+def test_an_experiment_that_cannot_be_meant_is_refused(table, match):
+    with pytest.raises(ParameterError, match=match):
+        Experiment.from_table(table)
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path):
+    with pytest.raises(FileError, match="Check the path"):
+        Policy.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = b")
+    with pytest.raises(FormatError, match="not TOML"):
+        Experiment.read(tmp_path / "bad.toml")
+
+
+def test_every_refusal_is_explained():
+    page = (Path(__file__).parents[2] / "docs" / "federation-internals.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in Path(federation.__file__).parent.glob("*.py"))
+    used = set(re.findall(r'(?:Denied|Refusal)\(\s*"([a-z-]+)"', source))
+    assert used <= CODES.keys()
+    for code, meaning in CODES.items():
+        assert f"| `{code}`" in page
+        assert meaning in page

@@ -1,0 +1,130 @@
+"""Messages survive the way as they are, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.numpy import load, save
+
+from partsong.core import Message
+from partsong.errors import FormatError
+from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+arrays = hnp.arrays(
+    st.sampled_from([np.float64, np.float32, np.int64, np.uint64, np.uint8, np.bool_]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+either_order = st.one_of(arrays, arrays.map(np.asfortranarray))
+messages = st.builds(
+    Message,
+    st.dictionaries(st.text(min_size=1, max_size=8), either_order, max_size=3),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
+def sample():
+    body = Message({"H": np.arange(6.0).reshape(2, 3), "n": np.array([3])}, 2.5)
+    return Reply("north", Nonce("run-1", 3, 1, Kind.REDUCE, 2), body, 7, {"type": "float64"})
+
+
+@quick
+@given(message=messages, numbers=st.tuples(*[st.integers(0, 2**53 - 1)] * 4), kind=st.sampled_from(Kind))
+def test_what_is_written_is_read(message, numbers, kind):
+    nonce = Nonce("run.1", numbers[0], numbers[1], kind, numbers[2])
+    request = Request("party ä", nonce, message, {"participants": ["a", "b"], "counted": None}, numbers[3])
+    for read, sent in (
+        (Request.read(request.written()), request),
+        (Reply.read(Reply("x", nonce, message, numbers[3]).written()), None),
+    ):
+        body = read.body if isinstance(read, Request) else read.answer
+        assert read.nonce == nonce
+        assert body.weight == message.weight
+        assert body.signature == message.signature
+        for name, array in message.arrays.items():
+            assert body[name].tobytes("A") == np.asarray(array).tobytes("A")
+            assert np.isfortran(body[name]) == np.isfortran(np.asarray(array)) or body[name].size <= 1
+        if sent is not None:
+            assert (read.note, read.party, read.seen) == (sent.note, sent.party, sent.seen)
+            assert read.digest == sent.digest
+
+
+def test_the_digest_is_of_all_but_what_was_seen():
+    request = Request("a", Nonce("r"), Message({"H": np.ones((2, 2))}), {"x": 1}, 3)
+    assert replace(request, seen=4).digest == request.digest
+    for other in (
+        replace(request, note={"x": 2}),
+        replace(request, body=Message({"H": np.ones((2, 2))}, 2.0)),
+        replace(request, body=Message({"H": np.ones((2, 2), np.float32)})),
+        replace(request, body=Message({"H": np.ones((4, 1))})),
+        replace(request, nonce=Nonce("r", 1)),
+        replace(request, party="b"),
+    ):
+        assert other.digest != request.digest
+
+
+@quick
+@given(data=st.binary(max_size=300))
+def test_hostile_bytes_are_refused(data):
+    for read in (Request.read, Reply.read):
+        with pytest.raises(FormatError):
+            read(data)
+
+
+@quick
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7), cut=st.integers(0, 10_000))
+def test_damaged_messages_are_refused_or_another_message(place, bit, cut):
+    whole = sample().written()
+    flipped = bytearray(whole)
+    flipped[place % len(whole)] ^= 1 << bit
+    for data in (bytes(flipped), whole[: cut % len(whole)]):
+        try:
+            Reply.read(data)
+        except FormatError:
+            continue
+        assert len(data) == len(whole)
+
+
+leaves = st.none() | st.booleans() | st.integers(-3, 2**60) | st.text(max_size=5) | st.just([[]])
+
+
+FIELDS = ["run", "round", "attempt", "kind", "phase", "party", "serial", "note", "code", "counts"]
+values = leaves | st.lists(leaves, max_size=2) | st.dictionaries(st.text(max_size=3), leaves, max_size=2)
+
+
+@quick
+@given(field=st.sampled_from(FIELDS), value=values)
+def test_fields_of_another_kind_are_refused(field, value):
+    tensors = load(sample().written())
+    document = json.loads(tensors.pop("document").tobytes())
+    document["head"][field] = value
+    data = save({**tensors, "document": np.frombuffer(json.dumps(document).encode(), np.uint8)})
+    try:
+        read = Reply.read(data)
+    except FormatError:
+        return
+    head = {**read.nonce.told(), "party": read.party, "serial": read.serial, "note": read.note}
+    refusal = read.answer if isinstance(read.answer, Refusal) else Refusal("")
+    assert {**head, "code": refusal.code, "counts": refusal.counts}[field] == value
+
+
+def test_a_message_beyond_the_limit_is_not_looked_at():
+    with pytest.raises(FormatError, match="at most 100"):
+        Reply.read(sample().written(), 100)
+
+
+@pytest.mark.parametrize("run", ["", "../up", "a/b", ".hidden", "a" * 65, "a b", "a\n"])
+def test_a_run_s_name_cannot_leave_its_folder(run):
+    with pytest.raises(FormatError):
+        Nonce(run)
+
+
+def test_arrays_of_objects_and_tensors_of_text_cannot_be_sent():
+    with pytest.raises(FormatError, match="cannot be sent"):
+        Request("a", Nonce("r"), Message({"H": np.array([None])})).written()
