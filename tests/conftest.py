@@ -4,6 +4,52 @@ import signal
 
 import pytest
 
+WAITING = (
+    "tests/benchmarks/test_benchmarks.py::test_history_is_the_error_of_the_iterate_evaluated_independently[dense-hals]",
+    "tests/benchmarks/test_benchmarks.py::test_memory_counts_the_data_and_the_factors",
+    "tests/benchmarks/test_benchmarks.py::test_what_a_federation_costs_is_measured_and_written",
+    "tests/cli/test_cli_attack.py::test_the_row_is_found_in_every_method_of_which_the_page_says_so[fnmf-",
+    "tests/cli/test_cli_ranks.py::TestFailures::test_all_ranks_end_with_one_message_and_no_file[other",
+    "tests/cli/test_cli_ranks.py::TestFailures::test_all_ranks_end_with_one_message_and_no_file[more",
+    "tests/cli/test_cli_ranks.py::TestFailures::test_all_ranks_end_with_one_message_and_no_file[no",
+    "tests/cli/test_cli_ranks.py::TestOverMpi::test_a_time_budget_ends_all_ranks",
+    "tests/cli/test_cli_ranks.py::TestOverMpi::test_an_interrupt_at_one_rank_saves_the_model_of_all[2]",
+    "tests/cli/test_cli_ranks_asynchronous.py::TestArrivals::test_a_time_budget_ends_all_ranks",
+    "tests/cli/test_cli_ranks_asynchronous.py::TestFailures::",
+    "tests/cli/test_cli_ranks_endings.py::TestFailedEnds::test_shards_of_an_earlier_fit_are_not_mixed_with_new_ones",
+    "tests/cli/test_cli_ranks_endings.py::TestSignals::test_a_signal_at_one_rank_gives_all_its_code[asyn-sd-",
+    "tests/cli/test_cli_ranks_endings.py::TestSignals::test_nothing_is_saved_and_all_ranks_say_so[twice-",
+    "tests/data/test_mapped.py::test_a_few_very_wide_rows_are_not_read_all_at_once[F]",
+    "tests/data/test_mapped.py::test_memory_stays_far_below_the_size_of_the_file[F]",
+    "tests/engines/test_asynchronous.py::test_a_caller_that_leaves_its_loop_ends_the_run_everywhere_and_says_why[3]",
+    "tests/engines/test_asynchronous.py::test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds[server-",
+    "tests/engines/test_asynchronous.py::test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds[tired",
+    "tests/engines/test_asynchronous.py::test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds[p01-ours",
+    "tests/engines/test_asynchronous.py::test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds[p01-exit",
+    "tests/engines/test_asynchronous.py::test_a_run_ends_once_the_slowest_has_been_heard_whose_last_piece_is_not_taken_in",
+    "tests/engines/test_asynchronous.py::test_who_is_faster_contributes_more",
+    "tests/engines/test_mpi.py::test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds[ours",
+    "tests/engines/test_mpi.py::test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds[exit",
+    "tests/engines/test_mpi.py::test_ranks_agree_with_sequential_and_on_what_to_refuse[2]",
+    "tests/engines/test_torch_distributed.py::test_a_rank_that_dies_or_fails_ends_the_others_within_ten_seconds[ours",
+    "tests/engines/test_torch_distributed.py::test_a_rank_that_fails_in_the_middle_ends_a_job_of_torchrun_within_ten_seconds[ours",
+    "tests/engines/test_torch_distributed.py::test_ranks_agree_with_sequential_and_on_what_to_refuse[arrays]",
+    "tests/experiments/test_game_experiments.py::test_held_out_ratings_are_not_learned_from",
+    "tests/experiments/test_privacy_experiments.py::",
+    "tests/experiments/test_topics_experiments.py::test_tensors_give_what_arrays_give",
+    "tests/laws/test_private_audit.py::test_a_weight_that_is_not_bounded_is_found_in_private_sums",
+    "tests/laws/test_sketched_consensus.py::test_agreeing_before_every_step_of_w_beats_agreeing_now_and_then",
+    "tests/test_import.py::test_a_fit_needs_no_place_for_compiled_code",
+)
+"""Cases that wait for processes or compilers, with others like them that are always run: `make test-all` has them."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark those as slow."""
+    for item in items:
+        if item.nodeid.startswith(WAITING):
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_are_heard():

@@ -150,14 +150,13 @@ def test_bytes_are_those_of_the_formula(method):
     assert expected[method] <= learned.bytes <= expected[method] + first_models.get(method, 0)
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "NMF+SGD+MI"])
-def test_tensors_give_what_arrays_give(method, small):
+def test_tensors_give_what_arrays_give(small):
     pytest.importorskip("torch")
-    asked = play("spam", method, 4, 0, replace(SHORT, rounds=5, epochs=5, critic_rate=0.5))
+    asked = play("spam", "FedAvg+MI", 4, 0, replace(SHORT, epochs=2, critic_rate=0.5))
     on_numpy, on_torch = result_of(asked), result_of(asked, "cpu")
     assert on_torch["device"] == "cpu"
     for name in ("f1", "accuracy", "coherence", "information"):
-        assert on_torch[name] == pytest.approx(on_numpy[name], abs=2e-2)
+        assert on_torch[name] == pytest.approx(on_numpy[name], rel=1e-3)
 
 
 def test_topics_see_no_document_that_was_set_apart_before(small):

@@ -72,8 +72,8 @@ class SiteLost(PartyError):
 class Denied(PartsongError):
     """Raised at a site: the code that leaves it, the reason that does not, and counts that do."""
 
-    def __init__(self, code: str, reason: str, counts: Mapping[str, int] | None = None) -> None:
-        super().__init__(reason)
+    def __init__(self, code: str, reason: str = "", counts: Mapping[str, int] | None = None) -> None:
+        super().__init__(reason or code)
         self.refusal = Refusal(code, dict(counts or {}))
 
 
