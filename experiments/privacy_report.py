@@ -2,8 +2,9 @@
 
     python -m experiments.privacy_report docs/results
 
-The folder holds privacy-parties.jsonl, privacy-rows.jsonl, privacy-sensitivity.jsonl and privacy-masking.jsonl, or some
-of them. Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything else in the document is left.
+The folder holds privacy-parties.jsonl, privacy-shipped.jsonl, privacy-rows.jsonl, privacy-sensitivity.jsonl and
+privacy-masking.jsonl, or some of them. Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything
+else in the document is left.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from experiments import privacy_row_tables, privacy_tables
 from experiments.fnmf_report import BLOCK, renewed
 from experiments.game_plays import read_lines
-from experiments.privacy_methods import METHODS, Setting
+from experiments.privacy_methods import METHODS, SIGNED, Setting
 from experiments.privacy_parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEVERAL
 from experiments.privacy_rows import STUDIES, USUAL, best
 from experiments.privacy_tables import is_like
@@ -128,6 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if parties:
         tables |= party_tables(parties)
         pictures |= party_pictures(parties)
+    shipped = known(chosen.folder / "privacy-shipped.jsonl")
+    for kind in ("gaussian", "laplace") if shipped else ():
+        tables[f"shipped-{kind}"] = privacy_tables.parties(shipped, kind + SIGNED, "replace", FEW[1])
     if rows:
         tables |= row_tables(rows) | {"ridges": privacy_row_tables.ridges({**parties, **rows})}
     if any(trial.data == "mnist" for trial in rows):
