@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ from partsong.topic_vocabulary import Prepared
 from partsong.topic_words import Weighing, matrix_of
 
 
-class FittedTopics:
+class FittedTopics(ABC):
     """Topics of a model: their words, how coherent they are, weights of new texts, a file, a page."""
 
     weighing_: Weighing
@@ -90,8 +91,8 @@ class FittedTopics:
             raise AttributeError("Words of a hashed vocabulary are not known: a column may stand for several.")
         return list(columns.words)
 
-    def _told(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _told(self) -> dict[str, Any]: ...
 
     @property
     def settings_(self) -> dict[str, Any]:
