@@ -232,6 +232,14 @@ def test_a_game_of_parts_without_a_name_can_be_saved_and_transforms(tmp_path):
         assert_array_equal(again.transform(X), model.transform(X))
 
 
+def test_a_federated_game_with_gaps_transforms_rows_with_gaps(tmp_path):
+    X = np.where(holes((60, 20)), np.nan, planted())
+    model = partsong.FederatedNMF(3, method="game", missing="ignore", rounds=3, random_state=0)
+    model.fit({"north": X[:30], "south": X[30:]}).save(tmp_path / "m.safetensors")
+    again = partsong.NMF.load(tmp_path / "m.safetensors")
+    assert_allclose(again.transform(X), model.transform(X), rtol=1e-9, atol=1e-12)
+
+
 def test_games_are_cloned_and_compared():
     model = model_of(solver=Game(Raster(), ConstantStep(0.1)), missing="ignore")
     other = clone(model)

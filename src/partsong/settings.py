@@ -149,7 +149,12 @@ def _number_told(settings: Mapping[str, Any], name: str) -> float:
 
 
 def fit_told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a centralised fit in those of its model file, as far as `NMF` takes them by these names."""
+    """The settings of a centralised fit in those of its model file, as far as `NMF` takes them by these names.
+
+    Of a federated game there is whether unknown cells are left out: rows are transformed so.
+    """
+    if settings.get("method") == "game" and settings.get("missing") == "ignore":
+        return {"solver": "game", "missing": "ignore"}
     if settings.get("method") != "centralised":
         return {}
     checks: dict[str, Callable[[Any], Any]] = {
