@@ -27,12 +27,13 @@ DEV := $(STAMPS)/dev
 WITH_TORCH := $(STAMPS)/torch
 MADE_HERE := $(VENV)/.stamps/made-by-make
 
-# Flower wants older versions than constraints.txt has, so it gets an environment of its own.
+# Flower wants older versions than constraints.txt has, so it gets an environment and constraints of its own.
 FLOWER_VENV := build/flower-venv
 WITH_FLOWER := $(FLOWER_VENV)/.stamp-$(firstword $(shell pwd | cksum))
+FLOWER_TESTS := $(wildcard tests/federation/test_flower*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation-demo test test-all lint bench clean
+.PHONY: help demo federation-demo test test-all test-flower test-flower-all lint bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -40,6 +41,7 @@ help:
 	@echo "make federation-demo  a server and four sites as processes, over TLS; one is killed (up to three minutes)"
 	@echo "make test    run the tests"
 	@echo "make test-all  run those that take long as well"
+	@echo "make test-flower  run those that need Flower: real processes, over TLS (test-flower-all: also those that take long)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove caches, build outputs and the environment (.venv), but no runs/"
@@ -55,6 +57,12 @@ test: $(WITH_TORCH)
 
 test-all: $(WITH_TORCH)
 	$(RUN) -m pytest tests --numprocesses $(TEST_PROCESSES) --dist worksteal
+
+test-flower: $(WITH_FLOWER)
+	$(FLOWER_VENV)/bin/python -m pytest $(FLOWER_TESTS) -m "not slow"
+
+test-flower-all: $(WITH_FLOWER)
+	$(FLOWER_VENV)/bin/python -m pytest $(FLOWER_TESTS)
 
 lint: $(DEV)
 	$(RUN) -m ruff check .
@@ -105,13 +113,14 @@ $(WITH_TORCH): $(DEV)
 		else echo "== $(TORCH) could not be installed: left out, its tests will be skipped"; fi; \
 	fi
 
-$(WITH_FLOWER): pyproject.toml
+$(WITH_FLOWER): pyproject.toml constraints-flower.txt
 	@python="$(PYTHON)"; \
 	if [ -z "$$python" ]; then \
-		echo "No Python 3.11 or newer (with venv) was found; name one: make federation-demo PYTHON=/path/to/python" >&2; \
+		echo "No Python 3.11 or newer (with venv) was found; name one: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; \
 		exit 1; \
 	fi; \
-	echo "== Making the environment $(FLOWER_VENV) with Flower (about two minutes with a good connection)"; \
+	echo "== Making the environment $(FLOWER_VENV) with Flower (about a minute with a good connection)"; \
 	"$$python" -m venv --clear $(FLOWER_VENV)
-	@$(FLOWER_VENV)/bin/python -m pip --disable-pip-version-check install -qq flwr==1.41.0 click==8.3.1 -e ".[privacy]"
+	@$(FLOWER_VENV)/bin/python -m pip --disable-pip-version-check install -qq -c constraints-flower.txt \
+		-e ".[flower,privacy]" hypothesis pytest pytest-xdist
 	@touch $@

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks import machine
 
-PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "ranks-memory", "game", "report")
+FLOWER = ("flower-long", "flower-overhead", "flower-report")
+PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "ranks-memory", "game", "report", *FLOWER)
 USUAL = ("speed", "floor", "memory", "compiling")
 
 
@@ -42,11 +43,13 @@ def main(words: list[str]) -> None:
             _tune(chosen, words)
         if "federation" in parts:
             _federate(chosen, words)
+        if set(parts) & set(FLOWER):
+            _over_flower(chosen, parts, words)
         if "ranks-memory" in parts:
             _over_ranks(chosen, words)
         if "game" in parts:
             _play(chosen)
-        if set(parts) - {"tuning", "federation", "ranks-memory", "game"}:
+        if set(parts) - {"tuning", "federation", "ranks-memory", "game", *FLOWER}:
             _measure(chosen, parts, words)
 
 
@@ -178,8 +181,45 @@ def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
     )
     output = chosen.output if chosen.output and chosen.parts == ["federation"] else Path("docs/results/federation.md")
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(heading + federation.written(found), encoding="utf-8")
+    output.write_text(heading + federation.written(found) + _flower_part(output), encoding="utf-8")
     say(f"{output.name} written")
+
+
+def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str]) -> None:
+    """Add to what was kept, and write the last part of docs/results/federation.md anew."""
+    import json
+    import os
+
+    from benchmarks import federation_flower, flower_report
+
+    output = chosen.output or Path("docs/results/federation.md")
+    kept = output.with_name(f"{output.stem}-flower.json")
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    own = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(own)
+    about = {"command": machine.command(words), "processor": f"{machine.processor()}, {machine.cores()} cores"}
+    before = os.getloadavg()[0]
+    if "flower-long" in parts:
+        sizes = (4, 6) if chosen.quick else (10, 30)
+        found["long"] = federation_flower.long_run(*sizes, say) | about
+        found["long"]["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} in the end"
+    if "flower-overhead" in parts:
+        blocks = (1, 3) if chosen.quick else (chosen.seeds or 3, 6)
+        found["overhead"] = federation_flower.overhead(4, *blocks, masked=True, say=say) | about
+        found["overhead"]["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} in the end"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    text = output.read_text(encoding="utf-8") if output.exists() else ""
+    output.write_text(text.partition(flower_report.HEADING)[0] + flower_report.written(found), encoding="utf-8")
+    say(f"{output.name} written")
+
+
+def _flower_part(output: Path) -> str:
+    """What another command has written there."""
+    from benchmarks.flower_report import HEADING
+
+    _, found, rest = (output.read_text(encoding="utf-8") if output.exists() else "").partition(HEADING)
+    return f"\n{found}{rest}" if found else ""
 
 
 def _over_ranks(chosen: argparse.Namespace, words: list[str]) -> None:

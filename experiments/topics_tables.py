@@ -17,10 +17,11 @@ from experiments.topics_methods import CENTRALISED, DESCENTS, FEDERATED, MI, OUR
 from experiments.topics_plays import COUNTS, TFIDF, WORDS, play
 from experiments.topics_table import (
     ROUNDS_OF_SUMS,
-    TUNING_RANK,
     TUNING_SEED,
     Records,
+    mean_f1,
     settings_of,
+    trials,
 )
 
 PUBLISHED = {
@@ -67,7 +68,7 @@ def runs(found: Records, row: Row, data: str, rank: int, **wanted: Any) -> list[
     here = [
         record
         for record in found.values()
-        if record["seed"] != TUNING_SEED
+        if record["seed"] < TUNING_SEED
         and all(record[name] == value for name, value in asked.items())
         and (row.method == WORDS or record["settings"] in allowed)
     ]
@@ -195,15 +196,14 @@ def tuning(found: Records) -> str:
     """What was chosen, out of how many draws, and how many of them diverged."""
     lines = []
     for data, method, weighting in product(topics_published.SETS, DESCENTS, (COUNTS, TFIDF)):
-        asked = {"data": data, "method": method, "weighting": weighting, "seed": TUNING_SEED, "rank": TUNING_RANK}
-        tried = [one for one in found.values() if all(one[name] == value for name, value in asked.items())]
+        tried = trials(found, data, method, weighting)
         if tried:
-            lost = sum(bool(one.get("diverged")) for one in tried)
-            chosen = _told_settings(method, max(tried, key=lambda one: one["f1"])["settings"])
-            numbers = [f"{len(tried)}, {lost}", " to ".join(_ends(tried))]
+            lost = sum(any(one.get("diverged") for one in runs) for runs in tried)
+            chosen = _told_settings(method, max(tried, key=mean_f1)[0]["settings"])
+            numbers = [f"{len(tried)}, {lost}", str(len(tried[0])), " to ".join(_ends(tried))]
             lines.append(f"| {' | '.join([SOURCES[data].title, method, weighting, *chosen, *numbers])} |")
     names = ("E", "B", "η", "server's rate", "λ", "gradient", "critic's rate")
-    return table_of(["corpus", "method", "rows", *names, "draws, diverged", "F1 of draws"], lines)
+    return table_of(["corpus", "method", "rows", *names, "draws, diverged", "seeds", "F1 of draws"], lines)
 
 
 def _told_settings(method: str, own: Mapping[str, Any]) -> list[str]:
@@ -214,8 +214,8 @@ def _told_settings(method: str, own: Mapping[str, Any]) -> list[str]:
     return [*steps, *(critic if method.endswith(MI) else ["–"] * 3)]
 
 
-def _ends(tried: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    numbers = [one["f1"] for one in tried if not one.get("diverged")] or [0.0]
+def _ends(tried: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, str]:
+    numbers = [mean_f1(runs) for runs in tried if not any(one.get("diverged") for one in runs)] or [0.0]
     return f"{min(numbers):.3f}", f"{max(numbers):.3f}"
 
 

@@ -8,16 +8,18 @@ import sys
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 import partsong
 from partsong import topic_fitting, topic_vocabulary
 from partsong.engines.sequential import Sequential
-from partsong.errors import DataError, DataTypeError, FormatError, ParameterError, PartsongError
+from partsong.errors import DataError, DataTypeError, FormatError, MissingExtra, ParameterError, PartsongError
 from partsong.evaluate.coherence import cv_coherence, npmi_coherence
 from partsong.evaluate.cooccurrence import TopicPairs, count_pairs
 from partsong.evaluate.diversity import top_columns
 from partsong.evaluate.topic_map import apart, positions
 from partsong.local.lda_rows import TopicRows
+from partsong.privacy import key_agreement
 from partsong.text.counts import count
 from partsong.text.vocabulary import Vocabulary
 from partsong.text.words import Words
@@ -478,3 +480,85 @@ def test_solvers_come_back_as_they_were(tmp_path):
     model = partsong.TopicModel(2, method="lda", random_state=0, max_iter=2).fit(POOLED)
     model.save(tmp_path / "m.safetensors")
     assert partsong.TopicModel.load(tmp_path / "m.safetensors").solver_ == TopicRows(0.5)
+
+
+@pytest.mark.parametrize("kind", [partsong.TopicModel, partsong.FederatedTopicModel])
+def test_settings_are_refused_before_any_text_is_looked_at(kind):
+    descent = "nmf-sgd-mi" if kind is partsong.TopicModel else "fednmf-mi"
+    cases = [{"n_topics": value} for value in (2.0, "2", None, True, 0, float("nan"))]
+    cases += [{"method": descent, name: value} for name in ("rate", "strength") for value in ("0.1", None, -1.0)]
+    cases += [{"method": descent, "epochs": 1.5}, {"method": descent, "batch": 0}, {"dtype": int}]
+    cases += [{"stop_words": iter(["the"])}, {"stop_words": 3}]
+    for settings in cases:
+        with pytest.raises((ParameterError, DataTypeError)) as caught:
+            kind(**{"n_topics": 2, **settings}).fit(object())
+        assert "text" not in str(caught.value).replace("in place of", "")
+
+
+def test_mappings_and_tables_are_not_taken_for_lists_of_texts():
+    for texts in (PARTIES, set(POOLED), np.array([POOLED])):
+        with pytest.raises(DataTypeError, match="list of texts"):
+            partsong.TopicModel(2).fit(texts)
+
+
+def test_nothing_is_told_before_a_fit():
+    for model in (partsong.TopicModel(2), partsong.FederatedTopicModel(2)):
+        for ask in ("topics", "diversity", "coherence", "to_html"):
+            with pytest.raises(NotFittedError):
+                getattr(model, ask)()
+        for name in ("settings_", "vocabulary_"):
+            with pytest.raises(NotFittedError):
+                getattr(model, name)
+
+
+@pytest.mark.parametrize("method", ["nmf", "lda"])
+def test_models_have_the_precision_that_was_asked_for(method):
+    model = partsong.TopicModel(3, method=method, dtype="float32", random_state=0, max_iter=3).fit(POOLED)
+    assert model.components_.dtype == model.transform(POOLED).dtype == np.float32
+
+
+def test_more_words_than_a_fit_counts_are_judged_by_texts(together):
+    with pytest.raises(ParameterError, match="Give the texts"):
+        together.coherence(n=12)
+    topics = top_columns(together.components_, 12)
+    counts = count_pairs(count(POOLED, Words(), Vocabulary(tuple(together.vocabulary_))).rows, TopicPairs.of(topics))
+    assert together.coherence(texts=PARTIES, n=12).topics == pytest.approx(npmi_coherence(topics, counts).topics)
+    assert all(len(topic) <= 18 for topic in together.topics(1000))
+
+
+HOSTILE = (
+    "</script><script>x",
+    "\u202egnp.exe",
+    "a\x00b",
+    "\x1b[31mred",
+    "--><img/src=x>",
+    "\ud800lone",
+    "x" * 5000,
+    "न\u200dम",
+)
+
+
+def test_no_word_can_disturb_a_page_or_a_file(tmp_path):
+    words = Words(pattern=r"\S+", language="none", shortest=1)
+    model = partsong.TopicModel(1, random_state=0, words=words).fit([" ".join(HOSTILE)] * 2)
+    page = model.to_html()
+    model.to_html(tmp_path / "m.html")
+    assert (tmp_path / "m.html").read_text(encoding="utf-8") == page
+    assert not any(bad in page for bad in ("<script", "<img", "\x00", "\x1b", "\u202e", "\ud800", "x" * 100))
+    assert all(good in page for good in ("\\u202egnp.exe", "a\\x00b", "\\ud800lone", "न\u200dम", "xxx…"))
+    model.save(tmp_path / "m.safetensors")
+    again = partsong.TopicModel.load(tmp_path / "m.safetensors", words=words)
+    assert again.vocabulary_ == model.vocabulary_
+    assert set(again.vocabulary_) == set(HOSTILE)
+
+
+def test_words_are_agreed_on_with_the_extra_alone(monkeypatch):
+    def missing():
+        raise MissingExtra("no cryptography")
+
+    monkeypatch.setattr(key_agreement, "require", missing)
+    two = {name: PARTIES[name] for name in ("northern", "southern")}
+    with pytest.raises(MissingExtra, match="public list of words"):
+        partsong.FederatedTopicModel(2, random_state=0).fit(two)
+    listed = partsong.FederatedTopicModel(2, random_state=0, vocabulary=["cat", "dog", "piano", "oboe"], rounds=2)
+    assert listed.fit(two).n_topics_ == 2

@@ -313,12 +313,13 @@ class Reduction(Protocol):
     """How uploads become one aggregate: in one exchange or several, in the open or masked.
 
     At a party: `enrol` makes what lasts from sum to sum (keys, from the party's own secret), `begin` takes its upload,
-    `send` answers the server in each phase, `rest` says what is kept for the next sum. At the server: `hear` gets a
-    phase's messages by name and broadcasts one reply; `total` closes, with the names that are in the sum. A party that
-    falls silent is missing from the inbox of that phase and all later ones; the reduction goes on with the rest or says
-    why it cannot. What lasts is not part of a checkpoint: a resumed run enrols anew. Programs do not know which
-    reduction is in use. `hides_uploads`: the server sees sums alone, so that only the party itself can check an upload,
-    and engines keep to one set of parties in all exchanges of a round.
+    `send` answers the server in each phase, `rest` says what is kept for the next sum. At the server: `first` says with
+    which phase a sum begins, by what was kept of earlier ones: phases before it serve several sums and were had then;
+    `hear` gets a phase's messages by name and broadcasts one reply; `total` closes, with the names that are in the sum.
+    A party that falls silent is missing from the inbox of that phase and all later ones; the reduction goes on with the
+    rest or says why it cannot. What lasts is not part of a checkpoint: a resumed run enrols anew. Programs do not know
+    which reduction is in use. `hides_uploads`: the server sees sums alone, so that only the party itself can check an
+    upload, and engines keep to one set of parties in all exchanges of a round.
     """
 
     @property
@@ -330,6 +331,7 @@ class Reduction(Protocol):
     def begin(self, standing: State, upload: Message, aggregation: Aggregation, occasion: Occasion) -> State: ...
     def send(self, phase: int, state: State, heard: Message) -> tuple[State, Message]: ...
     def rest(self, state: State) -> State: ...
+    def first(self, state: State, occasion: Occasion) -> int: ...
     def hear(
         self, phase: int, inbox: Mapping[str, Message], state: State, occasion: Occasion
     ) -> tuple[State, Message]: ...

@@ -66,12 +66,33 @@ class FormatError(FileError, ValueError):
     """A file whose contents are truncated, hostile, or not what its name says."""
 
 
+class BrokenChain(FormatError):
+    """A chained log was edited, or lines are missing; `line` is the first that does not fit, `last` the hash before."""
+
+    def __init__(self, message: str = "", line: int = 0, last: str = "") -> None:
+        super().__init__(message)
+        self.line = line
+        self.last = last
+
+
+class DamagedState(FileError):
+    """A file of our own cannot be read any more; take it from a copy, or begin anew."""
+
+
 class MissingExtra(PartsongError, ImportError):
     """An optional dependency that this call needs is not installed."""
 
 
 class PartyError(PartsongError, RuntimeError):
     """A party failed, or sent something that cannot be used, in a named round and stage."""
+
+
+class SiteRefused(PartyError):
+    """A site on its own machine has said no, with a code; the reason is in its log."""
+
+
+class SiteLost(PartyError):
+    """Nothing was heard of a site in time; the run can be resumed."""
 
 
 class TooFewParties(PartyError):

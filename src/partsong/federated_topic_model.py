@@ -22,8 +22,9 @@ from partsong.promises import masks_for
 from partsong.settings import precision_of, real_number, require_verbosity, stop_of, whole_number
 from partsong.text.agreed import Agreement
 from partsong.text.words import Words
+from partsong.topic_device import require_device
 from partsong.topic_fitting import Course, learn
-from partsong.topic_methods import require_method, require_server, topic_program, weighting_of
+from partsong.topic_methods import require_method, require_server, require_words, topic_program, weighting_of
 from partsong.topic_names import TOGETHER, TOP, rounds_for
 from partsong.topic_recipes import SERVER_RATE
 from partsong.topic_saving import fill_with_topics
@@ -48,7 +49,7 @@ class FederatedTopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_topics, weighting, max_share, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
-dtype, epochs, batch, rate, strength, counts_words :
+dtype, epochs, batch, rate, strength, counts_words, device :
         As in `TopicModel`. "exact", "fnmf" and, with everybody in each round, "fedlda" stop by tol.
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
         How the parties work together.
@@ -108,6 +109,7 @@ history_, n_iter_, outcome_, seed_ :
         rate: float = 0.05,
         strength: float = 0.1,
         counts_words: bool = True,
+        device: str | None = None,
     ) -> None:
         self.n_topics = n_topics
         self.method = method
@@ -135,25 +137,27 @@ history_, n_iter_, outcome_, seed_ :
         self.rate = rate
         self.strength = strength
         self.counts_words = counts_words
+        self.device = device
 
     def fit(self, texts: Any, y: Any = None) -> FederatedTopicModel:
         """Learn topics from a list with one list of texts per party, or a mapping of names to such lists."""
         stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
         rule = WordRule(self.vocabulary, self.min_documents, self.min_parties, self.max_words, self.max_share)
         seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
+        names = ("epochs", "batch", "rate", "strength", "server", "server_rate")
+        steps = {name: getattr(self, name) for name in names}
+        program, dtype = topic_program(self.method, self.n_topics, steps, TOGETHER), precision_of(self.dtype)
+        require_device(self.device, program)
         parties = texts_by_party(texts)
         rounds = rounds_for(self.method) if self.rounds is None else int(self.rounds)
         absent = sampled(list(parties), rounds, float(self.participation), seed)
         reduction = self._reduction(len(parties), absent)
-        prepared = prepared_together(rule, parties, options, seed, weighting)
-        names = ("epochs", "batch", "rate", "strength", "server", "server_rate")
-        steps = {name: getattr(self, name) for name in names}
-        columns = prepared.weighing.vocabulary.n_columns
-        program = topic_program(self.method, self.n_topics, columns, steps, TOGETHER)
         self._require_everyone(program, bool(absent))
-        course = Course(rounds, seed, stop, absent, reduction)
+        prepared = prepared_together(rule, parties, options, seed, weighting)
+        require_words(program, prepared.weighing.vocabulary.n_columns)
+        course = Course(rounds, seed, stop, absent, reduction, device=self.device)
         with progress(self.verbose, rounds, self.time_budget, f"topics, {len(parties)} parties") as bar:
-            found = learn(program, prepared.rows, course, precision_of(self.dtype), bar)
+            found = learn(program, prepared.rows, course, dtype, bar)
         self._keep(found, prepared, program.solver, seed, self.counts_words)
         self._keep_parties(prepared)
         return self

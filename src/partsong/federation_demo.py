@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from partsong.aggregate.reduction import InTheOpen
 from partsong.consortium.kit import require_address
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
 from partsong.core import Schedule, Shard
+from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
 from partsong.errors import PartsongError, PartyError
 from partsong.federation.experiment import Experiment
@@ -95,7 +98,7 @@ def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
     server, sites = set_up(folder)
     tell(f"Made a federation of {len(sites)} sites, with keys and a roster: {server.roster().fingerprint}")
     with processes(folder) as running:
-        start_server(running, server)
+        start_server(running, server, lambda: warm(sites))
         tell(f"The server runs at {server.address}, with TLS; it lets in nodes that it knows.")
         with controlling(server) as control:
             register(control, server)
@@ -122,9 +125,7 @@ def set_up(folder: Path, names: tuple[str, ...] = NAMES) -> tuple[ServerFolder, 
     server = ServerFolder.made(folder / "server", "demo", f"127.0.0.1:{free_port()}")
     sites = {}
     for name in names:
-        kit = server.invite(name, folder / f"{name}.zip")
-        np.save(folder / f"{name}.npy", rows_of(name))
-        sites[name] = SiteFolder.joining(folder / f"site-{name}", _kit(kit, folder), folder / f"{name}.npy", {})
+        sites[name] = site_of(folder, server, name)
         server.admit(sites[name].card())
     for name in names:
         server.invite(name, folder / f"{name}.zip")
@@ -132,9 +133,24 @@ def set_up(folder: Path, names: tuple[str, ...] = NAMES) -> tuple[ServerFolder, 
     return server, sites
 
 
-def start_server(running: Processes, server: ServerFolder) -> None:
+def site_of(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
+    """A site with rows and keys, which nobody knows yet."""
+    kit = server.invite(name, folder / f"{name}.zip")
+    np.save(folder / f"{name}.npy", rows_of(name))
+    return SiteFolder.joining(folder / f"site-{name}", _kit(kit, folder), folder / f"{name}.npy", {})
+
+
+def warm(sites: dict[str, SiteFolder]) -> None:
+    """One round in this process: kernels are then compiled, once for all processes, and in the cache."""
+    plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    shards = [Shard(name, as_matrix(rows_of(name, 20)), 1) for name in sorted(sites)]
+    next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=InTheOpen())))
+
+
+def start_server(running: Processes, server: ServerFolder, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Until it can be reached."""
     running.start("server", "serve", "--folder", server.path)
+    meanwhile()
     host, port = require_address(server.address)
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:

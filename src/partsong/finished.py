@@ -9,9 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from partsong import kernels
-from partsong.core import Array, Program, Shard
+from partsong.core import Array, Program, RowSolver, Shard
 from partsong.interrupts import held
-from partsong.local.alternate import Alternate
 from partsong.running import Run
 
 Result = TypeVar("Result")
@@ -102,7 +101,7 @@ class OnDemand:
 
 
 def complete(
-    solver: Alternate,
+    solver: RowSolver,
     shards: Sequence[Shard],
     Ht: Array,
     rescale: bool,
@@ -136,15 +135,19 @@ def complete(
 
 
 def finish(
-    program: Program, solver: Alternate, shards: Sequence[Shard], run: Run, start_H: Array, keeps_order: bool = False
+    program: Program, solver: RowSolver, shards: Sequence[Shard], run: Run, start_H: Array, keeps_order: bool = False
 ) -> Finished:
     """`complete` from the best round of a run, or from the start where not even one round was finished."""
     H = start_H if run.best is None else program.components(run.best)
-    rescale = not (solver.penalty_W or solver.penalty_H)
-    return complete(solver, shards, kernels.of(H).rows_of(H), rescale, keeps_order=keeps_order)
+    return complete(solver, shards, kernels.of(H).rows_of(H), scale_is_free(solver), keeps_order=keeps_order)
 
 
-def _solve(solver: Alternate, shards: Sequence[Shard], Ht: Array, exactly: bool) -> dict[str, Array]:
+def scale_is_free(solver: RowSolver) -> bool:
+    """Whether W H alone matters: not under penalties, nor for a solver without any, whose weights are shares."""
+    return not any(getattr(solver, penalty, True) for penalty in ("penalty_W", "penalty_H"))
+
+
+def _solve(solver: RowSolver, shards: Sequence[Shard], Ht: Array, exactly: bool) -> dict[str, Array]:
     return {s.name: solver.solve_rows(s.matrix, s.matrix.native(Ht), exactly=exactly) for s in shards}
 
 

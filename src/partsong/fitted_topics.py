@@ -16,7 +16,7 @@ from partsong.errors import DataError, ParameterError
 from partsong.evaluate.coherence import Coherence, cv_coherence, embedding_coherence, npmi_coherence
 from partsong.evaluate.cooccurrence import Cooccurrence
 from partsong.evaluate.diversity import top_columns, topic_diversity
-from partsong.evaluate.topic_page import TopicPage, facts_of, write_topic_page
+from partsong.evaluate.topic_page import TopicPage, facts_of, render_topics, write_topic_page
 from partsong.running import HistoryRow
 from partsong.saving import penalties_told
 from partsong.settings import solver_told, whole_number
@@ -67,13 +67,20 @@ class FittedTopics(ABC):
             W = self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
         return without_empty(W, counted)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page: a map of topics, their words, sizes and coherence; without documents, and it loads nothing."""
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """A page: a map of topics, their words, sizes and coherence; without documents, and it loads nothing.
+
+        It is written to a path, or returned as text without one.
+        """
         check_is_fitted(self, "components_")
         counted = {"documents": vars(self)["n_documents_"]} if "n_documents_" in vars(self) else {}
         facts = facts_of(self.settings_, words=self.components_.shape[1], **counted) | {"seed": str(self.seed_)}
         names = tuple(self.weighing_.names)
-        write_topic_page(path, TopicPage(self.components_, names, self.topic_shares_, self.coherence_, facts))
+        page = TopicPage(self.components_, names, self.topic_shares_, self.coherence_, facts)
+        if path is None:
+            return str(render_topics(page))
+        write_topic_page(path, page)
+        return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write topics, vocabulary, options of words, document frequencies, shares, coherence and settings; never a
@@ -97,6 +104,7 @@ class FittedTopics(ABC):
     @property
     def settings_(self) -> dict[str, Any]:
         """What there is to say of the fit, in plain values: that of the file, where the model comes from one."""
+        check_is_fitted(self, "components_")
         origin = vars(self).get("_origin")
         return dict(self._told() if origin is None else origin.settings)
 
@@ -109,11 +117,13 @@ class FittedTopics(ABC):
             if vectors is None:
                 raise ParameterError('kind="vectors" needs vectors=…, a table of word vectors: a path or a mapping.')
             return embedding_coherence(self.topics(n), vectors)
-        if whole_number("n", n) > TOP:
-            raise ParameterError(f"Words are counted for the {TOP} strongest of each topic; got n={n}.")
         counts: Cooccurrence | None = vars(self).get("_together")
         if rows is not None:
-            counts = counted_together(self.components_, rows, self.seed_)
+            counts = counted_together(self.components_, rows, self.seed_, whole_number("n", n))
+        elif whole_number("n", n) > TOP:
+            raise ParameterError(
+                f"A fit counts the {TOP} strongest words of each topic; got n={n}. Give the texts: coherence(texts=…)."
+            )
         if counts is None:
             raise DataError(
                 "Which words occur together is not known: models from files do not tell, nor fits with "

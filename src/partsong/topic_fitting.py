@@ -22,6 +22,7 @@ from partsong.running import HistoryRow, Run, Stop
 from partsong.simulation import conclude_aloud, simulation_by_name
 from partsong.streams import key
 from partsong.text.counts import Counted
+from partsong.topic_device import rows_on
 from partsong.topic_methods import followed, is_mixture
 from partsong.topic_names import TOP
 from partsong.topic_vocabulary import only_round
@@ -35,7 +36,7 @@ Watch = Callable[[Round, HistoryRow], None]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a program is run: how often, by whom, over what sums, and when it may stop."""
+    """How a program is run: how often, by whom, over what sums, on which device, and when it may stop."""
 
     rounds: int
     seed: int
@@ -43,6 +44,13 @@ class Course:
     absent: Mapping[int, frozenset[str]] | None = None
     reduction: Reduction = InTheOpen()
     engine: Engine | None = None
+    device: str | None = None
+
+    def engine_for(self, n_parties: int) -> Engine:
+        """Parties take turns on a device, and run side by side without one."""
+        if self.engine is not None:
+            return self.engine
+        return Sequential() if n_parties == 1 or self.device is not None else Parallel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +70,24 @@ class Topics:
 
 def learn(program: Any, rows: Mapping[str, Counted], course: Course, dtype: Any, watch: Watch) -> Topics:
     """Run to the end; the first Ctrl-C keeps the model so far."""
-    shards = [Shard(name, matrix_of(own.rows, dtype), key(course.seed, "secret", name)) for name, own in rows.items()]
+    shards = [
+        Shard(name, rows_on(course.device, own.rows, dtype), key(course.seed, "secret", name))
+        for name, own in rows.items()
+    ]
     workers = threads.available() if len(shards) == 1 else 1
     absent = course.absent or {}
     schedule = Schedule(course.rounds, course.seed, absent=absent, kernel_threads=workers)
-    engine = course.engine or (Sequential() if len(shards) == 1 else Parallel())
+    engine = course.engine_for(len(shards))
     named = (program, program, shards, course.rounds, schedule, course.stop, engine, course.reduction)
     task = followed(simulation_by_name(*named), is_sampled=bool(absent))
     with held() as interrupts:
         run = pursue(task, watch=watch, interrupts=interrupts)
-        return _mixture(task, run, rows) if is_mixture(program.solver) else _factors(task, run)
+        return _mixture(task, run, rows, dtype) if is_mixture(program.solver) else _factors(task, run)
 
 
-def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int) -> Cooccurrence | None:
-    """In how many rows (n × V by party) the strongest words of each topic occur together; None without any pair."""
-    topics = top_columns(H, TOP)
+def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int = TOP) -> Cooccurrence | None:
+    """In how many rows (n × V by party) the n strongest words of each topic occur together; None without any pair."""
+    topics = top_columns(H, n)
     if not any(len(topic) > 1 for topic in topics):
         return None
     program = CooccurrenceSums.of(topics)
@@ -93,7 +104,7 @@ def _factors(task: Task, run: Run) -> Topics:
     return Topics(H, done.shares, done.relative_error, run.outcome, run.history, run.rounds)
 
 
-def _mixture(task: Task, run: Run, rows: Mapping[str, Counted]) -> Topics:
+def _mixture(task: Task, run: Run, rows: Mapping[str, Counted], dtype: Any) -> Topics:
     """Topics as probabilities of words, by the documents that they make up; without a word there is no topic."""
     warn_of_divergence(run)
     program = task.program
@@ -105,7 +116,8 @@ def _mixture(task: Task, run: Run, rows: Mapping[str, Counted]) -> Topics:
     weights = [without_empty(own, rows[name]) for name, own in found.items()]
     totals = np.sum([W.sum(axis=0, dtype=np.float64) for W in weights], axis=0)
     order = np.argsort(-totals, kind="stable")
-    return Topics(H[order], totals[order] / totals.sum(), None, run.outcome, run.history, run.rounds)
+    kept = H[order].astype(H.dtype if dtype is None else dtype, copy=False)
+    return Topics(kept, totals[order] / totals.sum(), None, run.outcome, run.history, run.rounds)
 
 
 def without_empty(W: Any, counted: Counted) -> Any:

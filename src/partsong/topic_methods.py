@@ -16,7 +16,7 @@ from partsong.programs.federated_lda import FederatedLDA
 from partsong.programs.topic_rounds import TopicRounds
 from partsong.recipes import shared_statistics
 from partsong.running import Stop
-from partsong.settings import PROGRAM, alignment_of, program_of
+from partsong.settings import PROGRAM, alignment_of, program_of, real_number
 from partsong.topic_names import ALONE, DESCENTS, SERVERS, TOGETHER
 from partsong.topic_recipes import fednmf, fednmf_mi
 from partsong.topic_words import COUNTS, TFIDF, WEIGHTINGS
@@ -28,12 +28,14 @@ WEIGHT_STEP = "document"
 """Each document moves by its own error: better topics in as many epochs (docs/topics.md)."""
 
 
-def topic_program(method: Any, n_topics: int | None, n_words: int, options: Mapping[str, Any], known: Any) -> Program:
+def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any], known: Any) -> Program:
     """The program of a name among `known`, or the one given; `options` are those of a descent and of its server."""
-    if not isinstance(method, str):
-        return _given(method, n_topics, n_words)
     require_method(method, known)
-    rank = require_topics(n_topics, n_words)
+    if not isinstance(method, str):
+        return _given(method, n_topics)
+    rank = require_topics(n_topics)
+    for name in ("rate", "strength", "server_rate"):
+        real_number(name, options.get(name, 0))
     match SAME_AS.get(method, method):
         case "exact":
             return shared_statistics(rank, accelerate=True)
@@ -68,16 +70,20 @@ def require_server(method: Any, server: str) -> None:
         raise ParameterError(f"server={server!r} is for {', '.join(DESCENTS)}; the method is {_name(method)}.")
 
 
-def require_topics(n_topics: Any, n_words: int) -> int:
-    """The number of topics, if there are as many words."""
+def require_topics(n_topics: Any) -> int:
+    """The number of topics."""
     if isinstance(n_topics, bool) or not hasattr(n_topics, "__index__") or int(n_topics) < 1:
         raise ParameterError(f"n_topics must be a whole number of at least 1; got {n_topics!r}.")
-    if int(n_topics) > n_words:
+    return int(n_topics)
+
+
+def require_words(program: Program, n_words: int) -> None:
+    """Refuse more topics than words."""
+    if program.rank > n_words:
         raise ParameterError(
-            f"n_topics={int(n_topics)}, but the vocabulary has {n_words} words: topics cannot be more than these. Ask "
+            f"n_topics={program.rank}, but the vocabulary has {n_words} words: topics cannot be more than these. Ask "
             "for fewer topics, or prune the vocabulary less."
         )
-    return int(n_topics)
 
 
 def weighting_of(weighting: str | None, method: Any) -> str:
@@ -111,8 +117,8 @@ def followed(task: Task, is_sampled: bool) -> Task:
     return task
 
 
-def _given(program: Any, n_topics: int | None, n_words: int) -> Program:
-    rank = require_topics(program.rank, n_words)
+def _given(program: Any, n_topics: int | None) -> Program:
+    rank = require_topics(program.rank)
     if n_topics is not None and n_topics != rank:
         raise ParameterError(
             f"n_topics={n_topics!r}, but the program has {rank}. Leave n_topics out, or make both the same."

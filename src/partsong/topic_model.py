@@ -17,8 +17,9 @@ from partsong.progress import progress
 from partsong.settings import precision_of, require_verbosity, stop_of, whole_number
 from partsong.text.documents import as_documents
 from partsong.text.words import Words
+from partsong.topic_device import require_device
 from partsong.topic_fitting import Course, learn
-from partsong.topic_methods import require_method, topic_program, weighting_of
+from partsong.topic_methods import require_method, require_words, topic_program, weighting_of
 from partsong.topic_names import ALONE, TOP, rounds_for
 from partsong.topic_saving import fill_with_topics
 from partsong.topic_vocabulary import AGREE, WordRule, prepared_alone
@@ -58,6 +59,9 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         Of the descents: passes over the documents per iteration, documents per step, step, and λ of "nmf-sgd-mi".
     counts_words : bool
         Whether the fit also counts which of the strongest words occur together, for `coherence`.
+    device : str or None
+        Of the descents: compute with torch on this device, "cuda" or "cpu", say. None is NumPy and compiled loops,
+        which need no torch; the topics are the same to rounding.
 
     Attributes
     ----------
@@ -97,6 +101,7 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         rate: float = 0.05,
         strength: float = 0.1,
         counts_words: bool = True,
+        device: str | None = None,
     ) -> None:
         self.n_topics = n_topics
         self.method = method
@@ -119,6 +124,7 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         self.rate = rate
         self.strength = strength
         self.counts_words = counts_words
+        self.device = device
 
     def fit(self, texts: Any, y: Any = None) -> TopicModel:
         """Learn topics from a list of texts; None and NaN are texts without words."""
@@ -155,14 +161,15 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
         rule = WordRule(self._source(), self.min_documents, None, self.max_words, self.max_share)
         seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
+        steps = {name: getattr(self, name) for name in ("epochs", "batch", "rate", "strength")}
+        program, dtype = topic_program(self.method, self.n_topics, steps, ALONE), precision_of(self.dtype)
+        require_device(self.device, program)
         documents = as_documents(texts)
         prepared = prepared_alone(rule, documents, options, seed, weighting)
-        steps = {name: getattr(self, name) for name in ("epochs", "batch", "rate", "strength")}
-        columns = prepared.weighing.vocabulary.n_columns
-        program = topic_program(self.method, self.n_topics, columns, steps, ALONE)
+        require_words(program, prepared.weighing.vocabulary.n_columns)
         rounds = rounds_for(self.method) if self.max_iter is None else int(self.max_iter)
         with progress(self.verbose, rounds, self.time_budget, f"topics of {len(documents)} texts") as bar:
-            found = learn(program, prepared.rows, Course(rounds, seed, stop), precision_of(self.dtype), bar)
+            found = learn(program, prepared.rows, Course(rounds, seed, stop, device=self.device), dtype, bar)
         self._keep(found, prepared, program.solver, seed, self.counts_words)
         self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in self.history_]
         self.empty_documents_ = np.asarray(prepared.counted["all"].is_empty)

@@ -11,6 +11,12 @@ TOGETHER = ("exact", "fnmf", "fednmf", "fednmf-mi", "fedlda")
 DESCENTS = ("fednmf", "fednmf-mi")
 """Those whose server takes steps of its own, and that can do with some of the parties in a round."""
 
+DESCENDING = ("nmf-sgd", "nmf-sgd-mi", *DESCENTS)
+"""All that take steps on batches of documents, and can take them on a device."""
+
+LANGUAGES = ("english", "german", "french", "spanish", "italian", "none")
+"""Lists of stop words."""
+
 SERVERS = ("average", "adagrad", "yogi", "adam")
 COHERENCES = ("npmi", "c_v", "vectors")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class WordRule:
             return HashedVocabulary(columns, key(seed, "hashed words").to_bytes(16, "little"))
         if isinstance(self.source, str | os.PathLike):
             return Vocabulary.of_file(self.source, words)
-        if isinstance(self.source, Iterable) and not isinstance(self.source, bytes | Mapping):
+        if isinstance(self.source, Iterable) and not isinstance(self.source, bytes | Mapping | Iterator):
             listed = list(self.source)
             if all(isinstance(word, str) for word in listed):
                 return Vocabulary(tuple(dict.fromkeys(word for line in listed for word in words.of(line))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +70,10 @@ class Weighing:
 def words_of(words: Words | None, language: str, stop_words: Iterable[str]) -> Words:
     """The options of words by a value, or by the two that are changed most."""
     if words is None:
-        if isinstance(stop_words, str):
-            raise DataTypeError("stop_words is a collection of words; from a file: stop_words_of('words.txt').")
+        if isinstance(stop_words, str | Iterator) or not isinstance(stop_words, Iterable):
+            raise DataTypeError(
+                "stop_words is a collection of words that can be read again; from a file: stop_words_of('words.txt')."
+            )
         return Words(language, tuple(stop_words))
     if not isinstance(words, Words):
         raise DataTypeError(f"words must be partsong.text.words.Words(…) or None, not {type(words).__name__}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -20,6 +21,10 @@ from partsong.consortium.roster import Card, Listed
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
 from partsong.errors import FormatError, ParameterError
+from partsong.federation.conducting import conduct
+from partsong.federation.experiment import Experiment
+from partsong.federation.transport import InProcess
+from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def test_a_certificate_is_for_the_host_and_by_the_authority(made):
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of files")
 def test_what_is_secret_is_for_its_owner_alone(joined, tmp_path):
-    secret = [joined.path / name for name in ("ca.key", "server.key", "control.key")]
+    secret = [joined.path / name for name in ("ca.key", "server.key", "control.key", "coordinator.key")]
     secret += [tmp_path / "site-east" / name for name in ("node", "secret")]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
     assert stat.S_IMODE((tmp_path / "site-east").stat().st_mode) == 0o700
@@ -68,7 +73,7 @@ def test_a_kit_holds_no_secret_and_names_what_to_do(made, told):
     assert held["ca.crt"] == (made / "ca.crt").read_bytes()
     assert b"partsong federation join" in held["README.txt"]
     text = b"".join(held.values())
-    for name in ("ca.key", "server.key", "control.key"):
+    for name in ("ca.key", "server.key", "control.key", "coordinator.key"):
         assert (made / name).read_bytes() not in text
     assert b"PRIVATE" not in text
 
@@ -139,6 +144,59 @@ def test_what_would_leave_is_shown_and_no_means_no(made, invoke, tmp_path):
     assert "Nothing has left this machine" in result.stderr
 
 
+def test_a_shared_key_is_taken_once_kept_for_its_owner_and_never_told(made, told, invoke, tmp_path):
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    warned = invoke("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
+    assert "list of likely names" in warned.stderr
+    assert "WITHOUT a key" in warned.stdout
+    before = (tmp_path / "site-north" / "card.toml").read_bytes()
+    assert told("federation", "secret", "-o", "sites.key") == {"file": "sites.key"}
+    text = (tmp_path / "sites.key").read_text().strip()
+    result = invoke("federation", "join", "north.zip", "--shared-key", "sites.key", "--yes")
+    assert "list of likely names" not in result.stderr
+    assert "with the key that sites share" in result.stdout
+    assert text not in result.stdout + result.stderr
+    kept = tmp_path / "site-north" / "shared.key"
+    assert kept.read_text().strip() == text
+    if os.name == "posix":
+        assert stat.S_IMODE(kept.stat().st_mode) == stat.S_IMODE((tmp_path / "sites.key").stat().st_mode) == 0o600
+    assert (tmp_path / "site-north" / "card.toml").read_bytes() == before
+    assert told("federation", "join", "north.zip", "--yes")["shared_key"] is True
+    assert kept.read_text().strip() == text
+
+
+def test_a_shared_key_can_come_from_standard_input_and_is_checked_before_anything_is_made(made, told, tmp_path):
+    from partsong.cli.main import app
+    from tests.cli.conftest import runner
+
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    text = told("federation", "secret")["shared_key"]
+    words = ["federation", "join", "north.zip", "--data", "rows.npy", "--shared-key", "-", "--yes"]
+    wrong = runner().invoke(app, words, input=text[:-1] + ("A" if text[-1] != "A" else "B") + "\n")
+    assert wrong.exit_code == 1
+    assert "every single one counts" in wrong.stderr
+    assert not (tmp_path / "site-north").exists()
+    assert runner().invoke(app, words, input=text.lower() + "\n").exit_code == 0
+    assert SiteFolder.at(tmp_path / "site-north").shared_key().text == text
+    assert told("federation", "join", "north.zip", "--shared-key", "none", "--yes", code=1)["type"] == "FileError"
+    assert told("federation", "secret", "-o", "rows.npy", code=1)["type"] == "FileError"
+
+
+def test_what_is_not_signed_by_the_kit_s_coordinator_is_refused_in_a_site_s_folder(joined, told, tmp_path):
+    told("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    place = SiteFolder.at(tmp_path / "site-north")
+    request = Request("north", Nonce("r", kind=Kind.FINISH)).written()
+    only = joined.signed(InProcess({"north": place.answering()}))
+    assert Reply.read(only.ask({"north": request}, 1.0)["north"]).answer == Refusal("not-started")
+    assert b"unsigned" in place.answering()(request)
+    told("federation", "init", "false", "--name", "liver", "--address", "nmf.example.org:8443")
+    false = ServerFolder.at(tmp_path / "false")
+    for card in joined.cards().values():
+        false.admit(card)
+    answered = false.signed(InProcess({"north": place.answering()})).ask({"north": request}, 1.0)["north"]
+    assert Reply.read(answered).answer == Refusal("unsigned")
+
+
 def test_data_that_cannot_be_used_are_refused_before_a_key_is_made(made, told, tmp_path):
     np.save(tmp_path / "bad.npy", np.array([[1.0, -2.0], [3.0, np.nan]]))
     told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
@@ -171,10 +229,39 @@ def test_another_roster_needs_another_telephone_call(joined, told, tmp_path):
 
 def test_a_roster_without_this_site_s_own_key_is_refused(joined, told, tmp_path):
     roster = joined.roster()
-    forged = Listed("liver", {**roster.keys, "north": roster.keys["east"]})
+    forged = replace(roster, keys={**roster.keys, "north": roster.keys["east"]})
     (tmp_path / "forged.toml").write_bytes(forged.written())
     words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
     assert "under the key that was made here" in told(*words, code=1)["error"]
+
+
+@pytest.mark.parametrize("change", [{"coordinator": bytes(32)}, {"authority": "0" * 64}])
+def test_a_roster_with_another_coordinator_or_authority_than_the_kit_is_refused(joined, told, tmp_path, change):
+    forged = replace(joined.roster(), **change)
+    (tmp_path / "forged.toml").write_bytes(forged.written())
+    words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
+    assert "changed on its way" in told(*words, "--fingerprint", forged.fingerprint, code=1)["error"]
+    assert not (tmp_path / "site-north" / "roster.toml").exists()
+
+
+def test_a_kit_with_another_coordinator_s_key_comes_out_when_the_roster_is_pinned(joined, told, tmp_path):
+    spoiled(
+        tmp_path / "north.zip",
+        lambda held: held.update({"kit.toml": held["kit.toml"].replace(joined.coordinator.hex().encode(), b"00" * 32)}),
+    )
+    assert "not the one that" in told("federation", "join", "north.zip", "--yes", code=1)["error"]
+    told("federation", "join", "north.zip", "--data", "rows.npy", "--folder", "new", "--yes")
+    (joined.path / "sites" / "north.toml").unlink()
+    joined.admit(Card.read(tmp_path / "new" / "card.toml"))
+    words = ("federation", "join", "north.zip", "--folder", "new", "--roster", joined.path / "roster.toml", "--yes")
+    assert "changed on its way" in told(*words, "--no-start", code=1)["error"]
+
+
+def test_a_roster_that_nobody_has_compared_is_taken_with_a_warning(joined, invoke, tmp_path):
+    words = ("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    assert "nobody has compared" in invoke(*words).stderr
+    assert "nobody has compared" not in invoke(*words).stderr
+    assert "nobody has compared" not in invoke(*words, "--fingerprint", joined.roster().fingerprint).stderr
 
 
 def test_a_roster_that_was_edited_is_refused(joined, tmp_path):
@@ -193,7 +280,8 @@ def test_the_fingerprint_is_of_names_keys_and_federation():
     one = Listed("liver", keys).fingerprint
     swapped = {"east": keys["north"], "north": keys["east"]}
     others = [Listed("heart", keys), Listed("liver", swapped), Listed("liver", {"east": keys["east"]})]
-    assert len({one, *(other.fingerprint for other in others)}) == 4
+    others += [Listed("liver", keys, bytes(32)), Listed("liver", keys, b"", "0" * 64)]
+    assert len({one, *(other.fingerprint for other in others)}) == 6
     assert Listed("liver", dict(reversed(keys.items()))).fingerprint == one
 
 
@@ -201,6 +289,18 @@ def test_another_key_under_a_known_name_is_refused(joined, made, told, tmp_path)
     told("federation", "join", "north.zip", "--data", "rows.npy", "--folder", "again", "--yes")
     with pytest.raises(ParameterError, match="other keys"):
         joined.admit(Card.read(tmp_path / "again" / "card.toml"))
+
+
+def test_a_site_that_was_removed_is_in_no_roster_and_can_come_back(joined, told, tmp_path):
+    before = joined.roster()
+    said = told("federation", "remove", "north", "--folder", joined.path)
+    assert said["sites"] == ["east", "south"]
+    assert said["fingerprint"] == joined.roster().fingerprint != before.fingerprint
+    assert "'south'" in told("federation", "remove", "sauth", "--folder", joined.path, code=1)["error"]
+    words = ("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    assert "under the key that was made here" in told(*words, code=1)["error"]
+    joined.admit(Card.read(tmp_path / "site-north" / "card.toml"))
+    assert joined.roster() == before
 
 
 def test_a_card_of_another_federation_is_refused(joined, told, tmp_path):
@@ -274,6 +374,30 @@ def test_status_without_a_server_and_stop_of_nothing(joined, told):
     assert told("federation", "stop", "--server", "--folder", joined.path, code=1)["type"] == "FileError"
     assert told("federation", "stop", "nothing", "--folder", joined.path, code=1)["type"] == "FileError"
     assert told("federation", "stop", "--folder", joined.path, code=1)["type"] == "ParameterError"
+
+
+def test_status_at_a_site_says_what_was_spent_and_where_results_are(joined, told, invoke, tmp_path):
+    sites = {}
+    for name in ("east", "north", "south"):
+        words = ("federation", "join", f"{name}.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+        told(*words)
+        sites[name] = SiteFolder.at(tmp_path / f"site-{name}")
+        (sites[name].path / "site.toml").write_text("minimum_parties = 3\n")
+    before = told("federation", "status", "--folder", "site-north")
+    assert (before["node"], before["releases"], before["runs"], before["audit"]["lines"]) == ("stopped", 0, {}, 0)
+    transport = joined.signed(InProcess({name: site.answering() for name, site in sites.items()}))
+    list(conduct(Experiment("fedavg", 2, 1), transport, tmp_path / "run", "first"))
+    said = told("federation", "status", "--folder", "site-north")
+    result = tmp_path / "site-north" / "results" / "first"
+    assert said["runs"] == {"first": {"status": "over", "result": str(result)}}
+    assert (said["releases"], said["audit"]["is_sound"], said["shared_key"]) == (1, True, False)
+    assert (said["releases_without_noise"], said["epsilon_spent"]) == (1, None)
+    assert str(result) in invoke("federation", "status", "--folder", "site-north").stdout
+    info = told("info", result / "model.safetensors")
+    assert (info["n_components"], info["n_features"], info["settings"]["method"]) == (2, 6, "fedavg")
+    told("transform", "rows.npy", result / "model.safetensors", "-o", "W.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "W.npy"), np.load(result / "weights.npy"), rtol=1e-6, atol=1e-9)
+    assert said["audit"]["head"] == told("audit", "verify", "site-north")["head"]
 
 
 def test_an_experiment_is_checked_before_anything_is_asked(joined, told, tmp_path):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import partsong
+from partsong.text.stop_words import LISTS
+from partsong.topic_names import LANGUAGES
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
 SECRET = "zanzibarquux"
@@ -76,6 +78,29 @@ def test_options_reach_the_model(files, told, tmp_path):
     assert told("topics", "fit", "t.csv", "-k", 2, "--text-column", "title", "--rounds", 2)["n_documents"] == 31
 
 
+def test_descents_take_their_settings_and_a_device(files, told):
+    fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2, "--seed", 1)
+    descent = ("--method", "fednmf-mi", "--epochs", 2, "--batch", 16, "--rate", 0.2, "--strength", 0.5)
+    server = ("--server", "yogi", "--server-rate", 0.1)
+    model = partsong.FederatedTopicModel(
+        2, method="fednmf-mi", rounds=2, epochs=2, batch=16, rate=0.2, strength=0.5, server="yogi", server_rate=0.1,
+        random_state=1,
+    ).fit({name: texts_about(seed) for seed, name in enumerate("abc")})  # fmt: skip
+    found = told(*fit, *descent, *server)
+    assert found["topics"][0]["words"] == model.topics()[0]
+    assert found["relative_error"] == model.relative_error_
+    missing = told(*fit, *descent, "--device", "nowhere", code=1)
+    assert "device" in missing["error"]
+    pytest.importorskip("torch")
+    assert told(*fit, *descent, *server, "--device", "cpu")["relative_error"] == pytest.approx(found["relative_error"])
+
+
+def test_help_names_the_lists_of_stop_words(invoke):
+    shown = invoke("topics", "fit", "--help").stdout
+    assert set(LANGUAGES) == set(LISTS)
+    assert all(language in shown for language in LANGUAGES)
+
+
 def test_what_makes_no_sense_is_a_usage_error(files, told):
     for words in (
         ("a.csv", "--masked"),
@@ -89,6 +114,13 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         ("a.csv", "-o", "a.csv"),
         ("a.csv", "-k", 0),
         ("a.csv", "--html", "m.txt"),
+        ("a.csv", "--device", "cpu"),
+        ("a.csv", "--method", "lda", "--epochs", 2),
+        ("a.csv", "--method", "nmf-sgd", "--strength", 0.1),
+        ("a.csv", "--method", "nmf-sgd", "--rate", 0),
+        ("a.csv", "--method", "nmf-sgd", "--rate", "nan"),
+        ("a.csv", "b.csv", "--method", "fednmf", "--server-rate", -1),
+        ("a.csv", "--server-rate", 1),
     ):
         assert told("topics", "fit", *words, code=2)["exit_code"] == 2
 

@@ -157,7 +157,8 @@ def test_masks_cost_what_the_protocol_says(folder):
     runs = [json.loads(line) for line in (folder / "privacy-masking.jsonl").read_text("utf-8").splitlines()]
     up = {(run["parties"], run["masked"]): run["bytes_up"] for run in runs if not run["dropped"]}
     assert up[3, False] == up[10, False] == 20 * 1000 * 8 + 8
-    assert up[10, True] - up[3, True] == 7 * (146 + 33)
+    set_up = (64 * 16 + 66 * 16 + 16) // 16
+    assert up[10, True] - up[3, True] == 7 * (set_up + 33 + 81)
 
 
 def test_report_replaces_tables_and_nothing_else(folder):

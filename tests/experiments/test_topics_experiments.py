@@ -123,6 +123,14 @@ def test_the_best_draw_is_taken_and_the_first_where_none_was_tried():
     assert tuned(records, "news", "FedAdam") == first.settings
 
 
+def test_draws_are_compared_by_their_means_over_the_seeds_for_tuning():
+    plays = topics_table.tuning_plays("spam", ["FedAdam"], "counts", 3, 2)
+    assert [one.seed for one in plays] == [TUNING_SEED] * 3 + [TUNING_SEED + 1] * 3
+    scores = zip(plays, (0.9, 0.6, 1.0, 0.1, 0.6), strict=False)
+    records = {one.key: {**json.loads(one.key), "f1": f1} for one, f1 in scores}
+    assert tuned(records, "spam", "FedAdam") == plays[1].settings, "the third was run on one seed alone"
+
+
 def test_the_same_run_is_written_one_way():
     assert play("spam", "FedAvg", 5, 0, replace(SHORT, strength=0.5, server_rate=0.1)) == play(
         "spam", "FedAvg", 5, 0, SHORT

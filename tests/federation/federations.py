@@ -17,7 +17,8 @@ from partsong.federation.policy import Policy
 from partsong.federation.record import Journal
 from partsong.federation.site import Site
 from partsong.federation.site_plan import Data, plan_of
-from partsong.federation.transport import InProcess
+from partsong.federation.transport import InProcess, Lost
+from partsong.federation.wire import Kind, Request
 from partsong.privacy.randomness import InsecureSource
 from partsong.streams import key
 
@@ -52,6 +53,7 @@ class Federation:
     build: object = plan_of
     run: str = "run-1"
     sites: dict = field(default_factory=dict)
+    unheard: int | None = None
 
     def site(self, name, **changes):
         made = Site(name, self.folder / name, Data(rows_of(name), COLUMNS, secret_of(name)), self.policy)
@@ -130,7 +132,10 @@ class Killer:
 
 
 class Haunted(InProcess):
-    """Wakes the killer while `victim` answers (for the server: while nobody does); who was killed is asked again."""
+    """Wakes the killer while `victim` answers (for the server: while nobody does); who was killed is asked again.
+
+    What north answers to the work of the round `federation.unheard` is lost.
+    """
 
     __slots__ = ("deaths", "federation", "killer", "victim")
 
@@ -143,7 +148,10 @@ class Haunted(InProcess):
         was_awake, self.killer.is_awake = self.killer.is_awake, False
         replies = {name: self.asked(name, request) for name, request in requests.items()}
         self.killer.is_awake = was_awake
-        return replies
+        unheard = ("north", Kind.WORK, self.federation.unheard)
+        return {
+            name: Lost("cut off") if _about(request) == unheard else replies[name] for name, request in requests.items()
+        }
 
     def asked(self, name, request):
         while True:
@@ -154,6 +162,11 @@ class Haunted(InProcess):
                 self.deaths.append(name)
             finally:
                 self.killer.is_awake = False
+
+
+def _about(data):
+    request = Request.read(data)
+    return request.party, request.nonce.kind, request.nonce.round
 
 
 def noisy_plan(told, n_parties, roster):

@@ -39,7 +39,7 @@ def test_every_message_out_is_in_the_log_with_its_hash(tmp_path):
     assert [line["sha256"] for line in log] == [hashlib.sha256(one).hexdigest() for one in payloads]
     assert [line["bytes"] for line in log] == [len(one) for one in payloads]
     upload = next(line for line in log if line["phase"] == 2)
-    assert [one["name"] for one in upload["arrays"]] == ["body", "signature"]
+    assert [one["name"] for one in upload["arrays"]] == ["about", "body", "signature"]
 
 
 def test_the_log_has_no_values_and_no_names_of_columns(tmp_path):

@@ -15,11 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from federations import NAMES, Federation, assert_same, secret_of
+from federations import NAMES, Federation, assert_same, model_of, secret_of, shards_of
 from site_process import SERVER_SECRET, mailbox_of
 
+from partsong.core import Schedule
+from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.files import MAGIC, Folders, Lost, Mailbox
-from partsong.errors import ParameterError
+from partsong.errors import FileError, ParameterError
+from partsong.federation.arrivals_record import ArrivalsJournal
+from partsong.federation.conducting import conduct
 from partsong.federation.experiment import Experiment
 from partsong.federation.refusals import SiteLost
 from partsong.federation.signatures import public_key, signer, verifier
@@ -120,6 +124,53 @@ def test_oversized_files_and_links_are_not_read(tmp_path):
         assert "longer" in folders.ask({"east": b"abc"}, 0.3)["east"].why
 
 
+def test_replies_are_heard_as_they_come_and_who_waits_longest_is_first(tmp_path):
+    folders, boxes = folders_of(tmp_path), {name: mailbox_of(tmp_path, name) for name in NAMES[:3]}
+    folders.push(dict.fromkeys(boxes, b"abc"), 60)
+    assert folders.arrived(0) is None
+    list(boxes["south"].answer_all(lambda data: b"first"))
+    assert folders.arrived(5) == ("south", b"first")
+    folders.push({"south": b"next"}, 60)
+    for name in boxes:
+        list(boxes[name].answer_all(lambda data: data[::-1]))
+    assert [folders.arrived(5) for _ in range(3)] == [("east", b"cba"), ("north", b"cba"), ("south", b"txen")]
+    assert folders.arrived(5) is None
+    assert not [path for path in (tmp_path / "drop").rglob("*") if path.is_file()]
+
+
+def test_a_new_request_takes_the_place_of_the_one_before_whose_reply_is_never_used(tmp_path):
+    folders, mailbox = folders_of(tmp_path), mailbox_of(tmp_path, "east")
+    folders.push({"east": b"old"}, 60)
+    list(mailbox.answer_all(lambda data: data))
+    folders.push({"east": b"new"}, 60)
+    assert folders.arrived(0) is None
+    list(mailbox.answer_all(lambda data: data))
+    assert folders.arrived(5) == ("east", b"new")
+    folders.push({"east": b"last"}, 60)
+    assert isinstance(folders.recall()["east"], Lost)
+    assert list(mailbox.answer_all(lambda data: data)) == []
+
+
+def test_a_server_that_was_killed_finds_the_reply_to_the_same_request(tmp_path):
+    folders_of(tmp_path).push({"east": b"abc"}, 60)
+    list(mailbox_of(tmp_path, "east").answer_all(lambda data: b"done before"))
+    again = folders_of(tmp_path)
+    again.push({"east": b"abc"}, 60)
+    assert again.arrived(0) == ("east", b"done before")
+
+
+def test_a_request_that_was_taken_and_not_answered_is_dropped_again(tmp_path):
+    folders, mailbox = replace(folders_of(tmp_path), again=0.05), mailbox_of(tmp_path, "east")
+
+    def full(data):
+        raise FileError("The disk is full.")
+
+    folders.push({"east": b"abc"}, 60)
+    assert "not answered" in next(mailbox.answer_all(full))
+    with answering(mailbox, lambda data: data[::-1]):
+        assert folders.arrived(5) == ("east", b"cba")
+
+
 @pytest.mark.parametrize("name", ["../up", "", "a/b", ".x"])
 def test_a_party_s_name_is_a_folder_s_name(tmp_path, name):
     with pytest.raises(ParameterError, match="name of a folder"):
@@ -159,6 +210,33 @@ def test_processes_that_are_killed_and_come_back_give_the_same_bits(tmp_path):
     assert len(rounds) == 2
     assert_same(federation, rounds)
     assert all(federation.site(name).ledger.serial == 2 for name in federation.names)
+
+
+@pytest.mark.slow
+def test_sites_that_are_killed_in_an_asynchronous_run_hold_up_nobody(tmp_path):
+    """Processes: one is killed again and again, and another is not there for a while."""
+    experiment = Experiment("asyn-sd", 3, 5, local_steps=2, seed=4, faulty="leave out")
+    federation = Federation(tmp_path, experiment)
+    with closing(Sites(tmp_path, federation.names)) as sites:
+        transport, rounds = folders_of(tmp_path), []
+        for done in conduct(experiment, transport, tmp_path / "server", "run-1", timeout=20):
+            rounds.append(done)
+            if done.index == 3:
+                os.kill(sites.running["south"], signal.SIGKILL)
+            elif done.index == 9:
+                sites.running["south"] = sites.started("south")
+            elif done.index % 3 == 1:
+                sites.kill("north")
+    record = ArrivalsJournal(tmp_path / "server").load()
+    assert record.order[4:10].count("south") <= 1
+    plan, schedule = federation.plan(), Schedule(15, 4)
+    engine = Asynchronous(record.recorded_order())
+    expected = list(engine.run(plan.program, shards_of(federation.names), schedule, reduction=plan.reduction))
+    assert [model_of(done) for done in rounds] == [model_of(done) for done in expected]
+    for name in federation.names:
+        works = [line["attempt"] for line in federation.site(name).ledger.chain.lines()]
+        assert works == [["run-1", number, 0] for number in range(len(works))]
+        assert len(works) - record.order.count(name) in (0, 1)
 
 
 def finished(federation):

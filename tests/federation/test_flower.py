@@ -7,18 +7,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from partsong import federation_demo as demo
-from partsong.engines import flower
+from partsong.core import Schedule, Shard
+from partsong.engines import flower, flower_messages
+from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.files import Lost
 from partsong.engines.flower import Flower, answer_to, content_of, question
+from partsong.engines.flower_pulling import Pulls
+from partsong.engines.recorded_order import RecordedOrder
 from partsong.errors import FormatError, ParameterError
+from partsong.federation.experiment import Experiment
+from partsong.federation.site_plan import plan_of
 from partsong.flower_app.control import HEADER, ServerError, app_bundle, controlling
 from partsong.flower_app.superlink import Gate
+from partsong.io.model_file import load_model
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -80,9 +89,30 @@ def transport(grid, **settings):
     return Flower(grid, NODES, **{"poll": 0.001, "look": 0.005, **settings})
 
 
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001])
+def test_few_bytes_pass_as_they_are_in_as_few_objects_as_can_be(monkeypatch, size):
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    monkeypatch.setattr(flower_messages, "SMALL_BYTES", 1000)
+    data = os.urandom(size)
+    message = question(data, 11, 60.0)
+    assert content_of(message) == data
+    assert len(get_all_nested_objects(message)) == (3 if size <= 1000 else 6)
+
+
+def test_few_bytes_that_were_changed_or_are_too_many_are_not_used():
+    message = question(bytes(range(35)), 11, 60.0)
+    with pytest.raises(FormatError, match="longer"):
+        content_of(message, most=34)
+    message.content["about"]["whole"] = bytes(range(1, 36))
+    with pytest.raises(FormatError, match="changed"):
+        content_of(message)
+
+
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
 def test_bytes_pass_as_they_are_in_pieces(monkeypatch, size):
-    monkeypatch.setattr(flower, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(flower_messages, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(flower_messages, "SMALL_BYTES", -1)
     data = os.urandom(size)
     message = question(data, 11, 60.0)
     assert content_of(message) == data
@@ -90,7 +120,8 @@ def test_bytes_pass_as_they_are_in_pieces(monkeypatch, size):
 
 
 def test_what_was_changed_cut_short_or_is_too_long_is_not_used(monkeypatch):
-    monkeypatch.setattr(flower, "PIECE_BYTES", 10)
+    monkeypatch.setattr(flower_messages, "PIECE_BYTES", 10)
+    monkeypatch.setattr(flower_messages, "SMALL_BYTES", -1)
     message = question(bytes(range(35)), 11, 60.0)
     with pytest.raises(FormatError, match="longer"):
         content_of(message, most=34)
@@ -116,6 +147,26 @@ def test_who_is_silent_is_lost_and_the_others_are_not():
     found = transport(grid).ask({"east": b"abc", "north": b"xyz"}, 0.05)
     assert found["east"] == b"cba"
     assert isinstance(found["north"], Lost)
+
+
+def test_who_was_waited_for_in_vain_is_not_waited_for_again_before_its_node_is_back():
+    grid = Grid(lambda node, count, message: replying(node, count, message) if node == 11 or count else None)
+    online = grid.get_nodes
+    grid.get_nodes = lambda: online()[:1]
+    asked = transport(grid)
+    requests = {"east": b"abc", "north": b"xyz"}
+    assert isinstance(asked.ask(requests, 0.05)["north"], Lost)
+    began = time.monotonic()
+    found = asked.ask(requests, 60)
+    assert found == {"east": b"cba", "north": Lost("its node is still not there")}
+    assert sum(node == 12 for node, _ in grid.pushed) == 1
+    assert time.monotonic() - began < 10
+    grid.get_nodes = online
+    time.sleep(0.01)
+    assert asked.ask(requests, 5) == {"east": b"cba", "north": b"zyx"}
+    grid.get_nodes = lambda: online()[:1]
+    time.sleep(0.01)
+    assert asked.ask(requests, 5) == {"east": b"cba", "north": b"zyx"}
 
 
 def test_a_reply_that_comes_too_late_is_never_used():
@@ -169,6 +220,89 @@ def test_a_reply_of_another_node_is_not_used():
         return reply
 
     assert "another node" in transport(Grid(answers)).ask({"east": b"abc"}, 1)["east"].why
+
+
+def test_replies_are_heard_as_they_come():
+    """The first of north is never answered, and holds up nobody."""
+    grid = Grid(lambda node, count, message: replying(node, count, message) if node == 11 or count else None)
+    asked = transport(grid)
+    asked.push({"east": b"abc", "north": b"xyz"}, 60)
+    assert asked.arrived(5) == ("east", b"cba")
+    asked.push({"east": b"next"}, 60)
+    assert asked.arrived(5) == ("east", b"txen")
+    assert asked.arrived(0.02) is None
+    grid.born[12] = "later"
+    assert asked.arrived(5) == ("north", b"zyx")
+    assert [data for node, data in grid.pushed if node == 12] == [b"xyz", b"xyz"]
+    assert asked.arrived(5) is None
+
+
+def test_replies_that_come_together_are_heard_one_by_one():
+    asked = transport(Grid(replying))
+    asked.push({"east": b"abc", "north": b"xyz"}, 60)
+    assert {asked.arrived(5), asked.arrived(0)} == {("east", b"cba"), ("north", b"zyx")}
+
+
+class Halting(Grid):
+    """A call for the first reply of north, which was killed while it sent it, does not come back by itself."""
+
+    def __init__(self, answers):
+        Grid.__init__(self, answers)
+        self.rest, self.halted = threading.Event(), []
+
+    def pull_messages(self, ids):
+        nodes = [self.pushed[int(one.removeprefix("message "))][0] for one in ids]
+        if 12 in nodes and not self.halted:
+            self.halted.append(list(ids))
+            found = Grid.pull_messages(self, ids)
+            assert self.rest.wait(20)
+            return found
+        return Grid.pull_messages(self, ids)
+
+
+def test_a_site_that_was_killed_while_it_sent_holds_up_nobody():
+    """Also not one whose reply was to come with the same call: it is asked again, and sends the same."""
+    grid = Halting(replying)
+    asked = transport(grid, watch=flower.Watch(pulls=Pulls(0.05)))
+    asked.push({"east": b"abc", "north": b"xyz"}, 60)
+    assert len(grid.halted) == 0
+    assert {asked.arrived(5), asked.arrived(5)} == {("east", b"cba"), ("north", b"zyx")}
+    assert [len(ids) for ids in grid.halted] == [2]
+    asked.push({"east": b"next"}, 60)
+    assert asked.arrived(5) == ("east", b"txen")
+    grid.rest.set()
+    asked.push({"north": b"last"}, 60)
+    assert asked.arrived(5) == ("north", b"tsal")
+
+
+def test_a_call_that_does_not_come_back_does_not_outlast_the_time_there_is():
+    grid = Halting(replying)
+    began = time.monotonic()
+    found = transport(grid).ask({"north": b"xyz"}, 0.1)
+    assert isinstance(found["north"], Lost)
+    assert time.monotonic() - began < 5
+    grid.rest.set()
+
+
+def test_the_reply_to_a_request_that_another_took_the_place_of_is_never_used():
+    late = {}
+
+    def answers(node, count, message):
+        if count == 0:
+            late["reply"] = replying(node, count, message)
+            return None
+        return replying(node, count, message)
+
+    grid = Grid(answers)
+    asked = transport(grid)
+    asked.push({"east": b"first"}, 60)
+    assert asked.arrived(0.01) is None
+    grid.replies["message 0"] = late["reply"]
+    asked.push({"east": b"second"}, 60)
+    assert asked.arrived(5) == ("east", b"dnoces")
+    asked.push({"east": b"third"}, 60)
+    assert asked.recall() == {"east": Lost("nothing was heard in time")}
+    assert asked.arrived(5) is None
 
 
 def test_two_sites_are_not_one_node():
@@ -295,6 +429,51 @@ def require_foreign_app_dropped(control, server, folder):
     told = json.loads(server.run("foreign").result.read_text())
     assert (told["status"], told["type"]) == ("failed", "SiteLost")
     assert all("not pinned" in (folder / f"{name}.log").read_text() for name in demo.NAMES[:3])
+
+
+ASYNCHRONOUS = 'method = "asyn-sd"\nrank = 3\nrounds = 12\nlocal_steps = 3\nseed = 5\nfaulty = "leave out"\n'
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_is_held_up_by_nobody_and_can_be_repeated_in_one_process(tmp_path):
+    """Real processes; a site is killed, is away while others go on, and comes back."""
+    server, sites = demo.set_up(tmp_path, demo.NAMES[:3])
+    (tmp_path / "experiment.toml").write_text(ASYNCHRONOUS)
+    for site in sites.values():
+        (site.path / "site.toml").write_text("minimum_parties = 3\nmasked = false\n")
+    with demo.processes(tmp_path) as running:
+        demo.start_server(running, server)
+        with controlling(server) as control:
+            demo.register(control, server)
+            for site in sites.values():
+                demo.start_node(running, site)
+            demo.wait_for(running, control, server, tuple(sites))
+        place = server.run("first")
+        running.start("run", "run", tmp_path / "experiment.toml", "--folder", server.path, "--name", "first")
+        wait_until(lambda: arrivals(place) >= 3)
+        running.kill("north")
+        away = arrivals(place)
+        wait_until(lambda: arrivals(place) >= away + 3)
+        demo.start_node(running, sites["north"])
+        assert running.running["run"].wait(240) == 0
+    told = json.loads(place.result.read_text())
+    assert (told["status"], told["rounds"]) == ("done", 36)
+    order = tuple(told["arrivals"])
+    assert order[away : away + 3].count("north") <= 1
+    assert order.count("north") > order[: away + 3].count("north")
+    plan = plan_of(Experiment.read(place.experiment).told(), 3, None)
+    shards = [Shard(name, sites[name].opened().data.matrix(), sites[name].secret()) for name in sorted(sites)]
+    engine = Asynchronous(RecordedOrder(order=order))
+    *_, last = engine.run(plan.program, shards, Schedule(36, 5), reduction=plan.reduction)
+    assert np.array_equal(load_model(place.model).components, last.model["H"])
+    for name, site in sites.items():
+        works = [line["attempt"] for line in site.opened().ledger.chain.lines()]
+        assert works == [["first", number, 0] for number in range(len(works))]
+        assert len(works) - order.count(name) in (0, 1)
+
+
+def arrivals(place):
+    return place.progress.read_text().count("\n") if place.progress.exists() else 0
 
 
 @pytest.mark.slow

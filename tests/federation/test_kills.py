@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from federations import Federation, Haunted, Killed, Killer, assert_same, noisy_plan
+from federations import NAMES, Federation, Haunted, Killed, Killer, assert_same, noisy_plan
 
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
@@ -17,7 +17,14 @@ def open_run(folder):
 
 
 def masked_run(folder):
-    return Federation(folder, Experiment("exact", 3, 1, masked=True, seed=1))
+    """A set-up, and a sum without one."""
+    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
+
+
+def unheard_run(folder):
+    """A masked upload that has left its site and was never heard, in the middle of a batch."""
+    experiment = Experiment("fedavg", 3, 4, local_steps=1, masked=True, seed=1, faulty="leave out")
+    return Federation(folder, experiment, NAMES, unheard=1)
 
 
 def private_run(folder):
@@ -26,7 +33,7 @@ def private_run(folder):
     return Federation(folder, experiment, policy=policy, build=noisy_plan)
 
 
-RUNS = {"open": open_run, "masked": masked_run, "private": private_run}
+RUNS = {"open": open_run, "masked": masked_run, "unheard": unheard_run, "private": private_run}
 
 
 def ran_to_the_end(federation, killer, victim):
@@ -85,9 +92,10 @@ def kill_at_each(monkeypatch, tmp_path, kind, victim, every, first=1):
     ("kind", "victim", "every"),
     [
         ("private", "north", 9),
-        ("masked", "north", 19),
+        ("masked", "north", 29),
         ("open", "server", 9),
-        ("masked", "server", 17),
+        ("masked", "server", 23),
+        ("unheard", "north", 127),
     ],
 )
 def test_a_kill_between_two_writes_loses_nothing(monkeypatch, tmp_path, kind, victim, every):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from federations import Federation
 
 from partsong import federation, recipes
 from partsong.aggregate.reduction import InTheOpen
-from partsong.errors import FileError, FormatError, ParameterError
+from partsong.errors import FileError, FormatError, ParameterError, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import CODES
@@ -85,6 +87,8 @@ def test_plain_values_make_the_same_experiment_at_a_site():
         ({"minimum_rows": 0}, "at least 1"),
         ({"minimum_rows": True}, "whole number"),
         ({"maximum_rounds": "many"}, "whole number"),
+        ({"maximum_runs": 0}, "at least 1"),
+        ({"maximum_run": 3}, "'maximum_runs'"),
         ({"columns": "all"}, "list of texts"),
         ({"masked": 1}, "true or false"),
         ({"privacy": {"epsilon": 1, "sigma": 2}}, "no setting 'sigma'"),
@@ -105,7 +109,10 @@ def test_a_policy_that_cannot_be_meant_is_refused(table, match):
         ({"methode": "exact"}, "'method'"),
         ({"method": "exact", "rank": 3}, "needs rounds"),
         ({"method": "fedavgg", "rank": 3, "rounds": 3}, "'fedavg'"),
-        ({"method": "asyn-sd", "rank": 3, "rounds": 3}, "'syn-sd'"),
+        ({"method": "asyn-sdd", "rank": 3, "rounds": 3}, "'asyn-sd'"),
+        ({"method": "asyn-sd", "rank": 3, "rounds": 3, "masked": True}, "masks need several"),
+        ({"method": "asyn-sd", "rank": 3, "rounds": 3, "tol": -1}, "tol must be"),
+        ({"method": "syn-sd", "rank": 3, "rounds": 3, "time_budget": 5.0}, "time_budget can end a run of asyn-sd"),
         ({"method": "exact", "rank": 0, "rounds": 3}, "rank must be"),
         ({"method": "exact", "rank": 3, "rounds": 3, "faulty": "go on"}, "faulty"),
         ({"method": "exact", "rank": 3, "rounds": 3, "columns": "all"}, "columns"),
@@ -121,6 +128,17 @@ def test_a_policy_that_cannot_be_meant_is_refused(table, match):
 def test_an_experiment_that_cannot_be_meant_is_refused(table, match):
     with pytest.raises(ParameterError, match=match):
         Experiment.from_table(table)
+
+
+def test_runs_are_counted_over_all_time(tmp_path):
+    assert Policy.from_table({"maximum_runs": 2}).maximum_runs == 2
+    experiment, policy = Experiment("fedavg", 3, 1), Policy(maximum_runs=2)
+    for run in ("one", "two"):
+        list(Federation(tmp_path, experiment, policy=policy, run=run).rounds())
+        shutil.rmtree(tmp_path / "server")
+    shutil.rmtree(tmp_path / "east" / "runs")
+    with pytest.raises(SiteRefused, match="'runs'"):
+        list(Federation(tmp_path, experiment, policy=policy, run="three").rounds())
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path):

@@ -18,10 +18,12 @@ from partsong.federation.policy import Allowance, Policy
 from partsong.federation.record import Journal
 from partsong.federation.refusals import CODES, SiteRefused
 from partsong.federation.signatures import public_key
+from partsong.federation.site_files import RunFolder
 from partsong.federation.site_plan import Data
 from partsong.federation.states import load_state
 from partsong.federation.transport import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from partsong.privacy.randomness import system_source
 
 
 class Recorded(InProcess):
@@ -77,7 +79,7 @@ def in_the_open(tmp_path):
 
 def test_a_repeated_request_gets_the_same_bytes(midway):
     federation, asked = midway
-    for phase in range(5):
+    for phase in range(4):
         [(request, reply)] = of_kind(asked, "east", Kind.REDUCE if phase else Kind.WORK, phase)
         assert federation.site("east").answer(request) == reply
     assert federation.site("east").ledger.serial == 1
@@ -85,7 +87,7 @@ def test_a_repeated_request_gets_the_same_bytes(midway):
 
 def test_another_request_under_the_same_nonce_is_refused(midway):
     federation, asked = midway
-    for kind, phase in ((Kind.WORK, 0), (Kind.REDUCE, 2), (Kind.REDUCE, 4)):
+    for kind, phase in ((Kind.WORK, 0), (Kind.REDUCE, 2), (Kind.REDUCE, 3)):
         request = Request.read(of_kind(asked, "east", kind, phase)[0][0])
         other = replace(request, body=Message({**request.body.arrays, "more": np.ones(1)}))
         assert code_of(federation.site("east").answer(other.written())) == "conflict"
@@ -95,7 +97,7 @@ def test_another_request_under_the_same_nonce_is_refused(midway):
 def test_phases_are_answered_in_order(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
     site, asked = federation.site("east"), recorded(federation, 1)
-    request = Request.read(of_kind(asked, "east", Kind.REDUCE, 4)[0][0])
+    request = Request.read(of_kind(asked, "east", Kind.REDUCE, 3)[0][0])
     for nonce in (replace(request.nonce, round=1), replace(request.nonce, phase=7), replace(request.nonce, attempt=3)):
         assert code_of(site.answer(replace(request, nonce=nonce).written())) == "out-of-turn"
 
@@ -117,6 +119,103 @@ def test_a_masked_round_is_summed_once(midway):
         reply = federation.site("east").answer(replace(request, nonce=nonce, note=others).written())
         assert code_of(reply) == "round-closed"
     assert federation.site("east").ledger.serial == 1
+
+
+@pytest.fixture
+def inside(tmp_path):
+    """A masked run after its second round, which had no set-up of its own, and all that was said in it."""
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=True))
+    return federation, recorded(federation, 2)
+
+
+def test_a_round_inside_a_batch_is_summed_once(inside):
+    """Neither as another attempt, nor with a set-up after all, nor for another list, nor as the next round."""
+    federation, asked = inside
+    site, [(work, reply)] = federation.site("east"), of_kind(asked, "east", Kind.WORK, 2)
+    assert site.answer(work) == reply
+    work = Request.read(work)
+    for changes, code in (
+        ({"attempt": 1}, "round-closed"),
+        ({"attempt": 1, "phase": 0}, "round-closed"),
+        ({"phase": 0}, "out-of-turn"),
+        ({"round": 2}, "round-closed"),
+        ({"round": 0, "attempt": 1}, "out-of-step"),
+        ({"phase": 3}, "conflict"),
+    ):
+        assert code_of(site.answer(replace(work, nonce=replace(work.nonce, **changes)).written())) == code
+    reduce = Request.read(of_kind(asked, "east", Kind.REDUCE, 3)[1][0])
+    other = replace(reduce, body=Message({"survivors": np.frombuffer(b'["east", "north"]', np.uint8)}, 0.0))
+    assert code_of(site.answer(other.written())) == "conflict"
+    for phase in (1, 2):
+        nonce = replace(reduce.nonce, phase=phase)
+        assert code_of(site.answer(replace(reduce, nonce=nonce).written())) in ("out-of-turn", "conflict")
+    assert site.ledger.serial == 2
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_server_that_shows_two_lists_of_survivors_gets_no_sum_and_no_second_answer(tmp_path, index):
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True), NAMES)
+    lists = [
+        np.frombuffer(text, np.uint8) for text in (b'["east", "north", "south", "west"]', b'["south", "west", "north"]')
+    ]
+
+    def change(name, data):
+        request = Request.read(data)
+        if (request.nonce.round, request.nonce.phase) != (index, 3):
+            return data
+        return replace(request, body=Message({"survivors": lists[name in ("south", "west")]}, 0.0)).written()
+
+    transport = Recorded(federation.transport().sites, change)
+    with pytest.raises(PartyError, match=r"phase 3 \(unmasking\).*No upload was revealed"):
+        list(federation.rounds(transport))
+    for name, data, reply in transport.asked[-4:]:
+        request = Request.read(data)
+        assert code_of(reply) is None
+        other = replace(request, body=Message({"survivors": lists[name not in ("south", "west")]}, 0.0))
+        assert code_of(federation.site(name).answer(other.written())) == "conflict"
+        again = replace(other, nonce=replace(request.nonce, attempt=1))
+        assert code_of(federation.site(name).answer(again.written())) == "out-of-turn"
+
+
+def test_a_site_without_keys_for_a_sum_says_so_and_sends_nothing(midway):
+    """The second round without a set-up at a site that has lost what it kept of the first, and with strangers."""
+    federation, asked = midway
+    request = Request.read(of_kind(asked, "east", Kind.WORK)[0][0])
+    nonce, note = replace(request.nonce, round=1, phase=2), {**request.note, "counted": [0, 0]}
+    strangers = {**note, "participants": ["east", "north", "south", "west"]}
+    site = federation.site("east")
+    assert code_of(site.answer(replace(request, nonce=nonce, note=strangers).written())) == "protocol"
+    assert "cannot be in a sum with 'east'" in (federation.folder / "east" / "site.log").read_text()
+    files = RunFolder(federation.folder / "east" / "runs" / "run-1")
+    tally = files.tally(system_source)
+    files.save_tally(replace(tally, standing=replace(tally.standing, place=None)), system_source)
+    again = replace(request, nonce=replace(nonce, attempt=1), note=note)
+    assert code_of(site.answer(again.written())) == "protocol"
+    assert "has no keys for this sum" in (federation.folder / "east" / "site.log").read_text()
+    assert not list(files.path.glob("sent-1-*"))
+
+
+def test_a_site_that_was_readmitted_gets_a_new_set_up(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 4, masked=True), NAMES)
+    rounds = federation.rounds()
+    next(rounds), next(rounds)
+    rounds.close()
+    shutil.rmtree(tmp_path / "east" / "runs")
+    journal = Journal(tmp_path / "server")
+    journal.save(journal.load().readmitting("east"))
+    asked = recorded(federation)
+    phases = [(Request.read(r).nonce.round, phase_of(r)) for n, r, _ in asked if n == "west"]
+    assert phases == [(2, 0), (2, 1), (2, 2), (2, 3), (3, 2), (3, 3), (4, 0)]
+
+
+def test_secrets_of_a_sum_are_gone_when_it_is_over(inside):
+    """A site keeps what later sums of the batch need; and nothing when the run has ended."""
+    federation, _ = inside
+    files = RunFolder(federation.folder / "east" / "runs" / "run-1")
+    kept = files.tally(system_source).standing.place
+    assert min(kept.own) == min(kept.held) == 1, "of round 1, which the server has not counted yet here"
+    list(federation.rounds())
+    assert files.tally(system_source).standing is None
 
 
 def test_old_rounds_and_strange_histories_are_refused(tmp_path):
@@ -164,11 +263,13 @@ def test_requests_for_others_and_unknown_runs_are_refused(in_the_open):
     assert code_of(federation.site("east").answer(b"\x00" * 40)) == "unreadable"
 
 
-def test_the_server_of_a_masked_run_hears_no_upload(midway):
-    federation, asked = midway
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_server_of_a_masked_run_hears_no_upload(inside, index):
+    """Neither with a set-up nor without one."""
+    federation, asked = inside
     heard = b"".join(reply for _, _, reply in asked)
     for name in federation.names:
-        (_, upload), _ = load_state(federation.folder / name / "runs" / "run-1" / "work-0-0")
+        (_, upload), _ = load_state(federation.folder / name / "runs" / "run-1" / f"work-{index}-0")
         encoded = federation.plan().reduction.encoding(3).encoded(name, upload)
         assert len(encoded) > 12
         for numbers in (encoded, *upload.arrays.values()):

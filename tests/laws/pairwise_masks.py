@@ -62,6 +62,9 @@ class PairwiseMasks:
     def rest(self, state):
         return {"party": state["party"], "secret": state["secret"], "sums": state["sums"] + 1}
 
+    def first(self, state, occasion):
+        return 0
+
     def hear(self, phase, inbox, state, occasion):
         if phase == 0:
             return None, Message({name: message["key"] for name, message in inbox.items()})

@@ -35,10 +35,11 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
-from partsong.privacy import dealing, key_agreement, masked_party
-from partsong.privacy.dealing import dealt, sealing_keys, split_for
-from partsong.privacy.envelopes import KEYS, PHASES, SHARES, SURVIVORS, UNMASKING, UPLOAD, enclosed, names_as_array
-from partsong.privacy.key_agreement import agreed, mask, pair_stream, public_key, seed_stream
+from partsong.privacy import admission, answers, contents, dealing, key_agreement, masked_party
+from partsong.privacy.admission import masks_of
+from partsong.privacy.dealing import Secrets, dealt, dealt_bytes, split_for
+from partsong.privacy.envelopes import KEYS, PHASES, SHARES, UNMASKING, UPLOAD, enclosed, names_as_array
+from partsong.privacy.key_agreement import agreed, pair_stream, public_key, seed_stream
 from partsong.privacy.masking import MaskedSum, roster_of
 from partsong.privacy.randomness import InsecureSource, system_source
 from partsong.privacy.shamir import combine, weights_at_zero
@@ -59,6 +60,8 @@ class Played:
     occasion: Occasion
     seats: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, Any] = field(default_factory=dict)
+    secrets: dict[str, Secrets] = field(default_factory=dict)
+    dealers: dict[str, Any] = field(default_factory=dict)
     traffic: list[tuple[int, str, Message]] = field(default_factory=list)
     desk: Any = None
     total: Message | None = None
@@ -67,10 +70,17 @@ class Played:
     def sent(self, phase):
         return {name: message for at, name, message in self.traffic if at == phase}
 
+    @property
+    def phases(self):
+        return sorted({phase for phase, _, _ in self.traffic})
+
 
 @dataclass
 class Play:
-    """The loop of an engine, with a hand in it: `change(phase, inbox)` on the way, `lie(phase, name, heard)` after."""
+    """The loop of an engine, with a hand in it: `change(phase, inbox)` on the way, `lie(phase, name, heard)` after.
+
+    `asked` are those who take part (all, if nobody is named); those before left a sum for this one to go on from.
+    """
 
     reduction: MaskedSum = field(default_factory=MaskedSum)
     aggregation: Any = Sum()
@@ -78,27 +88,35 @@ class Play:
     change: Any = None
     lie: Any = None
     until: int = len(PHASES)
+    asked: tuple[str, ...] = ()
 
     def __call__(self, uploads, before=None, index=0, played=None):
         shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in uploads]
         layout = Layout.of(shards, 0)
         members = before.members if before else {s.name: self.reduction.enrol(s.name, s.secret, layout) for s in shards}
         done = played if played is not None else Played({}, None)
-        done.members, done.occasion = dict(members), Occasion(index, layout.parties, layout, Message({"H": np.ones(2)}))
-        for name in layout.parties:
+        names = self.asked or layout.parties
+        done.members, done.occasion = dict(members), Occasion(index, names, layout, Message({"H": np.ones(2)}))
+        for name in names:
             done.seats[name] = self.reduction.begin(members[name], uploads[name], self.aggregation, done.occasion)
             done.drafts[name] = done.seats[name].draft
         done.desk, heard = before.desk if before else None, Message({})
-        for phase in range(self.until):
+        for phase in range(self.reduction.first(done.desk, done.occasion), self.until):
             inbox = {}
-            for name in (n for n in layout.parties if phase < self.silent.get(n, len(PHASES))):
+            for name in (n for n in names if phase < self.silent.get(n, len(PHASES))):
                 told = self.lie(phase, name, heard) if self.lie else heard
+                place = members[name].place
+                known = place.own if place and phase == UPLOAD and done.seats[name].dealer is None else {}
                 done.seats[name], inbox[name] = self.reduction.send(phase, done.seats[name], told)
                 done.traffic.append((phase, name, inbox[name]))
+                if phase == KEYS:
+                    done.dealers[name] = done.seats[name].dealer
+                    done.secrets[name] = done.dealers[name].secrets[0]
+                done.secrets |= {name: known[index]} if known else {}
             inbox = self.change(phase, inbox) if self.change else inbox
             done.desk, heard = self.reduction.hear(phase, inbox, done.desk, done.occasion)
         if self.until == len(PHASES):
-            done.members = {name: self.reduction.rest(seat) for name, seat in done.seats.items()}
+            done.members |= {name: self.reduction.rest(seat) for name, seat in done.seats.items()}
             done.desk, done.total, done.names = self.reduction.total(done.desk, self.aggregation, done.occasion)
         return done
 
@@ -132,7 +150,7 @@ def predictable(seed, **more):
 @pytest.mark.parametrize("parties", [3, 4, 5, 10, 30, pytest.param(100, marks=pytest.mark.slow)])
 def test_sums_of_values_from_0_to_1e9_are_within_the_printed_error(parties):
     uploads = uploads_of(parties)
-    done = Play()(uploads)
+    done = Play(MaskedSum(batch=2))(uploads)
     require_sum(done.total, list(uploads.values()), MaskedSum())
     assert done.names == tuple(uploads)
     error = MaskedSum().error("H", parties)
@@ -148,11 +166,13 @@ def test_sums_of_any_values_and_any_dropouts_that_leave_enough(data):
     uploads = {
         n: Message({"H": np.array(data.draw(values))}, data.draw(st.integers(0, 10**9))) for n in names_of(parties)
     }
-    reduction = MaskedSum(bound=bound)
+    reduction = MaskedSum(bound=bound, batch=2)
     spare = parties - max(reduction.threshold(parties), 3)
     lost = data.draw(st.lists(st.sampled_from(names_of(parties)), max_size=spare, unique=True))
-    silent = {name: data.draw(st.integers(0, 4)) for name in lost}
-    done = Play(reduction, silent=silent)(uploads)
+    silent = {name: data.draw(st.integers(0, 3)) for name in lost}
+    before = Play(reduction)(uploads) if data.draw(st.booleans()) else None
+    done = Play(reduction, silent=silent)(uploads, before=before, index=0 if before is None else 1)
+    assert done.phases == ([0, 1, 2, 3] if before is None else [2, 3])
     kept = [name for name in uploads if silent.get(name, 9) > UPLOAD]
     assert done.names == tuple(kept)
     for one in (reduction.error("H", parties),):
@@ -208,12 +228,13 @@ def test_programs_whose_sums_show_single_parties_are_refused():
 def test_every_program_of_sums_runs_masked_on_every_engine(name, engine):
     program, shards = reducible_programs()[name], shards_of(data(), [20, 40, 60])
     openly = run_openly(program, shards, 4)
-    masked = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5)))
+    masked = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5, batch=3)))
     assert_allclose(masked[-1].model["H"], openly[-1].model["H"], rtol=1e-6, atol=1e-8)
-    assert {phase for _, phase, _ in masked[0].traffic} == set(range(5))
+    phases = [sorted({phase for _, phase, _ in done.traffic}) for done in masked]
+    assert phases == [[0, 1, 2, 3], [2, 3], [2, 3], [0, 1, 2, 3]]
     again = list(Sequential().run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5)))
     assert_array_equal(masked[-1].model["H"], again[-1].model["H"], "masks leave no trace, whatever was drawn")
-    assert masked[-1].bytes_up == again[-1].bytes_up
+    assert masked[1].bytes_up == again[1].bytes_up
 
 
 @dataclass(frozen=True)
@@ -328,23 +349,26 @@ def test_tensors_run_masked(kind):
     assert_allclose(masked.numpy(), openly.numpy(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("phase", range(5))
+@pytest.mark.parametrize("phase", range(4))
 @pytest.mark.parametrize("aggregation", [Sum(), Mean(), WeightedMean(), AlignedMean(weighted=True)], ids=repr)
 def test_dropouts_in_each_phase_leave_the_sum_of_the_survivors(aggregation, phase):
     uploads = uploads_of(7, high=10.0)
     silent = {"p001": phase, "p006": max(0, phase - 1), "p003": phase}
-    done = Play(MaskedSum(bound=1e6), aggregation, silent)(uploads)
+    reduction = MaskedSum(bound=1e6)
+    alone = Play(reduction, aggregation, silent)(uploads)
+    inside = Play(reduction, aggregation, silent)(uploads, before=Play(reduction, aggregation)(uploads), index=1)
     kept = [name for name in uploads if silent.get(name, 9) > UPLOAD]
     expected = total_of(aggregation, [uploads[name] for name in kept])
-    assert done.names == tuple(kept)
-    for name in expected.arrays:
-        assert_allclose(done.total[name], expected[name], rtol=1e-12, atol=1e-9)
-    assert done.total.weight == expected.weight
+    for done in (alone, inside):
+        assert done.names == tuple(kept)
+        for name in expected.arrays:
+            assert_allclose(done.total[name], expected[name], rtol=1e-12, atol=1e-9)
+        assert done.total.weight == expected.weight
 
 
 def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
     shards, program = shards_of(data(), [20, 40, 60]), recipes.shared_statistics(4)
-    for phase in range(5):
+    for phase in range(4):
         schedule = Schedule(3, 3, silent={1: {"p01": phase}})
         rounds = list(Sequential().run(program, shards, schedule, reduction=MaskedSum()))
         everyone = ("p00", "p01", "p02", "p03")
@@ -364,18 +388,23 @@ def test_a_masked_run_that_is_resumed_is_the_uninterrupted_one(name, engine):
     rest = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(), resume=whole[1].checkpoint))
     for done, known in zip(rest, whole[2:], strict=True):
         assert_array_equal(done.model["H"], known.model["H"])
-        assert (done.index, done.participants, done.bytes_up) == (known.index, known.participants, known.bytes_up)
+        assert (done.index, done.participants) == (known.index, known.participants)
+    assert rest[1].bytes_up == whole[3].bytes_up
+    more = {name: size - whole[2].bytes_up[name] for name, size in rest[0].bytes_up.items()}
+    assert set(more.values()) == {set_up_bytes(4, 16)}, "a set-up of its own"
 
 
-@pytest.mark.parametrize("phase", range(5))
-def test_too_many_dropouts_end_the_sum_and_reveal_nothing(phase):
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("phase", range(4))
+def test_too_many_dropouts_end_the_sum_and_reveal_nothing(phase, inside):
     played, silent = Played({}, None), dict.fromkeys(names_of(7)[:4], phase)
-    with pytest.raises(PartyError, match=rf"phase {phase} \({PHASES[phase]}\).*3 of 7.*4 are needed.*'p000'"):
-        Play(silent=silent)(uploads_of(7), played=played)
+    before, at = Play()(uploads_of(7)) if inside else None, max(phase, UPLOAD) if inside else phase
+    with pytest.raises(PartyError, match=rf"phase {at} \({PHASES[at]}\).*3 of 7.*4 are needed.*'p000'"):
+        Play(silent=silent)(uploads_of(7), before=before, index=int(inside), played=played)
     assert played.total is None
-    shares = played.sent(UNMASKING)
-    assert len(shares) < MaskedSum().threshold(7), "less than t shares of any secret were sent"
-    assert phase == UNMASKING or not shares
+    answers = played.sent(UNMASKING)
+    assert len(answers) < MaskedSum().threshold(7), "less than t have answered, and no answer can be read"
+    assert phase == UNMASKING or not answers
 
 
 def test_less_than_three_are_refused_wherever_they_are_counted():
@@ -391,10 +420,9 @@ def test_less_than_three_are_refused_wherever_they_are_counted():
     silent = Schedule(2, 3, silent={1: {"p01": 2}})
     with pytest.raises(PartyError, match=r"phase 2.*2 of 3.*3 are needed.*'p01'"):
         list(Sequential().run(program, shards, silent, reduction=MaskedSum()))
-    for phase in (SURVIVORS, UNMASKING):
-        later = Schedule(2, 3, silent={1: {"p01": phase}})
-        rounds = list(Sequential().run(program, shards, later, reduction=MaskedSum()))
-        assert rounds[1].participants == ("p00", "p01", "p02"), "it is in the sum, and two can remove the masks"
+    later = Schedule(2, 3, silent={1: {"p01": UNMASKING}})
+    rounds = list(Sequential().run(program, shards, later, reduction=MaskedSum()))
+    assert rounds[1].participants == ("p00", "p01", "p02"), "it is in the sum, and two can remove the masks"
 
 
 @pytest.mark.parametrize(
@@ -423,24 +451,42 @@ def test_a_masked_upload_looks_uniform(content):
     assert stats.chisquare(np.bincount(np.frombuffer(plain.tobytes(), np.uint8), minlength=256)).pvalue < 1e-10
 
 
+def mask(key, count):
+    """The stream of a key, drawn at once."""
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
+    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    return np.frombuffer(stream, "<u8")
+
+
+@pytest.mark.parametrize("count", [0, 1, 16383, 16384, 16385, 50000])
+def test_a_mask_is_the_stream_of_its_key(count):
+    total = np.arange(count, dtype=np.uint64)
+    key_agreement.add_mask(total, bytes(range(32)))
+    np.testing.assert_array_equal(total, np.arange(count, dtype=np.uint64) + mask(bytes(range(32)), count))
+    key_agreement.add_mask(total, bytes(range(32)), negated=True)
+    np.testing.assert_array_equal(total, np.arange(count, dtype=np.uint64))
+
+
 def test_no_key_is_used_for_two_texts(monkeypatch):
     """One nonce is enough then: over two sums, with a dropout, each key makes one stream or seals one text."""
     streams, sealed = {}, {}
 
-    def mask_and_note(key, count):
-        streams.setdefault(key, []).append(count)
-        return mask(key, count)
+    def mask_and_note(total, key, *, negated=False):
+        streams.setdefault(key, []).append(len(total))
+        key_agreement.add_mask(total, key, negated=negated)
 
     def seal_and_note(key, text):
         sealed.setdefault(key, []).append(text)
         return key_agreement.seal(key, text)
 
-    monkeypatch.setattr(masked_party, "mask", mask_and_note)
+    monkeypatch.setattr(masked_party, "add_mask", mask_and_note)
     monkeypatch.setattr(dealing, "seal", seal_and_note)
+    monkeypatch.setattr(answers, "seal", seal_and_note)
     first = Play(silent={"p003": UPLOAD + 1})(uploads_of(5))
     Play(silent={"p001": UPLOAD})(uploads_of(5), before=first, index=1)
     assert all(len(texts) == 1 for texts in sealed.values())
-    assert len(sealed) == 2 * 5 * 4, "for each other party, in each sum, and in each direction"
+    shares, parts, own = 5 * 4, 4 * 4 + 4 * 3, 4 + 4
+    assert len(sealed) == shares + parts + own, "to each other party, in a set-up and in each answer; and each answer"
     assert sorted(map(len, streams.values())) == [1] * (5 + 4) + [1] * 4 + [2] * (10 + 6), "own, with p001, of two"
     assert not streams.keys() & sealed.keys()
 
@@ -452,33 +498,40 @@ def test_what_is_sent_holds_no_plain_number():
     for name, draft in done.drafts.items():
         plain = [uploads[name]["H"].tobytes()[:8], np.float64(uploads[name].weight).tobytes()]
         plain += [draft.vector[-1:].tobytes(), draft.vector[:1].tobytes()]
-        plain += [draft.seed, draft.mask_key.private, draft.share_key.private, done.members[name].signing]
+        plain += [text for one in done.dealers[name].secrets for text in (one.seed, one.key)]
+        plain += [done.dealers[name].share_key.private, done.members[name].signing]
         assert not any(text in recorded for text in plain)
     assert {message.weight for _, _, message in done.traffic} == {0.0}, "no plain weight"
-    assert {name for _, _, message in done.traffic for name in message.arrays} == {"body", "signature"}
+    assert {name for _, _, message in done.traffic for name in message.arrays} == {"about", "body", "signature"}
 
 
-def test_secrets_are_not_shown_and_not_kept():
-    done = Play()(uploads_of(4))
-    for name, seat in done.seats.items():
-        shown = repr(done.drafts[name]) + repr(seat) + repr(done.members[name])
-        for secret in (done.drafts[name].seed, done.drafts[name].mask_key.private, done.members[name].signing):
-            assert repr(secret) not in shown
-        assert not seat.held
-        assert not seat.draft.seed
-        assert len(seat.draft.vector) == 0
+def test_secrets_are_not_shown_and_not_kept_longer_than_for_their_sum():
+    first = Play(MaskedSum(batch=2))(uploads_of(4))
+    second = Play(MaskedSum(batch=2))(uploads_of(4), before=first, index=1)
+    for done, kept in ((first, {1}), (second, set())):
+        for name, seat in done.seats.items():
+            shown = repr(done.drafts[name]) + repr(seat) + repr(done.members[name])
+            for secret in (done.secrets[name].seed, done.secrets[name].key, done.members[name].signing):
+                assert repr(secret) not in shown
+            for member in (seat.member, done.members[name]):
+                assert (set(member.place.own) if member.place else set()) == kept
+                assert (set(member.place.held) if member.place else set()) == kept
+            assert seat.dealer is None
+            assert len(seat.draft.vector) == 0
 
 
 def test_keys_and_masks_are_fresh_in_every_sum():
     first = Play()(uploads_of(4))
     second = Play()(uploads_of(4), before=first, index=1)
+    assert second.phases == [UPLOAD, UNMASKING]
     for name in first.seats:
-        one, other = first.drafts[name], second.drafts[name]
-        assert one.mask_key.private != other.mask_key.private
-        assert one.share_key.private != other.share_key.private
+        one, other = first.secrets[name], second.secrets[name]
+        assert one.key != other.key
         assert one.seed != other.seed
         assert (first.sent(UPLOAD)[name]["body"] != second.sent(UPLOAD)[name]["body"]).mean() > 0.9
     require_sum(second.total, list(uploads_of(4).values()), MaskedSum())
+    drawn = [text for dealer in first.dealers.values() for one in dealer.secrets for text in (one.seed, one.key)]
+    assert len(set(drawn)) == 4 * 16 * 2
 
 
 def test_randomness_comes_from_the_system_and_everything_else_is_loud():
@@ -515,14 +568,15 @@ def replace_H(value):
     return Message({**uploads_of(4)["p001"].arrays, "H": np.full(SHAPE, value)}, 2.0)
 
 
-def test_arrays_that_cannot_be_added_are_refused_before_they_are_masked():
+def test_arrays_that_cannot_be_added_stay_masked():
     uploads, played = uploads_of(4), Played({}, None)
     uploads["p002"] = Message({**uploads["p002"].arrays, "H": np.ones((5, 3))})
-    with pytest.raises(PartyError, match=r"'p002', phase 0 \(keys\).*H 5×3.*'p000'.*H 3×5.*Nothing was masked"):
+    words = r"'p002', phase 2 \(masked upload\).*H 5×3.*'p000'.*H 3×5.*All uploads stay masked"
+    with pytest.raises(PartyError, match=words):
         Play()(uploads, played=played)
-    assert {phase for phase, _, _ in played.traffic} == {KEYS}
+    assert not played.sent(UNMASKING)
     first = {**uploads_of(4), "p000": Message({"H": np.ones(SHAPE)})}
-    with pytest.raises(PartyError, match=r"'p000', phase 0 \(keys\).*but 'p001' H 3×5, counts 3"):
+    with pytest.raises(PartyError, match=r"'p000', phase 2 \(masked upload\).*but 'p001' H 3×5, counts 3"):
         Play()(first)
     with pytest.raises(UploadError, match=r"'p003'.*'H' holds complex128.*Nothing was sent"):
         Play()({**uploads_of(4), "p003": Message({"H": np.ones(SHAPE, complex), "counts": np.ones(3)})})
@@ -538,14 +592,14 @@ def test_sums_of_next_to_nothing(arrays):
 def flipped(message, place=0):
     body = np.frombuffer(message["body"].tobytes(), np.uint8).copy()
     body[place] ^= 1
-    return Message({"body": body.view(message["body"].dtype), "signature": message["signature"]}, message.weight)
+    return Message({**message.arrays, "body": body.view(message["body"].dtype)}, message.weight)
 
 
 def unsigned(message):
     return Message({**message.arrays, "signature": np.roll(message["signature"], 1)}, message.weight)
 
 
-@pytest.mark.parametrize("phase", range(5))
+@pytest.mark.parametrize("phase", range(4))
 @pytest.mark.parametrize("spoil", [flipped, unsigned, lambda m: flipped(m, -1)], ids=["body", "signature", "end"])
 def test_whatever_is_changed_on_the_way_is_noticed_and_its_party_named(phase, spoil):
     def change(at, inbox):
@@ -561,7 +615,7 @@ NO_SENSE = [b"", b"5", b"null", b'"p000"', b'{"p000": 1}', b"[[1]]", b"[" * 100_
 
 
 @pytest.mark.parametrize("text", NO_SENSE, ids=lambda text: repr(text[:8]))
-@pytest.mark.parametrize("phase", range(5))
+@pytest.mark.parametrize("phase", range(4))
 def test_what_another_one_would_say_is_an_error_of_ours(phase, text):
     """Whatever bytes a party is sent, or the server is: a typed error that names who and where, and no other one."""
 
@@ -573,9 +627,7 @@ def test_what_another_one_would_say_is_an_error_of_ours(phase, text):
     def change(at, inbox):
         if at != phase:
             return inbox
-        seat = played.seats["p002"]
-        scene = seat.draft.terms.scene(at, seat.circle.transcript if seat.admitted else b"")
-        return {**inbox, "p002": enclosed(scene, "p002", seat.member.signing, text)}
+        return {**inbox, "p002": signed_by("p002", played, at, text, b"?" * 40 if at == UPLOAD else b"")}
 
     for hand in [{"change": change}] + ([{"lie": lie}] if phase > KEYS else []):
         played = Played({}, None)
@@ -584,21 +636,33 @@ def test_what_another_one_would_say_is_an_error_of_ours(phase, text):
         assert played.total is None
 
 
+def signed_by(party, played, phase, body, about=b""):
+    """What a party would have sent, had it said something else."""
+    seat = played.seats[party]
+    scene = seat.draft.terms.scene(phase, seat.dealer.admitted.transcript if phase == SHARES else b"")
+    scene = seat.gathering.scene(phase) if seat.asked else scene
+    return enclosed(scene, party, seat.member.signing, body, about)
+
+
 @pytest.mark.parametrize("contents", [b"[" * 100_000, b'[["H", [Infinity], "float64", "numpy"]]', b"5", b"[[1]]"])
 def test_contents_that_are_none_are_an_error_of_ours(contents):
     def change(at, inbox):
-        seat = played.seats["p002"]
-        body = inbox["p002"]["body"].tobytes()[: 5 * 32] + contents
-        return {**inbox, "p002": enclosed(seat.draft.terms.scene(KEYS), "p002", seat.member.signing, body)}
+        if at != UPLOAD:
+            return inbox
+        message = inbox["p002"]
+        return {**inbox, "p002": signed_by("p002", played, at, message["body"], bytes(32) + contents)}
 
     played = Played({}, None)
-    with pytest.raises(PartyError, match=r"'p002', phase 0 \(keys\).*cannot be read"):
+    with pytest.raises(PartyError, match=r"'p002', phase 2 \(masked upload\).*cannot be read"):
         Play(change=change)(uploads_of(5), played=played)
 
 
-@pytest.mark.parametrize("phase", range(5))
-def test_a_message_of_another_round_or_party_is_refused(phase):
-    first = Play()(uploads_of(5))
+@pytest.mark.parametrize(
+    ("phase", "batch"), [(KEYS, 1), (SHARES, 1), (UPLOAD, 1), (UNMASKING, 1), (UPLOAD, 16), (UNMASKING, 16)]
+)
+def test_a_message_of_another_round_or_party_is_refused(phase, batch):
+    """Of another set-up, and of another sum of the same one."""
+    first = Play(MaskedSum(batch=batch))(uploads_of(5))
     words = rf"'p002', phase {phase} \({PHASES[phase]}\) .* round 1: .*(forged|repeated|a key that|signing key)"
 
     def repeated(at, inbox):
@@ -609,7 +673,7 @@ def test_a_message_of_another_round_or_party_is_refused(phase):
 
     for change in (repeated, borrowed):
         with pytest.raises(PartyError, match=words):
-            Play(change=change)(uploads_of(5), before=first, index=1)
+            Play(MaskedSum(batch=batch), change=change)(uploads_of(5), before=first, index=1)
 
 
 def test_an_upload_of_the_same_round_of_an_earlier_run_is_refused():
@@ -645,9 +709,9 @@ def test_a_party_takes_part_in_a_round_once():
             Play()(uploads_of(4), before=first, index=index)
 
 
-@pytest.mark.parametrize("phase", [SHARES, UPLOAD, UNMASKING])
+@pytest.mark.parametrize("phase", [SHARES, UPLOAD])
 def test_parties_notice_a_server_that_changes_what_it_passes_on(phase):
-    """Keys before shares are dealt, shares before the upload, signatures before anything is unmasked."""
+    """Keys before shares are dealt, shares before the upload."""
 
     def lie(at, name, heard):
         if at != phase:
@@ -684,65 +748,155 @@ def other_list(heard, *without):
     return Message({"survivors": names_as_array(survivors)}, heard.weight)
 
 
-def test_different_lists_of_survivors_reveal_nothing():
-    """The server wants the seed of p004 from some and its mask key from others."""
+def listed_by(seat, survivors):
+    """The list that an answer of this party would be for, as it sees the sum."""
+    masks = masks_of(seat.gathering, seat.draft.about.common)
+    return answers.Listed(seat.gathering, tuple(survivors), admission.list_of(masks, survivors))
 
+
+def answers_to(played, lists):
+    """What parties say to lists of survivors, each to the one that it is shown: list and answer by name."""
+    said = {}
+    for name, survivors in lists.items():
+        heard = Message({"survivors": names_as_array(survivors)}, 0.0)
+        _, message = MaskedSum().send(UNMASKING, played.seats[name], heard)
+        said[name] = (tuple(survivors), message["body"].tobytes())
+    return said
+
+
+def read_by_a_liar(played, said, accomplices=()):
+    """Whose shares a server can read that keeps to nothing, with all that some parties know; and of which list."""
+    found = {}
+    read = {n: answers._read(n, body, listed_by(played.seats[n], names)) for n, (names, body) in said.items()}
+    for name, (survivors, _) in said.items():
+        listed, numbers = listed_by(played.seats[name], survivors), played.seats[name].gathering.circle.admitted.numbers
+        points = {numbers[name]: read[name].own}
+        for other in (one for one in survivors if one != name):
+            tokens = [read[other].tokens.get(name)] if other in read else []
+            if other in accomplices:
+                pairs = played.seats[other].member.place.pairs
+                tokens.append(answers.token(pairs[name], (name, other), listed))
+            parts = [key_agreement.unseal(one, read[name].parts[other]) for one in tokens if one is not None]
+            for part in filter(None, parts):
+                points[numbers[other]] = part
+        threshold = listed.gathering.terms.threshold
+        if len(points) >= threshold:
+            weights = weights_at_zero(sorted(points)[:threshold])
+            secret = combine({x: int.from_bytes(text, "big") for x, text in points.items()}, weights)
+            shares = key_agreement.unseal(secret.to_bytes(33, "big")[1:], read[name].sealed)
+            found |= {} if shares is None else {name: (survivors, shares)}
+    return found
+
+
+def at_the_list(parties, reduction=None, index=0):
+    played = Played({}, None)
+    Play(reduction or MaskedSum(), until=UNMASKING)(uploads_of(parties), index=index, played=played)
+    return played
+
+
+def require_that_one_list_is_read(parties, reduction, accomplices=()):
+    """Two lists, shown to two groups of any sizes; with accomplices in both: t that were shown one list, or nothing."""
+    played, names = at_the_list(parties, reduction), names_of(parties)
+    honest, threshold = [name for name in names if name not in accomplices], reduction.threshold(parties)
+    lost = names[-1] if names[-1] in honest else honest[-1]
+    for cut in range(len(honest) + 1):
+        groups = (honest[:cut], [name for name in honest[cut:] if name != lost])
+        lists = {
+            name: names if name in groups[0] else [n for n in names if n != lost] for group in groups for name in group
+        }
+        read = read_by_a_liar(played, answers_to(played, lists), accomplices)
+        assert len({survivors for survivors, _ in read.values()}) <= 1
+        for group in groups:
+            is_enough = len(group) + len(accomplices) >= threshold
+            assert all((name in read) == is_enough for name in group)
+
+
+@pytest.mark.parametrize("parties", range(4, 9))
+def test_a_server_that_shows_two_lists_reads_one_at_most_and_of_halves_none(parties):
+    """It wants the seed of the last party from some and its mask key from others."""
+    require_that_one_list_is_read(parties, MaskedSum(batch=1))
+    strict = MaskedSum(majority=2 / 3, batch=1)
+    for count in range(1, parties):
+        if 2 * strict.threshold(parties) > parties + count:
+            require_that_one_list_is_read(parties, strict, tuple(names_of(parties)[1 : count + 1]))
+    played, names = at_the_list(4), names_of(4)
+    halves = {"p000": names, "p001": names, "p002": names[:3], "p003": [n for n in names if n != "p000"]}
+    assert not read_by_a_liar(played, answers_to(played, halves))
+
+
+def not_bound_to_the_list(secret, route, listed):
+    return key_agreement.derived(secret, "answer", *route)
+
+
+@pytest.mark.parametrize("fault", ["tokens for any list", "a threshold of half", "too many accomplices"])
+def test_the_law_of_one_list_finds_planted_faults(fault, monkeypatch):
+    reduction, accomplices = MaskedSum(batch=1), ()
+    if fault == "tokens for any list":
+        monkeypatch.setattr(answers, "token", not_bound_to_the_list)
+    elif fault == "a threshold of half":
+        monkeypatch.setattr(MaskedSum, "threshold", lambda self, parties: parties // 2)
+    else:
+        accomplices = ("p001", "p002")
+    with pytest.raises(AssertionError):
+        require_that_one_list_is_read(7, reduction, accomplices)
+
+
+def test_two_lists_end_a_sum_and_reveal_nothing():
     def lie(at, name, heard):
-        return other_list(heard, "p004") if at == SURVIVORS and name in ("p000", "p001") else heard
+        return other_list(heard, "p004") if at == UNMASKING and name in ("p000", "p001") else heard
 
     played = Played({}, None)
-    with pytest.raises(PartyError, match=r"another list of survivors"):
+    with pytest.raises(
+        PartyError, match=r"phase 3 \(unmasking\).*(do not fit each other|bytes, not).*No upload was revealed"
+    ):
         Play(lie=lie)(uploads_of(5), played=played)
-    assert not played.sent(UNMASKING)
-    played, honest = Played({}, None), Play(lie=lie, until=SURVIVORS)
-    honest(uploads_of(5), played=played)
-    reduction, answers = MaskedSum(), {}
-    for name in names_of(5):
-        heard = lie(SURVIVORS, name, Message({"survivors": names_as_array(names_of(5))}, 0.0))
-        played.seats[name], answers[name] = reduction.send(SURVIVORS, played.seats[name], heard)
-
-    def passed(*names):
-        return Message({n: np.concatenate([answers[n]["body"], answers[n]["signature"]]) for n in names}, 0.0)
-
-    for name in ("p000", "p003"):
-        for group in (("p000", "p001"), ("p002", "p003", "p004"), names_of(5), ("p002", "p003")):
-            own_list = set(group) <= ({"p000", "p001"} if name == "p000" else {"p002", "p003", "p004"})
-            if own_list and len(group) >= 3:
-                assert reduction.send(UNMASKING, played.seats[name], passed(*group)), "t agree: one list may go on"
-            else:
-                with pytest.raises(PartyError, match=r"another list|2 of 5 parties|is not in it"):
-                    reduction.send(UNMASKING, played.seats[name], passed(*group))
+    assert played.total is None
 
 
 @pytest.mark.parametrize("fooled", [("p000",), ("p000", "p001"), ("p000", "p001", "p002")])
 def test_different_dropouts_shown_to_different_parties_reveal_nothing(fooled):
-    """Some mask without p004 and others with it: they cannot sign one list, whichever the server sends."""
+    """Some mask without p004 and others with it: theirs are different sums, and the server is told so."""
 
     def lie(at, name, heard):
         if name in fooled and at == UPLOAD:
             return Message({n: text for n, text in heard.arrays.items() if n != "p004"}, heard.weight)
-        if at == SURVIVORS:
-            return other_list(heard, "p004")
         return heard
 
     played = Played({}, None)
-    with pytest.raises(PartyError, match=r"another list of survivors|lists this party as dropped"):
-        Play(lie=lie, silent={"p004": SURVIVORS})(uploads_of(5), played=played)
+    with pytest.raises(PartyError, match=r"'p000', phase 2 .*who takes part"):
+        Play(lie=lie, silent={"p004": UNMASKING})(uploads_of(5), played=played)
     assert not played.sent(UNMASKING)
 
 
+@pytest.mark.parametrize("what", ["participants", "model"])
+def test_parties_of_different_sums_do_not_answer_for_each_other(what):
+    """A server that tells some of them about other participants, or another model, and asks all for the same list."""
+    reduction, uploads = MaskedSum(), uploads_of(6)
+    before, played = Play(reduction)(uploads), Played({}, None)
+    Play(reduction, until=UPLOAD)(uploads, before=before, index=1, played=played)
+    names = names_of(6)[:5]
+    others = replace(played.occasion, participants=tuple(names))
+    other = others if what == "participants" else replace(played.occasion, model=Message({"H": np.zeros(2)}))
+    for name in names:
+        occasion = other if name in names[:2] else played.occasion
+        seat = reduction.begin(before.members[name], uploads[name], Sum(), occasion)
+        played.seats[name], _ = reduction.send(UPLOAD, seat, Message({}))
+    said = answers_to(played, dict.fromkeys(names[:2] + names[3:], names))
+    assert not read_by_a_liar(played, said), "four were shown this list, for two different sums"
+    said = answers_to(played, dict.fromkeys(names[1:], names))
+    assert not read_by_a_liar(played, {name: said[name] for name in names[1:]}).keys() & {names[1]}
+
+
 def test_a_server_that_asks_twice_is_refused():
-    played = Played({}, None)
-    Play(until=SURVIVORS + 1)(uploads_of(5), played=played)
+    played = at_the_list(5)
     reduction, seat = MaskedSum(), played.seats["p000"]
-    with pytest.raises(PartyError, match=r"'p000'.*phase 3 out of turn.*both secrets"):
-        reduction.send(SURVIVORS, seat, other_list(Message({}), "p004"))
-    signed = played.sent(SURVIVORS)
-    heard = Message({n: np.concatenate([m["body"], m["signature"]]) for n, m in signed.items()}, 0.0)
-    seat, _ = reduction.send(UNMASKING, seat, heard)
-    for phase in (SURVIVORS, UNMASKING, UNMASKING + 1, 9, -1):
-        with pytest.raises(PartyError, match=rf"'p000'.*phase {phase} out of turn"):
-            reduction.send(phase, seat, heard)
+    seat, _ = reduction.send(UNMASKING, seat, other_list(Message({})))
+    for phase in (*range(4), 4, 9, -1):
+        with pytest.raises(PartyError, match=rf"'p000'.*phase {phase} out of turn.*both secrets"):
+            reduction.send(phase, seat, other_list(Message({}), "p004"))
+    fresh = reduction.begin(played.members["p000"], uploads_of(5)["p000"], Sum(), played.occasion)
+    with pytest.raises(PartyError, match=r"'p000', phase 2 .*has no keys for this sum.*Nothing was sent"):
+        reduction.send(UPLOAD, fresh, Message({}))
 
 
 @pytest.mark.parametrize(
@@ -754,24 +908,72 @@ def test_a_server_that_asks_twice_is_refused():
         (["p000", "p000", "p001", "p002"], r"not in this sum once"),
     ],
 )
-def test_a_party_signs_no_list_that_would_single_somebody_out(listed, words):
-    played = Played({}, None)
-    Play(until=SURVIVORS)(uploads_of(5), played=played)
+def test_a_party_answers_no_list_that_would_single_somebody_out(listed, words):
     with pytest.raises(PartyError, match=words):
-        MaskedSum().send(SURVIVORS, played.seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
+        MaskedSum().send(UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
 
 
-def test_one_secret_of_each_party_is_revealed_and_never_both():
+def revealed_in(played):
+    """Each party's secret that the server of a sum knows after it, from what was sent in the open."""
+    said = {n: (played.names, message["body"].tobytes()) for n, message in played.sent(UNMASKING).items()}
+    shares = read_by_a_liar(played, said)
+    gathering = played.seats[min(said)].gathering
+    terms, numbers, found = gathering.terms, gathering.circle.admitted.numbers, {}
+    weights = weights_at_zero([numbers[name] for name in sorted(shares)[: terms.threshold]])
+    for place, dealer in enumerate(terms.participants):
+        points = {numbers[n]: int.from_bytes(text[33 * place :][:33], "big") for n, (_, text) in shares.items()}
+        found[dealer] = combine(points, weights).to_bytes(33, "big")[1:]
+    return found
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_secret_of_each_party_is_revealed_and_never_both(inside):
     """From all that is sent in the open: the seeds of survivors and the keys of the dropped, and no other secret."""
-    done = Play(silent={"p003": UPLOAD})(uploads_of(5))
-    for number, dealer in enumerate(names_of(5)):
-        texts = [m["body"].tobytes()[33 * number :][:33] for m in done.sent(UNMASKING).values()]
-        holders = [int(name[1:]) + 1 for name in done.sent(UNMASKING)]
-        shares = {x: int.from_bytes(text, "big") for x, text in zip(holders, texts, strict=True)}
-        secret = combine(shares, weights_at_zero(holders[:3])).to_bytes(33, "big")[1:]
-        draft = done.drafts[dealer]
-        assert secret == (draft.mask_key.private if dealer == "p003" else draft.seed)
-    assert all(len(m["body"]) == 5 * 33 for m in done.sent(UNMASKING).values())
+    before = Play()(uploads_of(5)) if inside else None
+    done = Play(silent={"p003": UPLOAD})(uploads_of(5), before=before, index=int(inside))
+    own = before.dealers["p003"].secrets[1] if inside else done.secrets["p003"]
+    for dealer, secret in revealed_in(done).items():
+        assert secret == (own.key if dealer == "p003" else done.secrets[dealer].seed)
+    expected = {33 * 5 + 16 + 33 + 81 * 3}
+    assert {len(m["body"]) for m in done.sent(UNMASKING).values()} == expected, "no room for another share"
+
+
+def require_that_sums_do_not_help_each_other(reduction):
+    """p003 drops out of the second of three sums, which gives away its mask key; the third gives away its seed."""
+    first = Play(reduction)(uploads_of(5))
+    second = Play(reduction, silent={"p003": UPLOAD})(uploads_of(5), before=first, index=1)
+    third = Play(reduction)(uploads_of(5), before=second, index=2)
+    assert third.phases == [UPLOAD, UNMASKING]
+    require_sum(third.total, list(uploads_of(5).values()), reduction)
+    key_known, seeds = revealed_in(second)["p003"], revealed_in(third)
+    gathering, vector = third.seats["p000"].gathering, third.sent(UPLOAD)["p003"]["body"].copy()
+    transcript = masks_of(gathering, third.drafts["p003"].about.common)
+    vector = vector - mask(seed_stream(seeds["p003"], transcript), len(vector))
+    publics = {name: gathering.mask_key(name) for name in third.names if name != "p003"}
+    for other, secret in agreed(key_known, publics).items():
+        stream = mask(pair_stream(secret, "p003", other, transcript), len(vector))
+        vector = vector - stream if other > "p003" else vector + stream
+    assert (vector != third.drafts["p003"].vector).mean() > 0.9
+
+
+def test_a_key_that_was_given_away_is_of_no_use_in_the_next_sum(monkeypatch):
+    require_that_sums_do_not_help_each_other(MaskedSum())
+    drawn = masked_party._advertise
+
+    def reused(seat, heard):
+        seat, _ = drawn(seat, heard)
+        secrets = (seat.dealer.secrets[0],) * len(seat.dealer.secrets)
+        seat = replace(seat, dealer=replace(seat.dealer, secrets=secrets))
+        body = masked_party._advert(seat.member, seat.dealer.share_key, secrets).written()
+        scene = seat.draft.terms.scene(KEYS)
+        return seat, enclosed(scene, seat.member.party, seat.member.signing, body)
+
+    monkeypatch.setattr(masked_party, "_advertise", reused)
+    with pytest.raises(PartyError, match="has sent as well"):
+        require_that_sums_do_not_help_each_other(MaskedSum())
+    monkeypatch.setattr(admission, "_check_keys", lambda scene, adverts: None)
+    with pytest.raises(AssertionError):
+        require_that_sums_do_not_help_each_other(MaskedSum())
 
 
 def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
@@ -785,15 +987,15 @@ def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
         return inbox
 
     uploads = {name: Message({"H": np.full(20_000, 12.5)}, 7.0) for name in names_of(5)}
-    done = Play(predictable(4), silent={"p003": SURVIVORS}, change=change)(uploads)
+    done = Play(predictable(4), silent={"p003": UNMASKING}, change=change)(uploads)
     assert done.names == ("p000", "p001", "p002", "p004")
-    draft, vector = done.drafts["p003"], late["p003"]["body"].copy()
-    transcript = done.seats["p000"].circle.transcript
-    publics = {name: public_key(done.drafts[name].mask_key.private) for name in done.names}
-    for other, secret in agreed(draft.mask_key.private, publics).items():
+    draft, vector, secrets = done.drafts["p003"], late["p003"]["body"].copy(), done.secrets
+    transcript = masks_of(done.seats["p000"].gathering, draft.about.common)
+    publics = {name: public_key(secrets[name].key) for name in done.names}
+    for other, secret in agreed(secrets["p003"].key, publics).items():
         stream = mask(pair_stream(secret, "p003", other, transcript), len(vector))
         vector = vector - stream if other > "p003" else vector + stream
-    own = mask(seed_stream(draft.seed, transcript), len(vector))
+    own = mask(seed_stream(secrets["p003"].seed, transcript), len(vector))
     assert_array_equal(vector - own, draft.vector, "the seed alone is missing")
     assert (vector != draft.vector).mean() > 0.99
     assert stats.chisquare(np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)).pvalue > 1e-4
@@ -803,33 +1005,69 @@ def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
         return {**inbox, "p003": late["p003"]} if at > UPLOAD else inbox
 
     with pytest.raises(PartyError, match=r"'p003', phase 3 .*dropped out of this sum before.*stays masked"):
-        Play(silent={"p003": SURVIVORS}, change=after)(uploads)
+        Play(silent={"p003": UNMASKING}, change=after)(uploads)
 
 
 @pytest.mark.parametrize(
     ("phase", "place", "words"),
     [
-        (UNMASKING, 40, r"'p002', phase 4 .*share of a secret of 'p001' is not the one"),
+        (UNMASKING, 40, r"'p002', phase 3 .*shares cannot be read"),
+        (UNMASKING, 33 * 5 + 16 + 5, r"'p002', phase 3 .*shares cannot be read"),
+        (UNMASKING, 33 * 5 + 16 + 33 + 5, r"'p002', phase 3 .*and that of 'p000' do not fit"),
+        (UNMASKING, -1, r"'p004', phase 3 .*and that of 'p002' do not fit"),
+        (UNMASKING, range(33 * 5 + 16 + 33, 33 * 5 + 16 + 33 + 4 * 81), r"Party 'p002', phase 3 .*'p000', 'p001'"),
         (SHARES, 5, r"'p002', phase 1 .*for 'p000' are not those that it has committed"),
         (SHARES, -1, r"'p002', phase 1 .*for 'p004' cannot be opened"),
-        (SURVIVORS, 0, r"'p002', phase 3 .*another list"),
     ],
 )
 def test_a_party_that_sends_other_shares_than_it_has_or_promised_is_named(phase, place, words):
-    """Properly signed, and still noticed."""
+    """Properly signed, and still noticed; of two whose answers do not fit, one may be honest, and both are named."""
 
     def change(at, inbox):
         if at != phase:
             return inbox
-        seat = played.seats["p002"]
-        scene = seat.draft.terms.scene(phase, seat.circle.transcript)
         body = bytearray(inbox["p002"]["body"].tobytes())
-        body[place] ^= 1
-        return {**inbox, "p002": enclosed(scene, "p002", seat.member.signing, bytes(body))}
+        for one in place if isinstance(place, range) else (place,):
+            body[one] ^= 1
+        return {**inbox, "p002": signed_by("p002", played, at, bytes(body))}
 
     played = Played({}, None)
     with pytest.raises(PartyError, match=words):
         Play(change=change)(uploads_of(5), played=played)
+    assert played.total is None
+
+
+def test_a_holder_that_gives_away_another_share_than_it_got_is_named():
+    def change(at, inbox):
+        if at == UPLOAD:
+            seat = played.seats["p002"]
+            place, shares = seat.place, seat.place.held[0]
+            place = replace(place, held={**place.held, 0: shares[:66] + shares[:66] + shares[132:]})
+            played.seats["p002"] = replace(seat, member=replace(seat.member, place=place))
+        return inbox
+
+    played = Played({}, None)
+    with pytest.raises(PartyError, match=r"'p002', phase 3 .*share of a secret of 'p001' is not the one"):
+        Play(change=change)(uploads_of(5), played=played)
+
+
+def test_what_is_no_share_is_an_error_of_ours_even_where_two_have_agreed_on_it(monkeypatch):
+    """p002 deals it to p001, with a commitment that fits, and p001 does not mind."""
+
+    def change(at, inbox):
+        if at != SHARES:
+            return inbox
+        dealer = played.seats["p002"].dealer
+        honest = split_for(dealer.admitted, 3, system_source, dealer.secrets)
+        false = {**honest, "p001": b"\xff" * len(honest["p001"])}
+        played.seats["p002"] = replace(played.seats["p002"], dealer=replace(dealer, held=honest["p002"]))
+        return {**inbox, "p002": signed_by("p002", played, at, dealt("p002", false, dealer.keys))}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dealing, "share_of", lambda text: 0)
+        played = Played({}, None)
+        with pytest.raises(PartyError, match=r"'p002', phase 3 .*dealt what is no share to 'p001'"):
+            Play(change=change)(uploads_of(5), played=played)
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
@@ -839,26 +1077,113 @@ def test_a_dealer_whose_shares_do_not_give_its_secret_back_is_named(is_dropped):
     def change(at, inbox):
         if at != SHARES:
             return inbox
-        seat, draft = played.seats["p002"], played.drafts["p002"]
-        wrong = split_for(seat.circle, draft.terms.threshold, system_source, (bytes(32), bytes(range(32))))
-        played.seats["p002"] = replace(seat, held={"p002": wrong["p002"]})
-        body = dealt("p002", wrong, sealing_keys("p002", draft.share_key.private, seat.circle))
-        scene = draft.terms.scene(SHARES, seat.circle.transcript)
-        return {**inbox, "p002": enclosed(scene, "p002", seat.member.signing, body)}
+        seat = played.seats["p002"]
+        dealer, terms = seat.dealer, seat.draft.terms
+        false = [Secrets(bytes(32), bytes(range(32)))] * terms.batch
+        wrong = split_for(dealer.admitted, terms.threshold, system_source, false)
+        played.seats["p002"] = replace(seat, dealer=replace(dealer, held=wrong["p002"]))
+        return {**inbox, "p002": signed_by("p002", played, at, dealt("p002", wrong, dealer.keys))}
 
     played = Played({}, None)
-    with pytest.raises(PartyError, match=r"'p002', phase 4 .*do not give back the secret.*no upload was revealed"):
+    with pytest.raises(PartyError, match=r"'p002', phase 3 .*do not give back the secret.*no upload was revealed"):
         Play(change=change, silent={"p002": UPLOAD} if is_dropped else {})(uploads_of(5), played=played)
 
 
-def test_a_key_that_two_parties_send_is_refused():
-    played = Played({}, None)
-    Play(until=0)(uploads_of(4), played=played)
-    seat = played.seats["p001"]
-    copied = replace(seat, draft=replace(seat.draft, mask_key=played.drafts["p000"].mask_key))
-    inbox = {n: MaskedSum().send(KEYS, copied if n == "p001" else played.seats[n], Message({}))[1] for n in names_of(4)}
-    with pytest.raises(PartyError, match=r"'p001', phase 0 .*a key that 'p000' has sent as well"):
-        MaskedSum().hear(KEYS, inbox, None, played.occasion)
+def test_a_key_that_is_sent_twice_is_refused():
+    """By two parties, or by one for two sums."""
+
+    def change(at, inbox):
+        dealer, seat = played.dealers["p001"], played.seats["p001"]
+        secrets = (dealer.secrets[0], played.dealers[owner].secrets[0], *dealer.secrets[2:])
+        body = masked_party._advert(seat.member, dealer.share_key, secrets).written()
+        return {**inbox, "p001": signed_by("p001", played, at, body)}
+
+    for owner in ("p000", "p001"):
+        played = Played({}, None)
+        with pytest.raises(PartyError, match=rf"'p001', phase 0 .*a key that '{owner}' has sent as well"):
+            Play(change=change)(uploads_of(4), played=played)
+
+
+def set_up_bytes(parties, batch):
+    """What a party sends in a set-up: docs/masked-sums.md."""
+    return (64 + 64 * batch) + (64 * batch * parties + (parties - 1) * (66 * batch + 16)) + 2 * (64 + 8)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_bytes_are_those_of_the_formula(batch):
+    parties, reduction = 6, MaskedSum(batch=batch)
+    first = Play(reduction)(uploads_of(parties))
+    second = Play(reduction, silent={"p001": UPLOAD, "p004": UNMASKING})(uploads_of(parties), before=first, index=1)
+    about = 32 + len(contents.told(first.drafts["p000"].about.contents))
+    numbers = 8 * (15 + 3 + 1)
+    for done, survivors in ((first, 6), (second, 5)):
+        sent = dict.fromkeys(uploads_of(parties), 0)
+        for _, name, message in done.traffic:
+            sent[name] += message.nbytes
+        upload = numbers + about + 64 + 8
+        answer = 33 * parties + 16 + 33 + 81 * (survivors - 1) + 64 + 8
+        beginning = set_up_bytes(parties, batch) if done is first or batch == 1 else 0
+        silent = {"p001": beginning, "p004": beginning + upload} if done is second else {}
+        assert sent == {name: silent.get(name, beginning + upload + answer) for name in sent}
+    assert dealt_bytes(parties, batch) == 64 * batch * parties + (parties - 1) * (66 * batch + 16)
+
+
+def phases_of(rounds):
+    return [sorted({phase for _, phase, _ in done.traffic}) for done in rounds]
+
+
+WHOLE, INSIDE = [KEYS, SHARES, UPLOAD, UNMASKING], [UPLOAD, UNMASKING]
+
+
+@pytest.mark.parametrize(
+    ("batch", "absent", "silent", "expected"),
+    [
+        (16, {}, {}, [WHOLE, INSIDE, INSIDE, INSIDE, INSIDE]),
+        (2, {}, {}, [WHOLE, INSIDE, WHOLE, INSIDE, WHOLE]),
+        (1, {}, {}, [WHOLE] * 5),
+        (16, {1: {"p00"}, 2: {"p01", "p02"}}, {}, [WHOLE, INSIDE, INSIDE, INSIDE, INSIDE]),
+        (16, {0: {"p00"}, 1: {"p00"}}, {}, [WHOLE, INSIDE, WHOLE, INSIDE, INSIDE]),
+        (16, {1: {"p00", "p01", "p02"}}, {}, [WHOLE, WHOLE, WHOLE, INSIDE, INSIDE]),
+        (16, {}, {1: {"p00": 2}, 2: {"p01": 3}}, [WHOLE, INSIDE, INSIDE, INSIDE, INSIDE]),
+        (16, {}, {0: {"p00": 1}}, [WHOLE, WHOLE, INSIDE, INSIDE, INSIDE]),
+        (16, {}, {0: {"p00": 2}}, [WHOLE, WHOLE, INSIDE, INSIDE, INSIDE]),
+        (16, {}, {0: {"p00": 3}}, [WHOLE, INSIDE, INSIDE, INSIDE, INSIDE]),
+    ],
+)
+def test_a_sum_takes_two_exchanges_inside_a_batch_and_four_with_its_set_up(batch, absent, silent, expected):
+    """A set-up when the batch is used up, for somebody who was not in it, and for fewer than can remove its masks."""
+    shards, program = shards_of(data(), [15, 30, 45, 60, 75]), recipes.shared_statistics(4)
+    schedule = Schedule(5, 3, {index: frozenset(names) for index, names in absent.items()}, silent)
+    rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=MaskedSum(batch=batch)))
+    assert phases_of(rounds) == expected
+    missing = {**absent, **{index: {n for n, at in some.items() if at <= UPLOAD} for index, some in silent.items()}}
+    openly = run_openly(
+        program, shards, 5, absent={index: frozenset(names) for index, names in missing.items() if names}
+    )
+    assert_allclose(rounds[0].model["H"], openly[0].model["H"], rtol=1e-6, atol=1e-8)
+
+
+def test_bad_batches_are_refused():
+    for batch in (0, -1, 1025, 2.5, "16", None):
+        with pytest.raises(ParameterError, match=f"batch={batch!r}"):
+            MaskedSum(batch=batch)
+
+
+def test_who_was_not_in_the_set_up_is_not_summed_with_those_who_were():
+    """The server cannot have it otherwise: whom a party has no keys of, it does not mask with."""
+    reduction, uploads, names = MaskedSum(), uploads_of(5), tuple(names_of(5))
+    before = Play(reduction, asked=names[:4])(uploads)
+    occasion = replace(before.occasion, index=1, participants=names)
+    assert reduction.first(before.desk, occasion) == KEYS
+    seat = reduction.begin(before.members["p000"], uploads["p000"], Sum(), occasion)
+    with pytest.raises(PartyError, match=r"'p004', phase 2 .*cannot be in a sum with 'p000' without a set-up"):
+        reduction.send(UPLOAD, seat, Message({}))
+    few = replace(occasion, participants=names[:3])
+    assert reduction.first(before.desk, few) == UPLOAD
+    assert reduction.first(before.desk, replace(few, index=16)) == KEYS
+    assert reduction.first(before.desk, replace(few, index=0)) == KEYS, "each once"
+    other = replace(few, layout=replace(few.layout, seed=8))
+    assert reduction.first(before.desk, other) == KEYS
 
 
 def test_a_roster_is_pinned_or_learnt_once():
@@ -873,11 +1198,21 @@ def test_a_roster_is_pinned_or_learnt_once():
         Play(MaskedSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
     with pytest.raises(ParameterError, match=r"'p000' has no secret, so that everybody could sign for it"):
         pinned.enrol("p000", 0, done.occasion.layout)
-    learnt = Play()(uploads)
-    stranger = MaskedSum().enrol("p002", 12345, learnt.occasion.layout)
+    learnt = Play(MaskedSum(batch=1))(uploads)
+    stranger = MaskedSum(batch=1).enrol("p002", 12345, learnt.occasion.layout)
     learnt.members["p002"] = stranger
     with pytest.raises(PartyError, match=r"'p002', phase 0 .*signing key is not the one that it is known by"):
-        Play()(uploads, before=learnt, index=1)
+        Play(MaskedSum(batch=1))(uploads, before=learnt, index=1)
+
+
+def play_with(reduction, seats, occasion):
+    """All phases with these seats."""
+    desk, heard = None, Message({})
+    for phase in range(4):
+        said = {name: reduction.send(phase, seat, heard) for name, seat in seats.items()}
+        seats = {name: seat for name, (seat, _) in said.items()}
+        desk, heard = reduction.hear(phase, {name: message for name, (_, message) in said.items()}, desk, occasion)
+    return reduction.total(desk, Sum(), occasion)
 
 
 def test_parties_that_were_sent_different_models_are_not_summed():
@@ -889,10 +1224,9 @@ def test_parties_that_were_sent_different_models_are_not_summed():
             other = replace(played.occasion, model=model)
             seat = reduction.begin(played.members[victim], uploads_of(4)[victim], Sum(), other)
             seats = {**played.seats, victim: seat}
-            inbox = {n: reduction.send(KEYS, seats[n], Message({}))[1] for n in names_of(4)}
-            words = rf"'{victim}', phase 0 .*another model than '{usual}'.*Nothing was masked"
+            words = rf"'{victim}', phase 2 .*another model than '{usual}'.*all uploads stay masked"
             with pytest.raises(PartyError, match=words):
-                reduction.hear(KEYS, inbox, None, played.occasion)
+                play_with(reduction, seats, played.occasion)
 
 
 def test_parties_with_other_bounds_are_not_summed():

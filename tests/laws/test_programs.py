@@ -32,6 +32,7 @@ from partsong.local.orders import Shuffled
 from partsong.local.pivoting import BlockPivoting
 from partsong.local.step_sizes import DecayingStep
 from partsong.programs.consensus import Consensus
+from partsong.programs.federated_lda import FederatedLDA
 from partsong.programs.joining import IndependentStart
 from partsong.programs.shared_statistics import SharedStatistics
 from partsong.streams import key, stream
@@ -55,6 +56,7 @@ PROGRAMS = {
     "consensus of games": recipes.game_consensus(4, steps=3),
     "game": recipes.game(4),
     "game in a random order": recipes.game(4, order=Shuffled(), step=DecayingStep(0.01)),
+    "lda": FederatedLDA(4, iterations=20),
 }
 
 
@@ -205,6 +207,9 @@ def test_only_declared_arrays_are_sent(name):
             elif name.startswith("game"):
                 assert names == {"H": (k, -(-m // 3)), "place": (3,), "totals": (7,)}
                 assert message.nbytes == 8 * (k * -(-m // 3) + 3 + 7) + 8
+            elif name == "lda":
+                assert names == {"counts": (k, m), "totals": (3,), "bound": (1,)}
+                assert message.nbytes == 8 * (k * m + 3 + 1) + 8
             else:
                 assert names == {"H": (k, m)}
                 assert message.nbytes == 8 * k * m + 8

@@ -429,6 +429,8 @@ def test_known_cells_are_no_documents():
         {"epochs": 0},
         {"batch": 0},
         {"rate": 0.0},
+        {"rate": "0.05"},
+        {"rate": None},
         {"weight_step": "h"},
         {"server": "sgd"},
         {"server_rate": -1.0, "server": "adam"},
@@ -440,7 +442,15 @@ def test_settings_out_of_range_are_refused(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"strength": -0.1}, {"critic": "mlp"}, {"mi_gradient": "kl"}, {"critic_rate": 0.0}]
+    "settings",
+    [
+        {"strength": -0.1},
+        {"strength": "0.1"},
+        {"critic": "mlp"},
+        {"mi_gradient": "kl"},
+        {"critic_rate": 0.0},
+        {"critic_rate": "0.1"},
+    ],
 )
 def test_settings_of_information_out_of_range_are_refused(settings):
     with pytest.raises(ParameterError):

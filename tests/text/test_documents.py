@@ -126,3 +126,39 @@ def test_lists_of_texts():
     refused(DataTypeError, lambda: as_documents(SECRET), "list")
     refused(DataTypeError, lambda: as_documents(["a", SECRET.encode()]), "Document 1", "bytes")
     refused(DataTypeError, lambda: as_documents(3), "list")
+
+
+class NAType:
+    """As pandas names it."""
+
+
+class Table:
+    """A table of texts iterates over the titles of its columns."""
+
+    shape = (2, 1)
+
+    def __iter__(self):
+        return iter([SECRET])
+
+
+def test_missing_texts_of_tables_are_empty_and_tables_are_no_lists_of_texts():
+    assert as_documents(["a", NAType()]) == ["a", ""]
+    for bad in ({SECRET: ["a"]}, {SECRET, "b"}, Table(), np.array([[SECRET]]), np.array(SECRET)):
+        refused(DataTypeError, lambda bad=bad: as_documents(bad), "list of texts", "one column")
+
+
+def test_lines_of_json_may_lack_a_text_as_tables_do(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": NaN}\n{"text": null}\n{"text": "cat"}\n')
+    assert read_documents(path) == ["", "", "cat"]
+
+
+def test_a_link_to_nowhere_is_not_a_text_that_is_left_out(tmp_path):
+    write(tmp_path / "b.txt", SECRET)
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
+    (tmp_path / "c.txt").mkdir()
+    refused(FileError, lambda: read_documents(tmp_path), "a.txt", "no such file")
+
+
+def test_a_table_with_another_delimiter_is_told_which_one_counts(tmp_path):
+    refused(FormatError, lambda: read_documents(write(tmp_path / "a.csv", f"id;text\n1;{SECRET}\n")), "by commas")
+    refused(FormatError, lambda: read_documents(write(tmp_path / "a.tsv", f"id,text\n1,{SECRET}\n")), "by tabs")

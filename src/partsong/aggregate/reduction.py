@@ -44,6 +44,10 @@ class InTheOpen:
     def rest(self, state: Message) -> None:
         """Nothing lasts."""
 
+    def first(self, state: None, occasion: Occasion) -> int:
+        """There is one phase."""
+        return 0
+
     def hear(
         self, phase: int, inbox: Mapping[str, Message], state: Inbox | None, occasion: Occasion
     ) -> tuple[Inbox, Message]:

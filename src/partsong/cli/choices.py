@@ -131,21 +131,8 @@ def engine_named(name: str, threads: int, record: bool) -> Engine:
 
 
 def state_types() -> tuple[type, ...]:
-    """All that a checkpoint of these programs may hold."""
+    """All that a checkpoint of the command line may hold."""
     from partsong.engines.pieces import Midway, Piece
-    from partsong.local.alternate import Columns, Rows
-    from partsong.local.momentum import Pace
-    from partsong.local.rules import RuleState
-    from partsong.programs.consensus import ConsensusParty, ConsensusServer
-    from partsong.programs.private_consensus import PrivateParty
-    from partsong.programs.private_statistics import PrivateModel, PrivateRows
-    from partsong.programs.relay import RelayParty, RelayServer
-    from partsong.programs.sketch_exchange import SketchServer
-    from partsong.programs.sketch_turns import SketchParty
-    from partsong.programs.sketched_consensus import MeanServer, SteppingParty
-    from partsong.programs.strata_play import PlayParty, PlayServer
+    from partsong.program_states import program_states
 
-    plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
-    private = (PrivateParty, PrivateRows, PrivateModel)
-    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer)
-    return (*plain, *private, *sketched, PlayParty, PlayServer, Midway, Piece)
+    return (*program_states(), Midway, Piece)

@@ -1,4 +1,4 @@
-"""What a coordinator does with experiments: `run`, `status`, `stop`."""
+"""What a coordinator does with experiments: `run`, `stop`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ RUN = examples(
     "partsong federation run experiment.toml --folder liver -o model.safetensors",
     "partsong federation run experiment.toml --folder liver --resume",
 )
-STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder liver --json")
 STOP = examples("partsong federation stop first-try --folder liver", "partsong federation stop --server --folder liver")
 
 
@@ -39,6 +38,13 @@ def run(
     output: Annotated[
         OptionalPath, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
     ] = None,
+    names: Annotated[
+        OptionalPath,
+        typer.Option(
+            help="A text file with names of columns that are public, one a line; others are told by their hashes.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment over all sites, follow it, and write the model."""
@@ -47,12 +53,17 @@ def run(
     from partsong.consortium.server_folder import ServerFolder
     from partsong.consortium.toml_text import write
 
+    public = [] if names is None else _names_in(names)
     server = ServerFolder.at(folder)
     place = _prepared(server, experiment, name or experiment.stem, resume)
-    write(place.settings, json.dumps({"timeout": timeout}) + "\n")
+    write(place.settings, json.dumps({"timeout": timeout, "names": public}) + "\n")
     from partsong.flower_app.following import run_to_end
 
-    told = run_to_end(server, place, lambda line: None if as_json else typer.echo(_line(line)))
+    try:
+        told = run_to_end(server, place, lambda line: None if as_json else typer.echo(_line(line)))
+    except KeyboardInterrupt:
+        typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
+        raise
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
@@ -62,28 +73,6 @@ def run(
     missed = sum(len(names) for names in told["absent"].values())
     typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges, {missed} times a site was not there.")
     typer.echo(f"Model: {model}")
-
-
-@guarded
-def status(folder: Folder = Path(), as_json: AsJson = False) -> None:
-    """Say who is there, and how every run is."""
-    from partsong.consortium.server_folder import ServerFolder
-
-    server = ServerFolder.at(folder)
-    sites, is_up = _sites(server)
-    runs = {name: _run_told(server.run(name)) for name in server.runs()}
-    roster = server.roster()
-    days = round(server.require_valid())
-    if as_json:
-        told = {"name": server.name, "address": server.address, "server": "running" if is_up else "stopped"}
-        put_json({**told, "certificate_days": days, "fingerprint": roster.fingerprint, "sites": sites, "runs": runs})
-        return
-    typer.echo(f"Federation {server.name!r}, {server.address}: the server is {'running' if is_up else 'stopped'}.")
-    typer.echo(f"Certificate: {days} days left. Roster: {roster.fingerprint if roster.keys else 'nobody yet'}")
-    for site, state in sites.items():
-        typer.echo(f"  site {site:<24}{state}")
-    for run_name, told in runs.items():
-        typer.echo(f"  run  {run_name:<24}{told['status']}, {told['rounds_done']} exchanges done")
 
 
 @guarded
@@ -108,16 +97,30 @@ def stop(
         told: dict[str, Any] = {"stopped": "server", "process": holder}
     else:
         from partsong.flower_app.control import controlling
+        from partsong.flower_app.following import end_work
 
         place = server.known_run(str(name))
         if not place.number.exists():
             raise FileError(f"Run {name!r} was never started.")
+        number = int(place.number.read_text())
         with controlling(server) as control:
-            told = {"stopped": name, "was_running": control.stop(int(place.number.read_text()))}
+            is_over = control.status(number).is_over
+            if is_over and holder_of(place.lock) is None:
+                raise FileError(f"Run {name!r} is over already: partsong federation status says how it ended.")
+            told = {"stopped": name, "was_running": is_over or control.stop(number)}
+        end_work(place)
     if as_json:
         put_json(told)
     else:
         typer.echo(f"Stopped: {told['stopped']}.")
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"--names {path} cannot be read: {error}. Check the path.") from error
+    return list(dict.fromkeys(line for line in lines if line))
 
 
 def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool) -> RunPlace:
@@ -155,28 +158,3 @@ def _line(told: Mapping[str, Any]) -> str:
         f"exchange {told['round']} of {told['rounds']}: {heard}{refused}, at most {most} bytes up and "
         f"{told['bytes_down']} down each, {told['seconds']:.1f} s"
     )
-
-
-def _sites(server: ServerFolder) -> tuple[dict[str, str], bool]:
-    """Who is there, if the server can be asked."""
-    from partsong.consortium.locking import holder_of
-
-    if holder_of(server.path / "server.lock") is None:
-        return dict.fromkeys(server.cards(), "unknown"), False
-    from partsong.flower_app.control import controlling
-
-    with controlling(server) as control:
-        nodes = control.nodes()
-    found = {site: nodes.get(server.node_of(site) or 0) for site in server.cards()}
-    return {site: "not registered" if node is None else node.status for site, node in found.items()}, True
-
-
-def _run_told(place: RunPlace) -> dict[str, Any]:
-    from partsong.consortium.locking import holder_of
-
-    done = len(place.progress.read_text().splitlines()) if place.progress.exists() else 0
-    if holder_of(place.lock) is not None:
-        return {"status": "running", "rounds_done": done}
-    if place.result.exists():
-        return {"status": json.loads(place.result.read_text())["status"], "rounds_done": done}
-    return {"status": "broken off", "rounds_done": done}

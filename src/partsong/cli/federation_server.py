@@ -1,4 +1,4 @@
-"""What a coordinator does before the first run: `init`, `invite`, `serve`, `admit`."""
+"""What a coordinator does about sites: `init`, `invite`, `serve`, `admit`, `remove`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
 from partsong.cli.outputs import put_json
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, PartsongError
 
 if TYPE_CHECKING:
     from partsong.consortium.roster import Listed
@@ -21,6 +21,7 @@ INIT = examples(
 )
 INVITE = examples("partsong federation invite north --folder liver")
 ADMIT = examples("partsong federation admit north-card.toml south-card.toml --folder liver")
+REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
 
 Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's folder, as made by init.")]
@@ -56,7 +57,7 @@ def init(
         put_json(told)
         return
     typer.echo(f"Federation {made.name!r} is in {folder}; its certificate is valid for {left} days.")
-    typer.echo("Keep this folder to yourself: ca.key and control.key are what the federation rests on.")
+    typer.echo("Keep this folder to yourself: ca.key, control.key and coordinator.key are what it rests on.")
     typer.echo(f"Next: partsong federation invite SITE --folder {folder}")
 
 
@@ -124,15 +125,48 @@ def admit(
     with controlling(server) as control:
         known = control.nodes()
         for card in taken:
+            is_new = card.site not in server.cards()
             server.admit(card)
-            if server.node_of(card.site) not in known:
+            if server.node_of(card.site) in known:
+                continue
+            try:
                 server.set_node(card.site, control.register(card.node_key, card.site))
+            except PartsongError:
+                if is_new:
+                    server.remove(card.site)
+                raise
     roster = server.roster()
     if as_json:
         put_json({"admitted": [card.site for card in taken], **_told(roster), "file": server.path / "roster.toml"})
         return
     typer.echo(f"Admitted: {', '.join(card.site for card in taken)}. Sites are now: {', '.join(sorted(roster.keys))}.")
     typer.echo(f"When all are in, send {server.path / 'roster.toml'} to all, and READ THEM ITS FINGERPRINT:")
+    typer.echo(f"  {roster.fingerprint}")
+
+
+@guarded
+def remove(
+    site: Annotated[str, typer.Argument(help="The site to take out.", show_default=False)],
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Take a site out: its node is not let in any more, and the roster is without it. Models that are made stay."""
+    from partsong.consortium.server_folder import ServerFolder
+
+    server = ServerFolder.at(folder)
+    node = server.node_of(site) if site in server.cards() else None
+    if node is not None:
+        from partsong.flower_app.control import controlling
+
+        with controlling(server) as control:
+            if node in control.nodes():
+                control.unregister(node)
+    roster = server.remove(site)
+    if as_json:
+        put_json({"removed": site, **_told(roster), "file": server.path / "roster.toml"})
+        return
+    typer.echo(f"Removed: {site}. Sites are now: {', '.join(sorted(roster.keys)) or 'none'}.")
+    typer.echo(f"Send {server.path / 'roster.toml'} to all others, and READ THEM ITS FINGERPRINT:")
     typer.echo(f"  {roster.fingerprint}")
 
 

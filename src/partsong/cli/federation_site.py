@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,24 +11,30 @@ import typer
 
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.cli.outputs import put_json, visible
+from partsong.cli.outputs import put_json, visible, warn
 from partsong.cli.wording import as_options
-from partsong.errors import DataError, ParameterError
+from partsong.errors import DataError, FileError, ParameterError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
     from partsong.consortium.kit import Kit
     from partsong.consortium.roster import Listed
+    from partsong.consortium.shared_key import SharedKey
     from partsong.consortium.site_folder import SiteFolder
     from partsong.data.table import Table
 
 JOIN = examples(
-    "partsong federation join liver-north.zip --data mine.h5ad",
+    "partsong federation join liver-north.zip --data mine.h5ad --shared-key sites.key",
     "partsong federation join liver-north.zip --roster roster.toml",
+)
+NO_SHARED_KEY = (
+    "This site shares no key with the others: a server with a list of likely names of columns can test them against "
+    "the hashes that it is sent. One site makes a key (partsong federation secret), tells the others by a way that "
+    "does not lead through the server, and all join with --shared-key."
 )
 LEAVES = """What leaves this site, and what does not:
   never    rows, weights of rows (W), names of rows, names of columns
-  once     a hash of the name of each column that site.toml lets out ({columns} now), and the number type
+  a run    a hash of the name of each column that site.toml lets out ({columns} now), {keyed}; the number type
   a round  what the recipe sends: sums or factors of k × {columns} numbers, of all {rows} rows; masked where site.toml
            says so ({masked}), so that the server sees sums over at least {parties} sites alone
   always   names of arrays, refusals as codes, and counts; the reasons stay here
@@ -48,6 +55,10 @@ def join(
     fingerprint: Annotated[
         OptionalText, typer.Option(help="The roster's fingerprint, as heard by telephone.", show_default=False)
     ] = None,
+    shared_key: Annotated[
+        OptionalPath,
+        typer.Option(help="File with the key that all sites share; - for standard input.", show_default=False),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the node once all is there.")] = True,
     label: Label = None,
@@ -60,11 +71,14 @@ def join(
     from partsong.consortium.kit import Kit
     from partsong.consortium.roster import Listed
 
+    shared = None if shared_key is None else _shared_key(shared_key)
     with tempfile.TemporaryDirectory() as scratch:
         read = Kit.read(kit, Path(scratch))
     place = folder or Path(f"site-{read.site}")
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
     site = _joined(place, read, data, {name: value for name, value in reading.items() if value is not None}, as_json)
+    if shared is not None:
+        site.take(shared)
     _show_and_ask(site, yes, as_json)
     listed = Listed.read(roster) if roster is not None else read.roster
     if listed is not None:
@@ -72,6 +86,7 @@ def join(
     pinned = site.roster()
     if as_json:
         told = {"site": site.site, "federation": site.federation, "folder": site.path, "card": site.path / "card.toml"}
+        told |= {"shared_key": site.shared_key() is not None}
         put_json({**told, "fingerprint": None if pinned is None else pinned.fingerprint})
     if pinned is None:
         if not as_json:
@@ -93,6 +108,17 @@ def _joined(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], a
         data, reading = before.data, {**before.reading, **reading}
     _check(data, Wanted(**reading), as_json)
     return SiteFolder.joining(place, kit, data, reading)
+
+
+def _shared_key(place: Path) -> SharedKey:
+    from partsong.consortium.shared_key import SharedKey
+
+    try:
+        return SharedKey.read(sys.stdin.readline() if str(place) == "-" else place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"--shared-key {place} cannot be read: {error}. Check the path.") from error
 
 
 def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
@@ -121,24 +147,33 @@ def _show_and_ask(site: SiteFolder, yes: bool, as_json: bool) -> None:
     text = LEAVES.format(
         rows=int(table.X.shape[0]),
         columns=leaving,
+        keyed="with the key that sites share" if site.shared_key() else "WITHOUT a key that sites share",
         masked=masked,
         parties=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
         policy=site.path / "site.toml",
     )
     typer.echo(text, err=as_json)
+    if site.shared_key() is None:
+        warn(NO_SHARED_KEY)
     if not yes and not typer.confirm("Join on these terms?", err=as_json):
         raise ParameterError(f"Not joined. Nothing has left this machine; the folder {site.path} can be removed.")
 
 
 def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -> None:
-    if site.roster() != listed and fingerprint is None and not yes:
+    is_unseen = site.roster() != listed and fingerprint is None
+    if is_unseen and not yes:
         typer.echo(f"\nThe roster names: {', '.join(sorted(listed.keys))}")
         typer.echo(f"Its fingerprint is  {listed.fingerprint}")
         if not typer.confirm("Did the coordinator READ YOU this same fingerprint?"):
             raise ParameterError("The roster was not taken. Call the coordinator and compare; nothing has left.")
         fingerprint = listed.fingerprint
     site.pin(listed, fingerprint)
+    if is_unseen and yes:
+        warn(
+            "The roster was taken, and nobody has compared its fingerprint: whoever sent it could have invented sites. "
+            "In scripts give the one that was read to you: --fingerprint."
+        )
 
 
 def _start(site: SiteFolder) -> None:

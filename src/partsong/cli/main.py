@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import partsong
-from partsong.cli import attack, check, compare, demo, federation, fit, guard, info, split, topics, transform
+from partsong.cli import attack, audit, check, compare, demo, federation, fit, guard, info, split, topics, transform
 from partsong.cli.termination import exit_code, leave
 from partsong.cli.usage import Commands
 
@@ -51,6 +51,7 @@ app.command(epilog=attack.EPILOG)(attack.attack)
 app.add_typer(topics.app, name="topics")
 app.command(epilog=demo.EPILOG)(demo.demo)
 app.add_typer(federation.app)
+app.add_typer(audit.app)
 
 
 def main() -> None:

@@ -78,6 +78,8 @@ def show_fit(told: dict[str, Any]) -> None:
         f"{told['n_documents']} texts{whose}, {n_empty} without a known word; {told['n_words']} words; "
         f"{told['rounds']} rounds ({told['outcome']})"
     )
+    if told["false_pass"] is not None:
+        typer.echo(f"A word at too few parties left them with a probability of at most {told['false_pass']:.1e}.")
     if told["model"] is not None:
         typer.echo(f"Model: {told['model']}")
     if told["html"] is not None:

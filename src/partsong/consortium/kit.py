@@ -1,6 +1,7 @@
 """Startup kits: what a site gets from the coordinator to join. Nothing in one is secret; it has to arrive unchanged.
 
-kit.toml      federation, site, address, fingerprint of the authority, fingerprint of the roster once there is one
+kit.toml      federation, site, address, fingerprint of the authority, the coordinator's signing key, fingerprint of
+              the roster once there is one
 ca.crt        the federation's authority
 roster.toml   who takes part, once that is known
 README.txt    what to do with it
@@ -14,20 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partsong.consortium.certificates import days_left, fingerprint
-from partsong.consortium.roster import Listed, require_name
+from partsong.consortium.roster import Listed, key_in, require_name
 from partsong.consortium.toml_text import toml_of, write
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import only, read_toml
 
-KEYS = ("federation", "site", "address", "authority", "roster")
+KEYS = ("federation", "site", "address", "authority", "coordinator", "roster")
 FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
 MOST_BYTES = 1 << 20
 
 README = """You are invited as {site!r} to the federation {federation!r}.
 
 1. Install:        pip install "partsong[flower]"
-2. Join:           partsong federation join {kit} --data YOUR-DATA
-   It checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
+2. Join:           partsong federation join {kit} --data YOUR-DATA --shared-key KEY-FILE
+   KEY-FILE holds the key that the sites share and the coordinator does not know; without one leave --shared-key out.
+   One of you makes it, and tells the others:  partsong federation secret
+   The command checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
 3. Send back the file card.toml that it names, over a channel that others cannot write to.
 4. You then get roster.toml. Compare its fingerprint with the coordinator BY TELEPHONE, and start your node:
                    partsong federation join {kit} --roster roster.toml
@@ -45,6 +48,8 @@ class Kit:
     site: str
     address: str
     authority: bytes
+    coordinator: bytes
+    """The key that the coordinator signs requests with."""
     roster: Listed | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +59,8 @@ class Kit:
     def save(self, path: Path) -> None:
         """As a .zip, or as a folder."""
         told = {"federation": self.federation, "site": self.site, "address": self.address}
-        told |= {"authority": fingerprint(self.authority), "roster": self.roster.fingerprint if self.roster else ""}
+        told |= {"authority": fingerprint(self.authority), "coordinator": self.coordinator.hex()}
+        told["roster"] = self.roster.fingerprint if self.roster else ""
         files = {"kit.toml": toml_of(told).encode(), "ca.crt": self.authority}
         files["README.txt"] = README.format(kit=path.name, **told).encode()
         if self.roster:
@@ -101,7 +107,7 @@ def _in_folder(folder: Path) -> Kit:
         raise FormatError(f"{folder / 'ca.crt'} is not the certificate that kit.toml names. Ask for the kit once more.")
     listed = folder / "roster.toml"
     roster = Listed.read(listed) if listed.exists() else None
-    return Kit(table["federation"], table["site"], table["address"], authority, roster)
+    return Kit(table["federation"], table["site"], table["address"], authority, key_in(table["coordinator"]), roster)
 
 
 def _unpack(path: Path, scratch: Path) -> None:

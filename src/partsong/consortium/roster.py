@@ -32,7 +32,7 @@ class Card:
     def __post_init__(self) -> None:
         require_name(self.site, "A site")
         require_node_key(self.node_key)
-        _key_in(self.signing_key)
+        key_in(self.signing_key)
 
     @staticmethod
     def read(path: Path) -> Card:
@@ -46,10 +46,14 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The roster of a federation: names of sites, and the keys that they sign with in masked sums."""
+    """The roster of a federation: names of sites and the keys that they sign with, the coordinator's key, and the
+    fingerprint of the authority behind its server's certificate. Whoever compares one fingerprint has compared all.
+    """
 
     federation: str
     keys: Mapping[str, bytes]
+    coordinator: bytes = b""
+    authority: str = ""
 
     def __post_init__(self) -> None:
         for name in self.keys:
@@ -57,20 +61,23 @@ class Listed:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over names and keys: eight groups of eight letters."""
+        """SHA-256 over all of it: eight groups of eight letters."""
         parts = [part for name in sorted(self.keys) for part in (name, self.keys[name])]
-        digest = key_agreement.fingerprint("partsong roster", self.federation, *parts).hex()
+        heading = ("partsong roster", self.federation, self.coordinator, self.authority)
+        digest = key_agreement.fingerprint(*heading, *parts).hex()
         return "-".join(digest[start : start + 8] for start in range(0, len(digest), 8))
 
     @staticmethod
     def read(path: Path) -> Listed:
         """From a file; one whose fingerprint is not that of its keys is damaged."""
-        table = dict(only(read_toml(path), ("federation", "fingerprint", "sites"), str(path)))
+        heading = ("federation", "fingerprint", "coordinator", "authority")
+        table = dict(only(read_toml(path), (*heading, "sites"), str(path)))
         sites = table.pop("sites", None)
-        told = _texts(table, ("federation", "fingerprint"), path)
+        told = _texts(table, heading, path)
         if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):
             raise FormatError(f"{path} lists no sites. Ask the coordinator for the roster once more.")
-        found = Listed(told["federation"], {name: _key_in(key) for name, key in sorted(sites.items())})
+        keys = {name: key_in(key) for name, key in sorted(sites.items())}
+        found = Listed(told["federation"], keys, key_in(told["coordinator"]), told["authority"])
         if found.fingerprint != told["fingerprint"]:
             raise FormatError(f"{path}: its fingerprint is not that of its keys: it was changed. Do not use it.")
         return found
@@ -78,7 +85,9 @@ class Listed:
     def written(self) -> bytes:
         """As the contents of a file."""
         sites = {name: self.keys[name].hex() for name in sorted(self.keys)}
-        return toml_of({"federation": self.federation, "fingerprint": self.fingerprint, "sites": sites}).encode()
+        told = {"federation": self.federation, "fingerprint": self.fingerprint}
+        told |= {"coordinator": self.coordinator.hex(), "authority": self.authority}
+        return toml_of({**told, "sites": sites}).encode()
 
 
 def same_fingerprint(one: str, other: str) -> bool:
@@ -108,7 +117,8 @@ def _texts(table: Mapping[str, Any], names: tuple[str, ...], path: Path) -> dict
     return {name: str(table[name]) for name in names}
 
 
-def _key_in(text: str) -> bytes:
+def key_in(text: str) -> bytes:
+    """A signing key from its hexadecimal letters."""
     try:
         key = bytes.fromhex(text)
     except ValueError:

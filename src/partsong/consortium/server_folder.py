@@ -3,6 +3,7 @@
 federation.toml       name and address
 ca.crt, ca.key        the authority            server.crt, server.key    what sites see
 control.key           who may start and stop runs here
+coordinator.key       what requests are signed with; sites have pinned its public part
 sites/NAME.toml       cards of sites           sites/NAME.node           the number of its node, once admitted
 roster.toml           names and keys, for all sites
 kits/                 startup kits
@@ -20,63 +21,17 @@ from partsong.consortium import certificates
 from partsong.consortium.certificates import Pair
 from partsong.consortium.kit import Kit, require_address
 from partsong.consortium.roster import Card, Listed, require_name
+from partsong.consortium.run_place import RunPlace
 from partsong.consortium.toml_text import toml_of, write
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import nearest, only, read_toml
+from partsong.federation.sealed import Signed
+from partsong.federation.signatures import COORDINATOR, public_key, signer, verifier
 from partsong.federation.site_files import make_folder
+from partsong.federation.transport import Transport
 from partsong.federation.wire import RUN
 
-
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """The folder of one run at the server."""
-
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        """The run's."""
-        return self.folder.name
-
-    @property
-    def experiment(self) -> Path:
-        """What is run."""
-        return self.folder / "experiment.toml"
-
-    @property
-    def settings(self) -> Path:
-        """How patiently, as JSON."""
-        return self.folder / "settings.json"
-
-    @property
-    def state(self) -> Path:
-        """The journal of the run."""
-        return self.folder / "state"
-
-    @property
-    def progress(self) -> Path:
-        """One line of JSON for each round that was done."""
-        return self.folder / "progress.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """How it ended, as JSON."""
-        return self.folder / "result.json"
-
-    @property
-    def model(self) -> Path:
-        """What came out."""
-        return self.folder / "model.safetensors"
-
-    @property
-    def number(self) -> Path:
-        """The number that Flower gave it last."""
-        return self.folder / "flower-run"
-
-    @property
-    def lock(self) -> Path:
-        """Held while somebody works on it."""
-        return self.folder / "lock"
+__all__ = ["RunPlace", "ServerFolder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +58,7 @@ class ServerFolder:
         write(path / "ca.crt", authority.certificate)
         write(path / "ca.key", authority.key, private=True)
         write(path / "control.key", secrets.token_hex(32), private=True)
+        write(path / "coordinator.key", secrets.token_bytes(32), private=True)
         made = ServerFolder(path, name, address)
         made._certify(authority, host)
         write(path / "federation.toml", toml_of({"name": name, "address": address}))
@@ -150,6 +106,25 @@ class ServerFolder:
         """For starting and stopping runs; not for sites."""
         return (self.path / "control.key").read_text()
 
+    @property
+    def coordinator(self) -> bytes:
+        """What sites know the coordinator's signatures by."""
+        return public_key(self._secret(), COORDINATOR)
+
+    def signed(self, transport: Transport) -> Signed:
+        """The same transport, with requests that are signed here, and replies by the keys of the roster."""
+        known = {name: verifier(key) for name, key in self.roster().keys.items()}
+        return Signed(transport, signer(self._secret(), COORDINATOR), known)
+
+    def _secret(self) -> int:
+        try:
+            return int.from_bytes((self.path / "coordinator.key").read_bytes(), "little")
+        except OSError as error:
+            raise FileError(
+                f"{self.path / 'coordinator.key'} cannot be read, and without it no site answers: take it from a copy, "
+                "or make the federation anew."
+            ) from error
+
     def cards(self) -> dict[str, Card]:
         """All that were taken in."""
         return {path.stem: Card.read(path) for path in sorted((self.path / "sites").glob("*.toml"))}
@@ -167,6 +142,14 @@ class ServerFolder:
         card.save(place)
         self.roster()
 
+    def remove(self, site: str) -> Listed:
+        """Forget a site; the roster that is left, which all others need."""
+        if site not in self.cards():
+            raise ParameterError(f"There is no site {site[:60]!r} here. {nearest(site, tuple(self.cards()))}")
+        for ending in ("toml", "node"):
+            (self.path / "sites" / f"{site}.{ending}").unlink(missing_ok=True)
+        return self.roster()
+
     def node_of(self, site: str) -> int | None:
         """The number of a site's node; None before it was registered."""
         place = self.path / "sites" / f"{site}.node"
@@ -178,7 +161,8 @@ class ServerFolder:
 
     def roster(self) -> Listed:
         """Of all cards that were taken in; also written to a file, to be sent to all."""
-        found = Listed(self.name, {name: bytes.fromhex(card.signing_key) for name, card in self.cards().items()})
+        keys = {name: bytes.fromhex(card.signing_key) for name, card in self.cards().items()}
+        found = Listed(self.name, keys, self.coordinator, certificates.fingerprint(self.authority))
         write(self.path / "roster.toml", found.written())
         return found
 
@@ -186,7 +170,8 @@ class ServerFolder:
         """A startup kit; with the roster, once the site is in it."""
         require_name(site, "A site")
         roster = self.roster()
-        kit = Kit(self.name, site, self.address, self.authority, roster if site in roster.keys else None)
+        listed = roster if site in roster.keys else None
+        kit = Kit(self.name, site, self.address, self.authority, self.coordinator, listed)
         path = place or self.path / "kits" / f"{self.name}-{site}.zip"
         kit.save(path)
         return path

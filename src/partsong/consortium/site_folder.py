@@ -1,11 +1,12 @@
 """A site's folder: its keys, its policy, and everything that it ever released. Nothing in it is read by the server.
 
-joined.toml       federation, site, address, and where the data are
+joined.toml       federation, site, address, the coordinator's key, and where the data are
 site.toml         the policy
 ca.crt            the authority of the federation            roster.toml     pinned
 node, node.pub    the key of its node                        secret          behind streams and signatures
-card.toml         what it tells of itself
+card.toml         what it tells of itself                    shared.key      known to sites alone
 state/            ledger, audit log, runs
+results/RUN/      model and weights of a run that is over
 flower/           Flower's own files
 """
 
@@ -19,13 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.consortium import certificates
+from partsong.consortium.first_policy import POLICY
 from partsong.consortium.kit import Kit, require_address
-from partsong.consortium.roster import Card, Listed, require_name, same_fingerprint
+from partsong.consortium.roster import Card, Listed, key_in, require_name, same_fingerprint
+from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.toml_text import toml_of, write
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import only, read_toml
 from partsong.federation.policy import Policy
-from partsong.federation.signatures import public_key
+from partsong.federation.sealed import SignedSite
+from partsong.federation.signatures import public_key, signer, verifier
 from partsong.federation.site import Site
 from partsong.federation.site_files import make_folder
 from partsong.federation.site_plan import Data
@@ -34,23 +38,9 @@ if TYPE_CHECKING:
     from partsong.data.table import Table
 
 READING = ("label", "transpose", "key", "header")
-KEYS = ("federation", "site", "address", "data", *READING)
+TOLD = ("federation", "site", "address", "data", "coordinator")
+KEYS = (*TOLD, *READING)
 SECRET_BYTES = 32
-
-POLICY = """# What this site lets itself be asked for. It is read here alone, and no message can change it.
-# Remove the # before a line to set it; an unknown key is an error.
-
-# recipes = ["exact", "fedavg"]     # others are refused; without this line: all
-# minimum_rows = 100                # without this line: twice the rank, where uploads are seen one by one
-minimum_parties = 3                 # fewer in a sum are refused
-maximum_rounds = 1000
-masked = true                       # the server sees sums alone
-# columns = ["gene-*"]              # names or patterns of those that may leave; without this line: all
-
-# [privacy]                         # over everything that this site ever releases
-# epsilon = 3.0
-# unit = "row"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +53,7 @@ class SiteFolder:
     address: str
     data: Path
     reading: Mapping[str, Any] = field(default_factory=dict)
+    coordinator: bytes = b""
 
     @staticmethod
     def at(path: Path) -> SiteFolder:
@@ -71,20 +62,21 @@ class SiteFolder:
         if not place.exists():
             raise FileError(f"{path} is not the folder of a site. Make it with: partsong federation join KIT --data …")
         table = only(read_toml(place), KEYS, str(place))
-        if not all(isinstance(table.get(name), str) for name in ("federation", "site", "address", "data")):
-            raise FormatError(f"{place} needs federation, site, address and data. Join once more.")
+        if not all(isinstance(table.get(name), str) for name in TOLD):
+            raise FormatError(f"{place} needs {', '.join(TOLD)}. Join once more.")
         require_address(table["address"])
         require_name(table["site"], "A site")
         reading = {name: table[name] for name in READING if name in table}
-        return SiteFolder(
-            path.resolve(), table["federation"], table["site"], table["address"], Path(table["data"]), reading
-        )
+        coordinator, data = key_in(table["coordinator"]), Path(table["data"])
+        federation, site, address = table["federation"], table["site"], table["address"]
+        return SiteFolder(path.resolve(), federation, site, address, data, reading, coordinator)
 
     @staticmethod
     def joining(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
         """Make it, or bring it up to date; keys and policy that are there stay."""
         certificates.require()
-        place = SiteFolder(path.resolve(), kit.federation, kit.site, kit.address, data.resolve(), dict(reading))
+        own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
+        place = SiteFolder(path.resolve(), *own)
         if (path / "joined.toml").exists():
             before = SiteFolder.at(path)
             if (before.federation, before.site) != (kit.federation, kit.site):
@@ -92,10 +84,10 @@ class SiteFolder:
                     f"{path} is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
                     f"{kit.site!r} in {kit.federation!r}. Choose another folder."
                 )
-            if (path / "ca.crt").read_bytes() != kit.authority:
+            if (path / "ca.crt").read_bytes() != kit.authority or before.coordinator != kit.coordinator:
                 raise ParameterError(
-                    f"The authority in this kit is not the one that {path} trusts. Ask the coordinator, by telephone, "
-                    "whether it was made anew; if so, join in a new folder."
+                    f"The authority or the coordinator's key in this kit is not the one that {path} trusts. Ask the "
+                    "coordinator, by telephone, whether it was made anew; if so, join in a new folder."
                 )
         for folder in (path, path / "state", path / "flower"):
             make_folder(folder)
@@ -104,6 +96,7 @@ class SiteFolder:
         if not (path / "site.toml").exists():
             write(path / "site.toml", POLICY)
         told = {"federation": kit.federation, "site": kit.site, "address": kit.address, "data": str(place.data)}
+        told["coordinator"] = kit.coordinator.hex()
         write(path / "joined.toml", toml_of({**told, **place.reading}))
         place.card().save(path / "card.toml")
         return place
@@ -116,6 +109,12 @@ class SiteFolder:
             raise ParameterError(
                 f"Site {self.site!r} is not in this roster under the key that was made here. Send the coordinator "
                 f"{self.path / 'card.toml'}, and ask for a new roster."
+            )
+        authority = certificates.fingerprint((self.path / "ca.crt").read_bytes())
+        if (roster.coordinator, roster.authority) != (self.coordinator, authority):
+            raise ParameterError(
+                "The coordinator's key or the authority in this roster is not that of the kit that this site has "
+                "joined with: one of the two was changed on its way. Do not use it, and call the coordinator."
             )
         if spoken is not None and not same_fingerprint(roster.fingerprint, spoken):
             raise ParameterError(
@@ -148,6 +147,26 @@ class SiteFolder:
         """Behind its streams and signatures."""
         return int.from_bytes((self.path / "secret").read_bytes(), "little")
 
+    def shared_key(self) -> SharedKey | None:
+        """What names of columns are hashed with; None where none was given."""
+        place = self.path / "shared.key"
+        return SharedKey.read(place.read_text()) if place.exists() else None
+
+    def take(self, key: SharedKey) -> None:
+        """Keep a shared key; it is never sent."""
+        write(self.path / "shared.key", key.text + "\n", private=True)
+
+    def answering(self) -> SignedSite:
+        """The party as it answers over a network: what its coordinator has signed, and nothing else."""
+
+        def answer(request: bytes) -> bytes:
+            return self.opened().answer(request)
+
+        def refuse(code: str, reason: str) -> bytes:
+            return self.opened().refuse(code, reason)
+
+        return SignedSite(self.site, answer, refuse, signer(self.secret(), self.site), verifier(self.coordinator))
+
     def opened(self) -> Site:
         """The party, ready to answer; the data are read now."""
         roster = self.roster()
@@ -156,8 +175,10 @@ class SiteFolder:
         stamp = self.data.stat() if self.data.exists() else None
         table = _table(self.data, tuple(self.reading.items()), stamp and (stamp.st_mtime_ns, stamp.st_size))
         columns = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
-        data = Data(table.X, columns, self.secret())
-        return Site(self.site, self.path / "state", data, self.policy(), dict(roster.keys))
+        data, shared = Data(table.X, columns, self.secret()), self.shared_key()
+        key = b"" if shared is None else shared.key_for("columns")
+        own = (data, self.policy(), dict(roster.keys), key)
+        return Site(self.site, self.path / "state", *own, results=self.path / "results")
 
     def _make_keys(self) -> None:
         if not (self.path / "secret").exists():

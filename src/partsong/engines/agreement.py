@@ -40,11 +40,11 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank shows to all others before it sends anything: 41 bytes.
+    """What a rank shows to all others before it sends anything: 49 bytes.
 
     `size`: bytes that follow. `faults`: own parties that are left out. `upload_bytes`, `form`: of an upload that it
     would add to a sum, and a checksum of the arrays (0: nothing to add). `norm`: of the model it holds, to notice ranks
-    that drift apart.
+    that drift apart. `first`: with which phase a sum begins, as rank 0 knows.
     """
 
     status: Status = Status.WELL
@@ -53,12 +53,14 @@ class Card:
     upload_bytes: int = 0
     form: int = 0
     norm: float = 0.0
+    first: int = 0
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct("<BQQQQd")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct("<BQQQQdQ")
 
     def written(self) -> bytes:
         """As bytes."""
-        return self.FORMAT.pack(self.status, self.size, self.faults, self.upload_bytes, self.form, self.norm)
+        counts = (self.size, self.faults, self.upload_bytes, self.form)
+        return self.FORMAT.pack(self.status, *counts, self.norm, self.first)
 
     @classmethod
     def read(cls, card: bytes) -> Card:

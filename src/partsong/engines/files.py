@@ -12,32 +12,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partsong.errors import FileError, FormatError, ParameterError
+from partsong.engines.replies import Heard, Lost, all_replies
+from partsong.engines.signed_files import MAGIC, MOST_BYTES, Sign, Verify, drop, opened, signed, sweep
+from partsong.errors import FileError, ParameterError
 
-MAGIC = b"PARTSONG"
-SIGNATURE_BYTES = 64
-MOST_BYTES = 1 << 31
+__all__ = ["MAGIC", "MOST_BYTES", "NAME", "Folders", "Lost", "Mailbox"]
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 REQUEST = re.compile(r"([0-9a-f]{32})\.request")
-
-Sign = Callable[[bytes], bytes]
-Verify = Callable[[bytes, bytes], bool]
-"""Signature and text -> whether the holder of the key has signed it."""
+REPLY = re.compile(r"([0-9a-f]{32})\.reply")
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Why there is no reply of a party that can be used."""
+@dataclass(slots=True)
+class Out:
+    """A request that lies in a party's folder: its ID, its file, when it was dropped, and why there is no reply yet."""
 
-    why: str
+    key: str
+    signed: bytes = field(repr=False)
+    dropped: float
+    why: str = "no reply file in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,8 @@ class Folders:
     known: Mapping[str, Verify] = field(repr=False)
     poll: float = 0.05
     most: int = MOST_BYTES
+    again: float = 60.0
+    out: dict[str, Out] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _require_names(self.known)
@@ -59,30 +60,61 @@ class Folders:
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Lost]:
         """Drop all requests, then wait for the replies; what was not answered in time is taken back."""
-        ids = {name: hashlib.sha256(request).hexdigest()[:32] for name, request in requests.items()}
+        return all_replies(self, requests, timeout)
+
+    def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Drop requests; whatever else lies in these parties' folders is taken back."""
         for name, request in requests.items():
-            inbox = self.folder / name / "in"
-            _sweep(inbox)
-            drop(inbox / f"{ids[name]}.request", _signed(self.sign, "request", name, ids[name], request))
-        found: dict[str, bytes | Lost] = {name: Lost("no reply file in time") for name in requests}
-        waiting, until = set(requests), time.monotonic() + timeout
-        while waiting and time.monotonic() < until:
-            for name in sorted(waiting):
-                found[name] = self._reply(name, ids[name])
-            waiting = {name for name in waiting if isinstance(found[name], Lost)}
-            if waiting:
-                time.sleep(min(self.poll, max(0.0, until - time.monotonic())))
-        for name, key in ids.items():
-            for path in (self.folder / name / "in" / f"{key}.request", self.folder / name / "out" / f"{key}.reply"):
-                path.unlink(missing_ok=True)
-        return found
+            key = hashlib.sha256(request).hexdigest()[:32]
+            out = Out(key, signed(self.sign, "request", name, key, request), time.monotonic())
+            inbox, outbox = (self.folder / name / side for side in ("in", "out"))
+            sweep(inbox, REQUEST, key)
+            sweep(outbox, REPLY, key)
+            drop(inbox / f"{key}.request", out.signed)
+            self.out.pop(name, None)
+            self.out[name] = out
+
+    def arrived(self, timeout: float) -> Heard | None:
+        """Look until there is a reply; who waits longest is looked at first. A request that is gone, without a reply
+        that can be used, is dropped again after a while.
+        """
+        until = time.monotonic() + timeout
+        while True:
+            for name, out in self.out.items():
+                found = self._reply(name, out.key)
+                if not isinstance(found, Lost):
+                    self._take_back(name)
+                    return name, found
+                out.why = found.why
+                self._drop_again(name, out)
+            left = until - time.monotonic()
+            if left <= 0 or not self.out:
+                return None
+            time.sleep(min(self.poll, left))
+
+    def recall(self) -> dict[str, Lost]:
+        """Take back all that was not answered."""
+        return {name: Lost(self._take_back(name).why) for name in list(self.out)}
+
+    def _drop_again(self, name: str, out: Out) -> None:
+        path, now = self.folder / name / "in" / f"{out.key}.request", time.monotonic()
+        if now - out.dropped > self.again and not path.exists():
+            out.dropped = now
+            with contextlib.suppress(FileError):
+                drop(path, out.signed)
+
+    def _take_back(self, name: str) -> Out:
+        out = self.out.pop(name)
+        for path in (f"in/{out.key}.request", f"out/{out.key}.reply"):
+            (self.folder / name / path).unlink(missing_ok=True)
+        return out
 
     def _reply(self, name: str, key: str) -> bytes | Lost:
         path = self.folder / name / "out" / f"{key}.reply"
         if not path.exists():
             return Lost("no reply file in time")
         try:
-            return _opened(path, self.known[name], ("reply", name, key), self.most)
+            return opened(path, self.known[name], ("reply", name, key), self.most)
         except FileError as error:
             return Lost(str(error))
 
@@ -117,71 +149,15 @@ class Mailbox:
             if found is None:
                 continue
             try:
-                request = _opened(path, self.server, ("request", self.name, found[1]), self.most)
+                request = opened(path, self.server, ("request", self.name, found[1]), self.most)
                 reply = answer(request)
-                drop(outbox / f"{found[1]}.reply", _signed(self.sign, "reply", self.name, found[1], reply))
+                drop(outbox / f"{found[1]}.reply", signed(self.sign, "reply", self.name, found[1], reply))
                 told = f"{found[1]}: answered"
             except FileError as error:
                 told = f"{found[1]}: not answered. {error}"
             with contextlib.suppress(OSError):
                 path.unlink()
             yield told
-
-
-def drop(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole when its name appears."""
-    draft = path.with_name(f".{secrets.token_hex(8)}.draft")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}. Check folder and disk.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-
-
-def _sweep(inbox: Path) -> None:
-    """Take back requests that were left by a server that was killed: whoever asks is the only one who does."""
-    for path in inbox.iterdir() if inbox.is_dir() else ():
-        if REQUEST.fullmatch(path.name):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _signed(sign: Sign, direction: str, party: str, key: str, content: bytes) -> bytes:
-    return MAGIC + sign(_statement(direction, party, key, content)) + content
-
-
-def _opened(path: Path, verify: Verify, where: tuple[str, str, str], most: int) -> bytes:
-    """The content, if it was signed for this place by the one who is known for it."""
-    try:
-        if path.is_symlink() or path.stat().st_size > most:
-            raise FormatError(
-                f"{path.name} is a link, or longer than the {most} bytes that are taken; it was not read."
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    start = len(MAGIC) + SIGNATURE_BYTES
-    signature, content = data[len(MAGIC) : start], data[start:]
-    if data[: len(MAGIC)] != MAGIC or not verify(signature, _statement(*where, content)):
-        raise FormatError(
-            f"{path.name} has not the signature that is known for its place: cut short, changed, from somebody else, "
-            "or repeated from another request. It was not used."
-        )
-    return content
-
-
-def _statement(direction: str, party: str, key: str, content: bytes) -> bytes:
-    parts = (b"partsong file drop", direction.encode(), party.encode(), key.encode(), hashlib.sha256(content).digest())
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def _require_names(names: Mapping[str, Verify] | tuple[str, ...]) -> None:

@@ -1,36 +1,39 @@
 """Flower as a transport: requests are pushed to nodes, replies are pulled, whatever does not come in time is lost.
 
-    message.content["arrays"]: "0", "1", …, pieces of the bytes        ["about"]: their number of bytes and SHA-256
-
-Flower cuts an array into objects of 5 MB that travel once where they are equal, so that a model for all sites is sent
-to the server's store once. Requests may be pushed more than once: a site answers the same request with the same bytes.
-Names are bound to nodes by the keys under which the nodes were registered.
+Requests may be pushed more than once: a site answers the same request with the same bytes. Names are bound to nodes by
+the keys under which the nodes were registered.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from partsong.engines.files import MOST_BYTES, Lost
-from partsong.errors import FormatError, MissingExtra, ParameterError
+from partsong.engines.flower_messages import MOST_BYTES, answer_to, content_of, question
+from partsong.engines.flower_pulling import Pulls
+from partsong.engines.replies import Heard, Lost, all_replies
+from partsong.errors import FormatError, ParameterError
 
-QUESTION = "query.partsong"
-PIECE_BYTES = 1 << 26
+__all__ = ["Flower", "answer_to", "content_of", "question"]
+
 UNUSABLE = {1: "its app could not be loaded", 2: "its app failed", 7: "it refused the app"}
 """Flower's error codes that do not go away by waiting, and what they mean."""
 TRIES = 3
+LONGEST = 86400.0
+"""Seconds after which Flower forgets a message, at most."""
 
 
 @dataclass(slots=True)
 class Asking:
-    """One site while it is asked: messages that were pushed, when, to which life of its node, and how it goes."""
+    """One site while it is asked: until when, messages that were pushed, when, to which life of its node, and how it is
+    going.
+    """
 
     request: bytes = field(repr=False)
+    until: float
     ids: list[str] = field(default_factory=list)
     pushed: float = -math.inf
     life: str = ""
@@ -39,11 +42,27 @@ class Asking:
     why: str = "nothing was heard in time"
 
 
+@dataclass(slots=True)
+class Watch:
+    """All sites that are asked, replies that were pulled and not handed out, when each node was last started, who was
+    not heard in time when all were waited for, and calls for replies.
+    """
+
+    asked: dict[str, Asking] = field(default_factory=dict)
+    found: dict[str, bytes | Lost] = field(default_factory=dict)
+    lives: Mapping[int, str] = field(default_factory=dict)
+    looked: float = -math.inf
+    missed: set[str] = field(default_factory=set)
+    pulls: Pulls = field(default_factory=Pulls)
+
+
 @dataclass(frozen=True, slots=True)
 class Flower:
     """Sites behind a Flower grid; `nodes` says which node is which site.
 
-    A request is pushed again when its node was started anew since, and after `again` seconds without a reply.
+    A request is pushed again when its node was started anew since, and after `again` seconds without a reply. Replies
+    to requests that others took the place of are never looked at. A site that was waited for in vain is not waited for
+    again before its node is back.
     """
 
     grid: Any = field(repr=False)
@@ -52,6 +71,7 @@ class Flower:
     again: float = 120.0
     look: float = 3.0
     most: int = MOST_BYTES
+    watch: Watch = field(default_factory=Watch, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(set(self.nodes.values())) < len(self.nodes):
@@ -63,33 +83,62 @@ class Flower:
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Lost]:
         """Push all requests, then pull until all are answered or time is up; late replies are never looked at."""
-        until = time.monotonic() + timeout
-        waiting = {name: Asking(request) for name, request in requests.items()}
-        found: dict[str, bytes | Lost] = {}
-        lives, looked = self._lives(), time.monotonic()
-        while waiting and time.monotonic() < until:
-            if time.monotonic() - looked > self.look:
-                lives, looked = self._lives(), time.monotonic()
-            self._push(waiting, lives, until)
-            for name, reply in self._pulled(waiting).items():
-                self._take(waiting[name], name, reply, found)
-            waiting = {name: one for name, one in waiting.items() if name not in found}
-            if waiting:
-                time.sleep(min(self.poll, max(0.0, until - time.monotonic())))
-        return found | {name: Lost(one.why) for name, one in waiting.items()}
+        return all_replies(self, requests, timeout)
 
-    def _push(self, waiting: Mapping[str, Asking], lives: Mapping[int, str], until: float) -> None:
+    def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Hand requests over; who cannot be reached now is tried again when replies are waited for."""
+        watch = self.watch
+        self._look()
+        away = {name for name in watch.missed & set(requests) if watch.lives and self.nodes[name] not in watch.lives}
+        for name in requests:
+            watch.found.pop(name, None)
+        asked = {name: Asking(request, time.monotonic() + timeout) for name, request in requests.items()}
+        watch.asked |= {name: one for name, one in asked.items() if name not in away}
+        self._push_due()
+        watch.asked |= {name: asked[name] for name in sorted(away)}
+        watch.found |= {name: Lost("its node is still not there") for name in sorted(away)}
+
+    def arrived(self, timeout: float) -> Heard | None:
+        """Pull until there is a reply; nodes that were started anew are asked again meanwhile."""
+        until, watch = time.monotonic() + timeout, self.watch
+        while not watch.found:
+            self._push_due()
+            for name, reply in self._pulled(watch.asked, max(0.0, until - time.monotonic())).items():
+                self._take(watch.asked[name], name, reply, watch.found)
+            left = until - time.monotonic()
+            if watch.found or left <= 0 or not watch.asked:
+                break
+            time.sleep(min(self.poll, left))
+        for name, found in watch.found.items():
+            del watch.asked[name], watch.found[name]
+            watch.missed -= {name} if isinstance(found, bytes) else set()
+            return name, found
+        return None
+
+    def recall(self) -> dict[str, Lost]:
+        """Forget all that was not answered: what comes of it later is not looked at."""
+        left = {name: Lost(one.why) for name, one in self.watch.asked.items()}
+        self.watch.missed |= set(left)
+        self.watch.asked.clear()
+        self.watch.found.clear()
+        return left
+
+    def _push_due(self) -> None:
         """Push to all that have not been asked yet, whose node began anew, or that were silent for long."""
-        now = time.monotonic()
-        due = []
-        for name, one in waiting.items():
-            life, since = lives.get(self.nodes[name], one.life), now - one.pushed
-            if life != one.life or since > (self.again if one.is_out else self.look):
+        now, watch = time.monotonic(), self.watch
+        self._look()
+        due, behind = [], watch.pulls.left_behind()
+        for name, one in watch.asked.items():
+            life, since = watch.lives.get(self.nodes[name], one.life), now - one.pushed
+            is_out = one.is_out and not behind.issuperset(one.ids)
+            if life != one.life or since > (self.again if is_out else self.look):
                 due.append(name)
                 one.life, one.pushed = life, now
         if not due:
             return
-        messages = [question(waiting[name].request, self.nodes[name], max(1.0, until - now)) for name in due]
+        waiting = watch.asked
+        lasting = {name: min(max(1.0, waiting[name].until - now), LONGEST) for name in due}
+        messages = [question(waiting[name].request, self.nodes[name], lasting[name]) for name in due]
         try:
             ids = list(self.grid.push_messages(messages))
         except Exception as error:
@@ -101,12 +150,13 @@ class Flower:
             if given is not None:
                 waiting[name].ids.append(given)
 
-    def _pulled(self, waiting: Mapping[str, Asking]) -> dict[str, Any]:
+    def _pulled(self, waiting: Mapping[str, Asking], timeout: float) -> dict[str, Any]:
         owners = {given: name for name, one in waiting.items() for given in one.ids}
         if not owners:
             return {}
         try:
-            replies: Iterable[Any] = self.grid.pull_messages(list(owners))
+            sizes = {given: len(waiting[name].request) for given, name in owners.items()}
+            replies = self.watch.pulls.replies(self.grid, sizes, max(timeout, self.poll))
         except Exception as error:
             for one in waiting.values():
                 one.why = f"replies could not be fetched ({type(error).__name__})"
@@ -138,55 +188,14 @@ class Flower:
         elif not one.ids:
             one.is_out = False
 
+    def _look(self) -> None:
+        """See which nodes are there, where that was not done just now."""
+        if time.monotonic() - self.watch.looked > self.look:
+            self.watch.lives, self.watch.looked = self._lives(), time.monotonic()
+
     def _lives(self) -> dict[int, str]:
         """When each node that is there was last started."""
         try:
             return {int(node.node_id): str(node.last_activated_at) for node in self.grid.get_nodes()}
         except Exception:
             return {}
-
-
-def question(data: bytes, node: int, patience: float) -> Any:
-    """A message to a node."""
-    return _flwr().Message(_content(data), node, QUESTION, ttl=patience)
-
-
-def answer_to(message: Any, data: bytes) -> Any:
-    """A message back."""
-    return _flwr().Message(_content(data), reply_to=message)
-
-
-def content_of(message: Any, most: int = MOST_BYTES) -> bytes:
-    """The bytes in a message; FormatError where they are not whole, or too many."""
-    try:
-        about, arrays = message.content["about"], message.content["arrays"]
-        size, digest = int(about["bytes"]), str(about["sha256"])
-        pieces = [arrays[str(number)].data for number in range(len(arrays))]
-    except Exception as error:
-        raise FormatError("a message of Flower does not hold what it should") from error
-    if size > most or sum(map(len, pieces)) != size:
-        raise FormatError("a message of Flower is cut short, or longer than is taken")
-    data = b"".join(pieces)
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise FormatError("a message of Flower was changed on its way")
-    return data
-
-
-def _content(data: bytes) -> Any:
-    flwr = _flwr()
-    starts = range(0, max(len(data), 1), PIECE_BYTES)
-    pieces = {str(number): data[start : start + PIECE_BYTES] for number, start in enumerate(starts)}
-    arrays = {
-        name: flwr.Array(dtype="uint8", shape=(len(piece),), stype="partsong.bytes", data=piece)
-        for name, piece in pieces.items()
-    }
-    about = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    return flwr.RecordDict({"arrays": flwr.ArrayRecord(arrays), "about": flwr.ConfigRecord(about)})
-
-
-def _flwr() -> Any:
-    try:
-        from flwr import app
-    except ImportError as error:
-        raise MissingExtra("This needs Flower. Install it with: pip install 'partsong[flower]'") from error
-    return app

@@ -30,7 +30,7 @@ from partsong.engines.boundary import Expected, check_sum, check_upload
 from partsong.engines.communicator import Communicator
 from partsong.engines.company import KEPT_OUT, WAYS_ON_WITH_ALL, Company, fixed_company, require_company
 from partsong.engines.rounds import WAYS_ON, Desk, Faults, Worked, named, nobody_left, note_left_out
-from partsong.engines.sums import Addend, Offer, Sitting, Total, addend, all_reduced, in_order, offered
+from partsong.engines.sums import Addend, Offer, Sitting, Total, addend, all_reduced, first_phase, in_order, offered
 from partsong.errors import PartsongError, PartyError, TooFewParties
 
 Result = TypeVar("Result")
@@ -150,7 +150,7 @@ def _summed(seat: Seat, desk: Desk, turn: Turn, worked: Worked) -> tuple[Total, 
     own: dict[str, PartsongError] = dict(worked.faults)
     at_fault: Faults = {**turn.missing, **own}
     sitting, new = _sitting(seat, desk, turn, worked.uploads, at_fault)
-    opening, faults, norm = _opening(seat, sitting), len(at_fault) + len(new), _norm(seat, turn.point.model)
+    opening, faults, norm = _opening(seat, desk, sitting), len(at_fault) + len(new), _norm(seat, turn.point.model)
     cards = agree(seat.communicator, replace(opening.card, faults=faults, norm=norm))
     _check_drift(seat, turn.point, [card.norm for card in cards])
     while any(card.faults for card in cards):
@@ -159,7 +159,7 @@ def _summed(seat: Seat, desk: Desk, turn: Turn, worked: Worked) -> tuple[Total, 
         present = [name for name in turn.asked if name not in at_fault]
         require_company(turn.fixed, present, turn.point.index, at_fault)
         sitting, new = _sitting(seat, desk, turn, worked.uploads, at_fault)
-        opening = _opening(seat, sitting)
+        opening = _opening(seat, desk, sitting)
         cards = agree(seat.communicator, replace(opening.card, faults=len(new)))
     require_company(turn.fixed, sitting.occasion.participants, turn.point.index)
     total = _concluded(seat, desk, sitting, opening, cards)
@@ -191,11 +191,11 @@ def _sitting(
     return Sitting(seat.communicator, reduction, aggregation, occasion, entered, states, silent), faults
 
 
-def _opening(seat: Seat, sitting: Sitting) -> Offer | Addend:
+def _opening(seat: Seat, desk: Desk, sitting: Sitting) -> Offer | Addend:
     aggregation = sitting.aggregation
     if seat.sums == ALL_REDUCE and isinstance(aggregation, Reducible):
         return addend(sitting, aggregation)
-    return offered(sitting)
+    return offered(sitting, first_phase(sitting, desk.server))
 
 
 def _concluded(seat: Seat, desk: Desk, sitting: Sitting, opening: Offer | Addend, cards: Sequence[Card]) -> Total:
@@ -204,7 +204,7 @@ def _concluded(seat: Seat, desk: Desk, sitting: Sitting, opening: Offer | Addend
         total = all_reduced(sitting, sitting.aggregation, opening, cards, seat.homes)
         if total is not None:
             return total
-        opening = offered(sitting)
+        opening = offered(sitting, first_phase(sitting, desk.server))
         cards = agree(seat.communicator, opening.card)
     return in_order(sitting, desk.server, opening, cards)
 

@@ -3,7 +3,7 @@
 In each round, between ranks (what parties send and hear is counted as in every other engine):
 
     for each phase of the reduction
-        everybody → everybody: a card (41 bytes): all is well, or not; how many bytes follow; the norm of the model
+        everybody → everybody: a card (49 bytes): all is well, or not; how many bytes follow; the norm of the model
         rank p → rank 0:       the phase's messages of p's parties
         rank 0 → everybody:    the server's answer; after the last phase the aggregate instead, with the names in it and
                                the bytes that each party has sent

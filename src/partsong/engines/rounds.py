@@ -242,12 +242,12 @@ def note_left_out(error: PartsongError, faults: Faults) -> None:
 
 
 def _reduce(setting: Setting, desk: Desk, entered: Entered) -> tuple[Summed, Traffic, int]:
-    """All phases of the reduction; returns the sum, what was sent, and the bytes of the server's answers."""
+    """The phases of one sum; returns the sum, what was sent, and the bytes of the server's answers."""
     reduction, occasion, states = setting.reduction, entered.occasion, entered.states
     silent = setting.schedule.silent.get(occasion.index, {})
     traffic: Traffic = []
     heard, server, answers = Message({}), desk.server, 0
-    for phase in range(reduction.phases):
+    for phase in range(reduction.first(server, occasion), reduction.phases):
         inbox: dict[str, Message] = {}
         for name in (name for name in occasion.participants if phase < silent.get(name, reduction.phases)):
             with named(name, f"reduction phase {phase}", occasion.index):

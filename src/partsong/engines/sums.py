@@ -83,27 +83,37 @@ class Clerk:
 class Offer:
     """What the own parties send in a phase, packed unless this is rank 0, and the card that says so."""
 
+    phase: int
     messages: Mapping[str, Message]
     parcel: Buffer
     card: Card
 
 
-def offered(sitting: Sitting, phase: int = 0, heard: Message = Message({})) -> Offer:
+def first_phase(sitting: Sitting, server: State) -> int:
+    """With which phase a sum begins; sent, where there are several: rank 0 says so on its card."""
+    communicator, reduction = sitting.communicator, sitting.reduction
+    if reduction.phases == 1:
+        return 0
+    first = reduction.first(server, sitting.occasion) if communicator.rank == 0 else 0
+    return agree(communicator, Card(first=first))[0].first
+
+
+def offered(sitting: Sitting, phase: int, heard: Message = Message({})) -> Offer:
     """The messages of a phase; the states of the own parties move on."""
     own: dict[str, Message] = {}
     for name in sitting.heard_in(phase):
         with named(name, f"reduction phase {phase}", sitting.occasion.index):
             sitting.states[name], own[name] = sitting.reduction.send(phase, sitting.states[name], heard)
     parcel = packed(own) if sitting.communicator.rank > 0 else b""
-    return Offer(own, parcel, Card(size=len(parcel)))
+    return Offer(phase, own, parcel, Card(size=len(parcel)))
 
 
 def in_order(sitting: Sitting, server: State, offer: Offer, cards: Sequence[Card]) -> Total:
-    """All phases of the reduction, of which the first has been offered and all have shown their cards for it."""
+    """The phases of one sum, of which the first has been offered and all have shown their cards for it."""
     communicator, names = sitting.communicator, sitting.occasion.participants
     clerk, traffic, answer = Clerk(sitting, server), Traffic(), {"": Message({})}
-    for phase in range(sitting.reduction.phases):
-        if phase > 0:
+    for phase in range(offer.phase, sitting.reduction.phases):
+        if phase > offer.phase:
             offer = offered(sitting, phase, answer[""])
             cards = agree(communicator, offer.card)
         inbox = dict(offer.messages)

@@ -31,7 +31,7 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
         occasion = Occasion(index, tuple(sorted({party for party, _, _ in sent})), layout, model)
         try:
             state: Any = standing
-            for phase in range(reduction.phases):
+            for phase in range(reduction.first(standing, occasion), reduction.phases):
                 inbox = {party: message for party, at, message in sent if at == phase}
                 state, _ = reduction.hear(phase, inbox, state, occasion)
             standing, total, included = reduction.total(state, Sum(), occasion)

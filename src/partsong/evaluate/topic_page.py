@@ -20,6 +20,10 @@ from partsong.io.atomic import replacing
 WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
 SHOWN = 12
 N_STYLES = 8
+LONGEST = 60
+"""Letters of a word that are shown."""
+JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+"""Not printable by themselves, and parts of words in many scripts."""
 LARGEST = 0.075
 """Radius of the largest topic, in sides of the map; less where there are more than fifty."""
 
@@ -45,13 +49,13 @@ TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "
 
 def facts_of(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
     """What a page tells of a fit, from its settings, and further numbers."""
-    told = {name: str(settings[name]) for name in TOLD if name in settings}
+    told = {name: shown(str(settings[name])) for name in TOLD if name in settings}
     return told | {name: f"{value:,}" for name, value in more.items()}
 
 
 def render_topics(page: TopicPage) -> str:
     """The page as text; the same topics give the same page."""
-    words = [[page.names[column] for column in topic] for topic in top_columns(page.H, SHOWN)]
+    words = [[shown(page.names[column]) for column in topic] for topic in top_columns(page.H, SHOWN)]
     lead = f"{page.title} over {len(page.names):,} words."
     if any(words):
         lead += f" {percent(topic_diversity(words))} of their strongest words are distinct."
@@ -72,9 +76,15 @@ def render_topics(page: TopicPage) -> str:
     return document(page.title, header, element("main", *body))
 
 
+def shown(word: str) -> str:
+    """A word that cannot disturb a page: control characters, and those that turn its direction, are spelled out."""
+    safe = "".join(letter if letter.isprintable() or letter in JOINERS else ascii(letter)[1:-1] for letter in word)
+    return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
     """Write the page, whole or not at all."""
-    text = render_topics(page).encode("utf-8", "replace")
+    text = render_topics(page).encode("utf-8")
     with replacing(path) as draft:
         draft.write_bytes(text)
     return Path(path)

@@ -29,6 +29,12 @@ class Asked:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     faults: dict[str, PartsongError] = field(default_factory=dict)
 
+    @property
+    def alone(self) -> dict[str, list[tuple[int, int]]]:
+        """Works of earlier rounds that count at their party although they were not heard here."""
+        told = {name: note["alone"] for name, note in self.notes.items() if _is_attempts(note.get("alone"))}
+        return {name: [(at[0], at[1]) for at in attempts] for name, attempts in told.items() if name in self.inbox}
+
     def require(self, stage: str, index: int) -> None:
         """Raise the first error, unless parties with one are left out."""
         if self.faults and self.faulty == "stop":
@@ -106,3 +112,11 @@ class Desk:
             asked.faults[name] = error_of(name, read.answer, nonce.round)
         else:
             asked.inbox[name], asked.notes[name] = read.answer, read.note
+
+
+def _is_attempts(value: Any) -> bool:
+    """Whether a site has told a list of rounds and attempts, and not something else."""
+    return isinstance(value, list) and all(
+        isinstance(at, list) and len(at) == 2 and all(type(number) is int and number >= 0 for number in at)
+        for at in value
+    )

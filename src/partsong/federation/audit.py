@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from partsong.core import Message, Program, type_name
+from partsong.federation.audit_report import Verified, row_of, verified
 from partsong.federation.chain import Chain
 from partsong.federation.wire import Refusal, Reply
 
@@ -39,22 +40,13 @@ class Audit:
             }
         )
 
-    def verify(self) -> tuple[int, str]:
-        """The number of lines and the last hash, if each follows from the one before; FormatError else."""
-        return Chain(self.path).head()
+    def verify(self, noted: str | None = None) -> Verified:
+        """The number of lines, times and the last hash, if each follows from the one before; BrokenChain else."""
+        return verified(self.path, noted)
 
     def show(self) -> Iterator[str]:
         """For people, one line each."""
-        for line in Chain(self.path).lines():
-            what = line["refusal"] or ", ".join(
-                f"{one['name']} {'×'.join(map(str, one['shape'])) or 'number'}" for one in line["arrays"]
-            )
-            spent = "" if line.get("epsilon") is None else f", ε {line['epsilon']:.4g} spent"
-            where = f"run {line['run']}, round {line['round']}, attempt {line['attempt']}, {line['kind']}"
-            repeated = " (again)" if line["again"] else ""
-            phase = f" {line['phase']}" if line["kind"] == "reduce" else ""
-            left = f"{what or 'nothing'}, {line['bytes']} bytes{spent}{repeated}"
-            yield f"{line['number']:6d} {line['time']} {where}{phase}: {left}"
+        return ("  ".join(row_of(line)) for line in Chain(self.path).lines())
 
 
 def protection_of(program: Program | None, epsilon: float | None) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from partsong.core import Layout, Message, Program, Schedule
 from partsong.errors import FeatureError, ParameterError, PartsongError
 from partsong.federation.asking import Asked, Desk
-from partsong.federation.columns import agreed
+from partsong.federation.columns import agreed, strangers_in
 from partsong.federation.naming import ASK, READ, TELL, missing_at
 from partsong.federation.record import Record
 from partsong.federation.wire import Kind, Nonce
@@ -29,7 +29,7 @@ def begun(agenda: Agenda, program: Program, schedule: Schedule, desk: Desk) -> R
     names = tuple(sorted(desk.transport.names()))
     if not names:
         raise ParameterError("A federation needs at least one site; the transport knows none.")
-    hello = _hello(agenda, desk, names, names)
+    hello = _with_one_key(agenda, desk, _hello(agenda, desk, names, names), names)
     hello.require_some("hello", 0)
     columns = agreed({name: message["columns"] for name, message in hello.inbox.items()}, agenda.rule)
     types = {str(note.get("type")) for note in hello.notes.values()}
@@ -38,15 +38,15 @@ def begun(agenda: Agenda, program: Program, schedule: Schedule, desk: Desk) -> R
     return Record(agenda.run, dict(agenda.experiment), layout, columns, 0, server, model, seen=dict(desk.seen))
 
 
-def joined(agenda: Agenda, desk: Desk, record: Record) -> tuple[Record, dict[str, PartsongError]]:
-    """Start the sites that have not; those that cannot are asked again before the next round."""
-    new = tuple(name for name in record.layout.parties if name not in record.started)
+def joined(
+    agenda: Agenda, desk: Desk, record: Record, among: Collection[str] | None = None
+) -> tuple[Record, dict[str, PartsongError]]:
+    """Start the sites that have not, of all or of some; those that cannot are asked again before the next round."""
+    names = record.layout.parties if among is None else sorted(among)
+    new = tuple(name for name in names if name not in record.started)
     if not new:
         return record, {}
-    layout = {"parties": list(record.layout.parties), "n_features": record.layout.n_features}
-    layout |= {"seed": record.layout.seed, "dtype": record.layout.dtype}
-    note = {"layout": layout, "experiment": dict(agenda.experiment), "rule": agenda.rule}
-    asked = desk.ask(new, Nonce(agenda.run, kind=Kind.START), Message({"columns": record.columns}), note)
+    asked = desk.ask(new, *start_of(agenda, record))
     lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
     for name, counts in lacking.items():
         helpers = sorted(record.started | asked.inbox.keys())
@@ -66,6 +66,14 @@ def joined(agenda: Agenda, desk: Desk, record: Record) -> tuple[Record, dict[str
     return replace(record, started=started, seen=dict(desk.seen)), asked.faults
 
 
+def start_of(agenda: Agenda, record: Record) -> tuple[Nonce, Message, dict[str, Any]]:
+    """What a site is told when a run is started there."""
+    layout = {"parties": list(record.layout.parties), "n_features": record.layout.n_features}
+    layout |= {"seed": record.layout.seed, "dtype": record.layout.dtype}
+    note = {"layout": layout, "experiment": dict(agenda.experiment), "rule": agenda.rule}
+    return Nonce(agenda.run, kind=Kind.START), Message({"columns": record.columns}), note
+
+
 def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helper: str) -> None:
     """Let a site that has the agreed columns tell another which it lacks; without a roster they decline."""
     offered = _hello(agenda, desk, (lacking,), record.layout.parties).inbox
@@ -79,6 +87,22 @@ def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helper:
         desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=READ), told[helper], {"from": helper})
 
 
-def _hello(agenda: Agenda, desk: Desk, names: tuple[str, ...], parties: tuple[str, ...]) -> Asked:
+def _hello(
+    agenda: Agenda, desk: Desk, names: tuple[str, ...], parties: tuple[str, ...], usual_key: str | None = None
+) -> Asked:
     note = {"experiment": dict(agenda.experiment), "parties": list(parties)}
+    if usual_key is not None:
+        note["shared_key"] = usual_key
     return desk.ask(names, Nonce(agenda.run, kind=Kind.HELLO), note=note)
+
+
+def _with_one_key(agenda: Agenda, desk: Desk, hello: Asked, parties: tuple[str, ...]) -> Asked:
+    """The same, where sites whose shared key is not that of most were told so, and have refused."""
+    marks = {name: str(note.get("shared_key", "")) for name, note in hello.notes.items()}
+    strangers, usual = strangers_in(marks)
+    if not strangers:
+        return hello
+    again = _hello(agenda, desk, strangers, parties, usual)
+    inbox = {name: message for name, message in hello.inbox.items() if name not in strangers} | again.inbox
+    notes = {name: note for name, note in hello.notes.items() if name not in strangers} | again.notes
+    return Asked(hello.faulty, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partsong.errors import FileError, FormatError
+from partsong.errors import BrokenChain, FileError, FormatError
 
 NOTHING = "0" * 64
 """The hash before the first line."""
@@ -35,7 +35,7 @@ class Chain:
         text, number, before = self._end()
         line = {"number": number + 1, "before": before, **entry}
         line["hash"] = _hash(line)
-        written = (json.dumps(line, sort_keys=True, allow_nan=False) + "\n").encode()
+        written = _text(line) + b"\n"
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -54,18 +54,24 @@ class Chain:
         return line
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All lines, each compared with the one before; FormatError at the first that does not fit."""
+        """All lines, each compared with the one before and with how it is written; BrokenChain at the first that does
+        not fit.
+        """
         before = NOTHING
         for number, text in enumerate(self._whole_lines(), 1):
             try:
                 line = json.loads(text)
                 is_sound = line["number"] == number and line["before"] == before and line["hash"] == _hash(line)
+                is_sound = is_sound and text == _text(line)
             except (ValueError, KeyError, TypeError, RecursionError):
                 is_sound = False
             if not is_sound:
-                raise FormatError(
+                raise BrokenChain(
                     f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
-                    "edited, or lines were taken out. What came before it is sound."
+                    "edited, or lines were taken out. What came before it is sound. Keep the file as it is, and ask "
+                    "who could write to it.",
+                    number,
+                    before,
                 )
             before = line["hash"]
             yield line
@@ -77,10 +83,26 @@ class Chain:
             number, before = line["number"], line["hash"]
         return number, before
 
+    def unfinished(self) -> int:
+        """Bytes of a last line that a crash has cut off, which the next line replaces; BrokenChain where no crash
+        leaves such bytes: more than a line, without its end.
+        """
+        rest = self._read().rpartition(b"\n")[2]
+        try:
+            line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
+            is_whole = isinstance(line, dict) and length < len(rest)
+        except (ValueError, RecursionError):
+            is_whole = False
+        if is_whole:
+            number, last = self.head()
+            raise BrokenChain(f"{self.path}, line {number + 1}: the end of this line was edited.", number + 1, last)
+        return len(rest)
+
     def _whole_lines(self) -> list[bytes]:
-        if not self.path.exists():
-            return []
-        return self.path.read_bytes().split(b"\n")[:-1]
+        return self._read().split(b"\n")[:-1]
+
+    def _read(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
 
     def _end(self) -> tuple[int, int, str]:
         """Length of all whole lines, and number and hash of the last; what is before it is not read again."""
@@ -108,5 +130,9 @@ class Chain:
 
 
 def _hash(line: Mapping[str, Any]) -> str:
-    content = {name: value for name, value in line.items() if name != "hash"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(_text({name: value for name, value in line.items() if name != "hash"})).hexdigest()
+
+
+def _text(line: Mapping[str, Any]) -> bytes:
+    """The one way to write a line."""
+    return json.dumps(line, sort_keys=True, allow_nan=False).encode()

@@ -3,7 +3,8 @@
     hash = BLAKE2b-128(name; key, run)
 
 Salted by the run, so that two runs cannot be compared. A server that has a list of likely names can still test them,
-unless all sites share a `key` that it does not know.
+unless all sites share a `key` that it does not know. Whether they have the same key they find out by a hash of it,
+which tells nothing of a random key.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from partsong.errors import FeatureError, ParameterError
 from partsong.federation.refusals import Denied
+from partsong.privacy.key_agreement import fingerprint
 
 HASH_BYTES = 16
 SAME, COMMON = RULES = ("same", "common")
@@ -34,6 +36,29 @@ def hashed(names: Sequence[str], run: str, key: bytes = b"") -> Any:
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), HASH_BYTES)
 
 
+def key_mark(key: bytes, run: str) -> str:
+    """By which sites find out that they have the same key; empty where there is none."""
+    return fingerprint("partsong mark of a shared key", run, key).hex()[:32] if key else ""
+
+
+def require_key_mark(own: str, usual: str) -> None:
+    """Refuse where most sites have another key."""
+    if own == usual:
+        return
+    here = "has another one" if own and usual else "has one, and they have none" if own else "has none, and they have"
+    raise Denied(
+        "shared-key",
+        f"Most sites hash names of columns with one shared key; this one {here}. Compare with the steward of another "
+        "site, not with the coordinator, and join again with --shared-key.",
+    )
+
+
+def strangers_in(marks: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Sites whose key is not that of most, and the mark of the key of most."""
+    usual = Counter(mark for _, mark in sorted(marks.items())).most_common(1)[0][0] if marks else ""
+    return tuple(name for name, mark in sorted(marks.items()) if mark != usual), usual
+
+
 def listed(hashes: Any) -> list[bytes]:
     """The rows as bytes; ParameterError where they are no hashes, or not all different."""
     array = np.asarray(hashes)
@@ -43,6 +68,12 @@ def listed(hashes: Any) -> list[bytes]:
     if len(set(rows)) < len(rows):
         raise ParameterError("A column is named more than once. Name each once.")
     return rows
+
+
+def labels_of(hashes: Any, run: str, public: Sequence[str] = ()) -> tuple[str, ...]:
+    """What a server calls columns: by name where it is `public` and no key was used, else "#" and the hash."""
+    known = dict(zip(listed(hashed(public, run)), public, strict=True)) if public else {}
+    return tuple(known.get(row, f"#{row.hex()}") for row in listed(hashes))
 
 
 def agreed(offers: Mapping[str, Any], rule: str) -> Any:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partsong.core import Round
+from partsong.errors import ParameterError
+from partsong.federation.arrivals_record import ArrivalsJournal
+from partsong.federation.asynchronous import AsynchronousCoordinator
 from partsong.federation.coordinator import Coordinator
 from partsong.federation.experiment import Experiment
+from partsong.federation.record import Journal, Record
 from partsong.federation.transport import Transport
 from partsong.privacy.admission import Roster
 
@@ -24,9 +28,29 @@ def conduct(
     """All rounds of an experiment among the sites of a transport, each on the disk before it is handed out.
 
     Where `folder` holds a part of this run, it goes on from there. A site that is lost or refuses stops it with an
-    error, after which it can be resumed, or is left out of the round, as the experiment says.
+    error, after which it can be resumed, or is left out of the round, as the experiment says. A round of an
+    asynchronous method is one arrival.
     """
     n_parties = len(transport.names())
-    coordinator = Coordinator(transport, folder, run, experiment.told(), experiment.columns, timeout)
+    coordinator = coordinator_of(experiment, transport, folder, run, timeout=timeout)
     reduction = experiment.reduction(n_parties, roster)
     return coordinator.run(experiment.program(n_parties), (), experiment.schedule(n_parties), reduction=reduction)
+
+
+def coordinator_of(
+    experiment: Experiment, transport: Transport, folder: Path, run: str, *, timeout: float
+) -> Coordinator | AsynchronousCoordinator:
+    """The engine for an experiment: with rounds that all sites share, or with arrivals."""
+    told, rule = experiment.told(), experiment.columns
+    if not experiment.is_asynchronous:
+        if ArrivalsJournal(folder).path.exists():
+            raise ParameterError(f"{folder} holds an asynchronous run. Take another folder.")
+        return Coordinator(transport, folder, run, told, rule, timeout)
+    return AsynchronousCoordinator(
+        transport, folder, run, told, rule, timeout, time_budget=experiment.time_budget, tol=experiment.tol
+    )
+
+
+def record_in(folder: Path) -> Record | None:
+    """A run as it stands in the server's folder, of either kind; None where none has begun."""
+    return ArrivalsJournal(folder).load() or Journal(folder).load()

@@ -39,10 +39,14 @@ class Setting:
 
 @dataclass(slots=True)
 class Course:
-    """A round as it goes: the attempt, who has been heard, who has fallen silent, and what was sent."""
+    """A round as it goes: the attempt, who may be asked, who has worked, who is still heard, who has fallen silent, and
+    what was sent.
+    """
 
     opening: Opening
     occasion: Occasion
+    invited: tuple[str, ...]
+    worked: tuple[str, ...]
     active: tuple[str, ...]
     silent: dict[str, int] = field(default_factory=dict)
     traffic: list[tuple[str, int, Message]] = field(default_factory=list)
@@ -92,7 +96,7 @@ class Coordinator:
                 record, done = self._one_round(setting, record)
                 yield done
                 del done
-            self._finish(setting.desk, record)
+            self._finish(setting, record)
 
     def _opened_run(self, program: Program, schedule: Schedule, reduction: Reduction) -> tuple[Setting, Record]:
         """A run as it stands in the folder; one that has not begun begins here."""
@@ -133,19 +137,21 @@ class Coordinator:
             traffic = tuple(course.traffic) if self.record else ()
             del aggregate, inbox
             server, model = program.finish(record.server, handed_over.pop())
-        worked = tuple(course.occasion.participants)
-        absence = Absence(tuple(name for name in parties if name not in worked), dict(course.silent))
+        opening = course.opening
+        absence = Absence(tuple(name for name in parties if name not in course.worked), dict(course.silent))
         after = replace(
-            self._charged(program, record, course),
+            self._charged(program, record, course).amended(opening.alone),
             index=index + 1,
             server=server,
             model=model,
             desk=state,
             company=frozenset(included),
-            counted={**record.counted, **dict.fromkeys(worked, (index, course.opening.attempt))},
+            counted={**record.counted, **dict.fromkeys(course.worked, (index, opening.attempt))},
             seen=dict(setting.desk.seen),
-            absences={**record.absences, **({index: absence} if absence != Absence() else {})},
+            outside=record.outside if opening.first > 0 else frozenset(),
         )
+        if absence != Absence():
+            after = replace(after, absences={**after.absences, index: absence})
         setting.journal.save(after)
         setting.journal.clear()
         down, seconds = point.model.nbytes + course.answers, time.perf_counter() - began
@@ -161,31 +167,36 @@ class Coordinator:
         missing: Mapping[str, PartsongError],
         fixed: Company | None,
     ) -> tuple[Course, dict[str, Message]]:
-        """Work and first phase. Under a reduction that hides uploads a sum is begun anew without those who failed."""
+        """Work and first phase. Under a reduction that hides uploads a sum is begun anew without those who failed, as
+        long as no upload has left a site; later it goes on without them.
+        """
         faults, journal, index = dict(missing), setting.journal, record.index
         opening = journal.opening(index)
         if opening is None:
-            opening = self._opened(setting, Opening(index, 0, invited), faults)
-        elif journal.phase(opening, 0) is None and not set(opening.asked) <= set(invited):
+            opening = self._opened(setting, record, Opening(index, 0, invited), faults)
+        elif opening.first == 0 and journal.phase(opening, 0) is None and not set(opening.asked) <= set(invited):
             rest = tuple(name for name in opening.asked if name in invited)
-            opening = self._opened(setting, Opening(index, opening.attempt + 1, rest, opening.refused), faults)
+            opening = self._opened(setting, record, Opening(index, opening.attempt + 1, rest, opening.refused), faults)
         while True:
-            inbox = journal.phase(opening, 0)
+            inbox = journal.phase(opening, opening.first)
             if inbox is None:
-                asked = self._asked_to_work(setting, record, opening)
+                asked = self._asked_to_work(setting, record, opening, invited)
                 inbox, faults = asked.inbox, {**faults, **asked.faults}
                 require_company(fixed, inbox, index, faults)
                 refused = {**opening.refused, **{name: str(error) for name, error in asked.faults.items()}}
-                if asked.faults and setting.reduction.hides_uploads:
+                if asked.faults and setting.reduction.hides_uploads and opening.first == 0:
                     again = Opening(index, opening.attempt + 1, tuple(inbox), refused)
-                    opening = self._opened(setting, again, faults)
+                    opening = self._opened(setting, record, again, faults)
                     continue
-                opening = replace(opening, refused=refused)
+                opening = replace(opening, refused=refused, alone=asked.alone)
                 journal.open(opening)
-            occasion = Occasion(index, tuple(sorted(inbox)), record.layout, record.model)
-            return Course(opening, occasion, occasion.participants), inbox
+            worked = tuple(sorted(inbox))
+            occasion = Occasion(index, worked if opening.first == 0 else opening.asked, record.layout, record.model)
+            return Course(opening, occasion, invited, worked, worked), inbox
 
-    def _opened(self, setting: Setting, opening: Opening, faults: Mapping[str, PartsongError]) -> Opening:
+    def _opened(
+        self, setting: Setting, record: Record, opening: Opening, faults: Mapping[str, PartsongError]
+    ) -> Opening:
         """An attempt that is on the disk before anybody is asked; those without a start are not asked."""
         refused = {**opening.refused, **{name: str(error) for name, error in faults.items() if name in opening.asked}}
         kept = tuple(name for name in opening.asked if name not in faults)
@@ -199,16 +210,19 @@ class Coordinator:
             )
             note_left_out(error, faults)
             raise error
-        opened = Opening(opening.index, opening.attempt, kept, refused)
+        occasion = Occasion(opening.index, kept, record.layout, record.model)
+        first = 0 if record.outside & set(kept) else setting.reduction.first(record.desk, occasion)
+        opened = Opening(opening.index, opening.attempt, kept, refused, first)
         setting.journal.open(opened)
         return opened
 
-    def _asked_to_work(self, setting: Setting, record: Record, opening: Opening) -> Asked:
-        nonce = Nonce(self.name, opening.index, opening.attempt, Kind.WORK)
+    def _asked_to_work(self, setting: Setting, record: Record, opening: Opening, invited: tuple[str, ...]) -> Asked:
+        nonce = Nonce(self.name, opening.index, opening.attempt, Kind.WORK, opening.first)
         counted = {name: list(record.counted[name]) for name in opening.asked if name in record.counted}
         notes = {name: {"counted": counted.get(name)} for name in opening.asked}
         shared = {"participants": list(opening.asked)}
-        asked = setting.desk.ask(opening.asked, nonce, record.model, shared, notes)
+        names = tuple(name for name in opening.asked if name in invited)
+        asked = setting.desk.ask(names, nonce, record.model, shared, notes)
         if not setting.reduction.hides_uploads and setting.reduction.phases == 1:
             asked = asked.checked(lambda name, upload: check_upload(name, upload, setting.expected))
         asked.require_some("work", opening.index)
@@ -217,12 +231,12 @@ class Coordinator:
     def _summed(
         self, setting: Setting, record: Record, course: Course, inbox: dict[str, Message]
     ) -> tuple[State, Message, tuple[str, ...]]:
-        """All phases of the reduction; who was heard in one is decided before the next begins."""
+        """The phases of one sum; who was heard in one is decided before the next begins."""
         reduction, occasion, opening = setting.reduction, course.occasion, course.opening
         server, heard = record.desk, Message({})
-        for phase in range(reduction.phases):
+        for phase in range(opening.first, reduction.phases):
             decided = setting.journal.phase(opening, phase)
-            heard_in = decided or (inbox if phase == 0 else self._phase(setting, course, phase, heard))
+            heard_in = decided or (inbox if phase == opening.first else self._phase(setting, course, phase, heard))
             course.silent |= {name: phase for name in course.active if name not in heard_in}
             course.active = tuple(sorted(heard_in))
             server, heard = reduction.hear(phase, heard_in, server, occasion)
@@ -234,7 +248,7 @@ class Coordinator:
 
     def _phase(self, setting: Setting, course: Course, phase: int, heard: Message) -> dict[str, Message]:
         nonce = Nonce(self.name, course.opening.index, course.opening.attempt, Kind.REDUCE, phase)
-        asked = setting.desk.ask(course.active, nonce, heard)
+        asked = setting.desk.ask([name for name in course.active if name in course.invited], nonce, heard)
         asked.require_some(f"phase {phase} of the sum", course.opening.index)
         return asked.inbox
 
@@ -246,8 +260,9 @@ class Coordinator:
         senders = {*course.opening.asked, *course.opening.refused} & record.started
         return replace(record, accounts=record.accounts.charge(sorted(senders), release, course.opening.attempt + 1))
 
-    def _finish(self, desk: Desk, record: Record) -> None:
-        """Tell all that the run is over; whoever does not hear it keeps a few files more."""
+    def _finish(self, setting: Setting, record: Record) -> None:
+        """Tell all that the run is over, and with which components; whoever does not hear it keeps a few files more."""
         names = tuple(sorted(record.started))
         notes = {name: {"counted": list(record.counted[name]) if name in record.counted else None} for name in names}
-        desk.ask(names, Nonce(self.name, record.index, kind=Kind.FINISH), record.model, {}, notes)
+        last = Message({**record.model.arrays, "components": setting.program.components(record.server)})
+        setting.desk.ask(names, Nonce(self.name, record.index, kind=Kind.FINISH), last, {}, notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +18,7 @@ from partsong.spending import USUAL_DELTA
 
 PRIVACY_KEYS = ("epsilon", "delta", "unit", "insecure_noise")
 POLICY_KEYS = (
-    "recipes", "minimum_rows", "minimum_parties", "maximum_rounds", "masked", "columns", "privacy",
+    "recipes", "minimum_rows", "minimum_parties", "maximum_rounds", "maximum_runs", "masked", "columns", "privacy",
 )  # fmt: skip
 
 
@@ -52,10 +52,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which recipes, how many rows, parties and rounds, whether masks are needed, which columns, and what privacy.
+    """Which recipes, how many rows, parties, rounds and runs, whether masks are needed, which columns, what privacy.
 
     `minimum_rows` None: 2k where uploads are seen one by one, and 1 where masks hide them. `columns`: names, or
-    patterns with * and ?, of those that may leave; None: all.
+    patterns with * and ?, of those that may leave; None: all. `maximum_runs`: over all time; None: any number.
     """
 
     recipes: tuple[str, ...] = METHODS
@@ -65,6 +65,7 @@ class Policy:
     masked: bool = False
     columns: tuple[str, ...] | None = None
     privacy: Allowance | None = None
+    maximum_runs: int | None = None
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Policy:
@@ -85,6 +86,7 @@ class Policy:
             masked,
             words(table, "columns", None),
             _allowance(table.get("privacy")),
+            whole(table, "maximum_runs", None),
         )
 
     @staticmethod
@@ -107,6 +109,11 @@ class Policy:
             raise Denied(
                 "parties", f"{wish.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
             )
+
+    def require_run(self, run: str, before: Collection[str]) -> None:
+        """Refuse a run that is one too many; `before` are all that there ever were."""
+        if self.maximum_runs is not None and run not in before and len(before) >= self.maximum_runs:
+            raise Denied("runs", f"{run!r} would be run {len(before) + 1}; allowed: {self.maximum_runs}.")
 
     def leaving(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Those of the columns that may leave, in their order."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Record:
     """A run between two rounds, as the server knows it.
 
     `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
-    it has told, `company` who was in the last sum.
+    it has told, `company` who was in the last sum, `outside` who has begun anew since the last set-up of masked sums.
     """
 
     run: str
@@ -52,6 +52,7 @@ class Record:
     seen: Mapping[str, int] = field(default_factory=dict)
     absences: Mapping[int, Absence] = field(default_factory=dict)
     accounts: Accounts = Accounts()
+    outside: frozenset[str] = frozenset()
 
     def absent(self) -> dict[int, frozenset[str]]:
         """Who missed which round, for a Schedule that repeats this run in one process."""
@@ -64,17 +65,31 @@ class Record:
     def readmitting(self, party: str) -> Record:
         """The same, where a site that has lost its states may begin anew: it is started again before the next round."""
         counted = {name: at for name, at in self.counted.items() if name != party}
-        return replace(self, started=self.started - {party}, counted=counted)
+        return replace(self, started=self.started - {party}, counted=counted, outside=self.outside | {party})
+
+    def amended(self, alone: Mapping[str, Sequence[Attempt]]) -> Record:
+        """The same, where parties were not heard in rounds in which they have worked: silent there, and not absent."""
+        absences = dict(self.absences)
+        for name, index in ((name, at[0]) for name, attempts in alone.items() for at in attempts):
+            one = absences.get(index, Absence())
+            if name in one.absent:
+                absent = tuple(other for other in one.absent if other != name)
+                absences[index] = Absence(absent, {**one.silent, name: 0})
+        return replace(self, absences=absences)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """An attempt: its round and number, who was asked, and why others were not."""
+    """An attempt: its round and number, who was asked, and why others were not; with which phase its sum begins, and
+    which works of earlier rounds, by party, count although they were not heard.
+    """
 
     index: int
     attempt: int
     asked: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    first: int = 0
+    alone: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,7 @@ class Journal:
             note["seen"],
             {index: Absence(tuple(absent), silent) for index, absent, silent in note["absences"]},
             Accounts.from_json(note["accounts"]),
+            frozenset(note["outside"]),
         )
 
     def save(self, record: Record) -> None:
@@ -118,6 +134,7 @@ class Journal:
             "seen": dict(record.seen),
             "absences": [[index, list(one.absent), dict(one.silent)] for index, one in record.absences.items()],
             "accounts": record.accounts.to_json(),
+            "outside": sorted(record.outside),
         }
         tree = (record.layout, record.columns, record.server, record.model, record.desk)
         save_state(self.folder / "run", tree, note)
@@ -134,13 +151,16 @@ class Journal:
         if not (self.folder / "opening").exists():
             return None
         _, note = load_state(self.folder / "opening")
-        found = Opening(note["index"], note["attempt"], tuple(note["asked"]), note["refused"])
+        alone = {name: [(at[0], at[1]) for at in attempts] for name, attempts in note["alone"].items()}
+        found = Opening(note["index"], note["attempt"], tuple(note["asked"]), note["refused"], note["first"], alone)
         return found if found.index == index else None
 
     def open(self, opening: Opening) -> None:
         """Before anybody is asked."""
         note = {"index": opening.index, "attempt": opening.attempt, "asked": list(opening.asked)}
-        save_state(self.folder / "opening", None, {**note, "refused": dict(opening.refused)})
+        alone = {name: [list(at) for at in attempts] for name, attempts in opening.alone.items()}
+        more = {"refused": dict(opening.refused), "first": opening.first, "alone": alone}
+        save_state(self.folder / "opening", None, {**note, **more})
 
     def phase(self, opening: Opening, phase: int) -> dict[str, Message] | None:
         """Who was heard in a phase of this attempt; None where that is not decided yet."""

@@ -14,13 +14,18 @@ from partsong.errors import (
     ParameterError,
     PartsongError,
     PartyError,
+    SiteLost,
+    SiteRefused,
     TooFewParties,
     UploadError,
 )
 from partsong.federation.wire import Refusal
 
+__all__ = ["CODES", "KINDS", "Denied", "SiteLost", "SiteRefused", "error_of", "refusal_of"]
+
 CODES: Mapping[str, str] = {
     "unreadable": "the request could not be read",
+    "unsigned": "the request was not signed by the coordinator that the site has pinned",
     "not-addressed": "the request was for another party",
     "not-started": "the site does not know this run; it has to be started there first",
     "conflict": "another request was answered, or charged, under the same run, round, attempt and phase",
@@ -32,10 +37,12 @@ CODES: Mapping[str, str] = {
     "ledger": "the site's ledger was edited, and it answers nothing until somebody has looked at it",
     "recipe": "the site's policy does not allow this recipe",
     "rounds": "the site's policy allows fewer rounds",
+    "runs": "the site's policy allows no further run",
     "rows": "the site holds fewer rows than its policy asks for",
     "parties": "fewer parties are in the sum than the site's policy asks for",
     "masks": "the site's policy asks for masked sums",
     "roster": "the parties are not those of the roster that the site has pinned",
+    "shared-key": "the site hashes names of columns with another shared key than most sites, or with none",
     "columns": "the site lacks columns that the others have, or may not let them leave",
     "no-columns": "the site's policy lets no column leave",
     "layout": "number type or columns of the site do not fit what was agreed on",
@@ -59,14 +66,6 @@ KINDS: Mapping[str, type[PartyError]] = {
     "upload": UploadError,
     "too-few": TooFewParties,
 }
-
-
-class SiteRefused(PartyError):
-    """A site has said no, with a code."""
-
-
-class SiteLost(PartyError):
-    """Nothing was heard of a site in time; the run can be resumed."""
 
 
 class Denied(PartsongError):

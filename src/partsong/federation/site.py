@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from partsong.core import Layout, Message, Shard, type_name
 from partsong.engines.boundary import check_together, stated_by
 from partsong.errors import CompositionError, FormatError, PartsongError
 from partsong.federation.audit import Audit, protection_of
-from partsong.federation.columns import SAME, Names, Wanted, hashed
+from partsong.federation.columns import SAME, Names, Wanted, hashed, key_mark, require_key_mark
+from partsong.federation.finishing import Ending
 from partsong.federation.ledger import SiteLedger, require_within
 from partsong.federation.locks import locked
 from partsong.federation.naming import ASK, TELL, Correspondent
@@ -37,7 +38,8 @@ from partsong.spending import USUAL_DELTA
 @dataclass(frozen=True, slots=True)
 class Site:
     """`roster`: the keys of all parties, pinned outside this protocol. `key`: what columns are hashed with, known to
-    sites alone; `reference`: names of columns that this site has heard of.
+    sites alone; `reference`: names of columns that this site has heard of; `results`: where models of runs that are
+    over go, for the people at the site.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Site:
     reference: Collection[str] = ()
     build: Build = plan_of
     kernel_threads: int = 1
+    results: Path | None = None
 
     @property
     def ledger(self) -> SiteLedger:
@@ -73,10 +76,19 @@ class Site:
                 done = self._refused(nonce, refusal_of(error), " ".join((str(error), *getattr(error, "__notes__", ()))))
             except Exception:
                 done = self._refused(nonce, Refusal("failed"), traceback.format_exc())
-            program = None if done.plan is None else done.plan.program
-            protection = protection_of(program, self._epsilon(done.plan))
-            self.audit.note(done.reply, done.payload, again=done.again, protection=protection)
-            return done.payload
+            return self._noted(done)
+
+    def refuse(self, code: str, reason: str) -> bytes:
+        """The bytes that say no to what is not even read; in the audit log as all that leaves."""
+        make_folder(self.folder)
+        with locked(self.folder / "lock", waits=True):
+            return self._noted(self._refused(Nonce("unknown"), Refusal(code), reason))
+
+    def _noted(self, done: Answered) -> bytes:
+        program = None if done.plan is None else done.plan.program
+        protection = protection_of(program, self._epsilon(done.plan))
+        self.audit.note(done.reply, done.payload, again=done.again, protection=protection)
+        return done.payload
 
     def _answered(self, request: Request) -> Answered:
         if request.party != self.name:
@@ -111,8 +123,10 @@ class Site:
         columns = self.policy.leaving(self.data.columns)
         if not columns:
             raise Denied("no-columns", "site.toml lets no column of these data leave.")
+        mark = key_mark(self.key, request.nonce.run)
+        require_key_mark(mark, str(request.note.get("shared_key", mark)))
         body = Message({"columns": hashed(columns, request.nonce.run, self.key)})
-        return self._plain(request, body, {"type": type_name(self.data.matrix().dtype)})
+        return self._plain(request, body, {"type": type_name(self.data.matrix().dtype), "shared_key": mark})
 
     def _start(self, request: Request) -> Answered:
         """Look at what is asked for, match the columns, and make the first state; nothing is released."""
@@ -121,6 +135,7 @@ class Site:
         if before is not None and before.digest != request.digest:
             raise Denied("conflict", "This run was started here before, with other settings.")
         if before is None:
+            self.policy.require_run(request.nonce.run, self._runs())
             layout, experiment = layout_in(request.note), experiment_in(request.note)
             plan = self.build(experiment, len(layout.parties), self.roster)
             order = self._order(request)
@@ -151,9 +166,20 @@ class Site:
         if counted != place.tally.counted and counted in place.files.attempts():
             place = place.counting(counted)
         place.files.save_model(request.body)
+        self._keep_result(place, request)
         place.files.forget({place.tally.counted} if place.tally.counted else set())
         place.files.forget_replies()
+        place.files.save_tally(replace(place.tally, standing=None), place.plan.source)
         return self._plain(request, Message({}))
+
+    def _keep_result(self, place: Workplace, request: Request) -> None:
+        """What the people at the site wanted it for; it is theirs, and nothing of it leaves."""
+        run, started = request.nonce.run, place.started
+        matrix, columns = self.data.matrix(started.order), tuple(self.data.columns[at] for at in started.order)
+        parties = len(started.layout.parties)
+        ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns)
+        with threads.kernels_on(self.kernel_threads):
+            ending.keep((self.results or self.folder / "results") / run, request.body)
 
     def _workplace(self, request: Request) -> Workplace:
         files = self._files(request)
@@ -166,6 +192,11 @@ class Site:
 
     def _files(self, request: Request) -> RunFolder:
         return RunFolder(self.folder / "runs" / request.nonce.run)
+
+    def _runs(self) -> set[str]:
+        """All that were ever started or charged here."""
+        charged = {line["attempt"][0] for line in self.ledger.chain.lines()}
+        return charged | {path.parent.name for path in (self.folder / "runs").glob("*/start")}
 
     def _check(self, plan: Plan, layout: Layout, shard: Shard) -> None:
         """What the site allows, and whether the parts go together; before anything is computed."""

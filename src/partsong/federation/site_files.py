@@ -43,13 +43,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The last work that the server has counted (None: none yet), what the reduction keeps between sums, and who was
-    in the last one, where that is known.
+    """The last work that counts here (None: none yet), what the reduction keeps between sums, and who was in the last
+    one, where that is known. `agreed`: the last work that the server has counted; `alone`: those after it, whose masked
+    uploads have left and were not heard in time: they count here, and the server is told.
     """
 
     counted: Attempt | None
     standing: State
     company: tuple[str, ...] | None = None
+    agreed: Attempt | None = None
+    alone: tuple[Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,14 @@ class RunFolder:
     def tally(self, source: Any) -> Tally:
         """Which work counts."""
         standing, note = load_state(self.path / "tally", {"source": source})
-        counted = note["counted"]
-        return Tally(None if counted is None else (counted[0], counted[1]), standing, _tuple(note["company"]))
+        alone = tuple((number, attempt) for number, attempt in note["alone"])
+        return Tally(_tuple(note["counted"]), standing, _tuple(note["company"]), _tuple(note["agreed"]), alone)
 
     def save_tally(self, tally: Tally, source: Any) -> None:
         """From here on another work counts."""
         make_folder(self.path)
-        note = {"counted": _list(tally.counted), "company": _list(tally.company)}
+        note = {"counted": _list(tally.counted), "company": _list(tally.company), "agreed": _list(tally.agreed)}
+        note["alone"] = [list(at) for at in tally.alone]
         save_state(self.path / "tally", tally.standing, note, {"source": source})
 
     def worked(self, at: Attempt) -> Worked | None:
@@ -139,10 +143,9 @@ class RunFolder:
         """The model that the run has ended with."""
         save_state(self.path / "model", model)
 
-    def last_phase(self, at: Attempt) -> int:
-        """The last phase of an attempt that was answered; −1 where there is none."""
-        phases = [int(found[3]) for found in self._matching(SENT) if (int(found[1]), int(found[2])) == at]
-        return max(phases, default=-1)
+    def phases(self, at: Attempt) -> list[int]:
+        """The phases of an attempt that were answered, in order."""
+        return sorted(int(found[3]) for found in self._matching(SENT) if (int(found[1]), int(found[2])) == at)
 
     def forget(self, keep: set[Attempt]) -> None:
         """Remove works and replies of other attempts than these."""
@@ -175,5 +178,5 @@ def _list(values: tuple[Any, ...] | None) -> list[Any] | None:
     return None if values is None else list(values)
 
 
-def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+def _tuple(values: list[Any] | None) -> Any:
     return None if values is None else tuple(values)

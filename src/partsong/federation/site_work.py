@@ -43,18 +43,22 @@ class Workplace:
     kernel_threads: int
 
     def work(self, request: Request) -> Answered:
-        """The program's work on the model, and the first phase of its sum."""
-        at = (request.nonce.round, request.nonce.attempt)
-        sent = self.files.sent(at, 0, self.plan.source)
+        """The program's work on the model, and the first phase of its sum, which the request names."""
+        at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
+        sent = self.files.sent(at, phase, self.plan.source)
         if sent is not None:
             return self._again(request, sent)
+        if phase >= self.plan.reduction.phases or self.files.phases(at):
+            raise Denied(
+                "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not begin with phase {phase}."
+            )
         place = self._in_step(request, at)
         occasion, company = place._occasion(request)
         self.ledger.charge(request.nonce, request.digest, self.plan.release, self.policy.privacy)
         worked = self.files.worked(at) or place._worked(request, at)
         aggregation = self.plan.program.aggregation
         seat = self.plan.reduction.begin(place.tally.standing, worked.upload, aggregation, occasion)
-        answered = self._sent(request, Sent("", seat, b"", company), Message({}))
+        answered = place._sent(request, Sent("", seat, b"", company), Message({}))
         self.files.forget({at, *([place.tally.counted] if place.tally.counted else [])})
         return answered
 
@@ -64,26 +68,25 @@ class Workplace:
         sent = self.files.sent(at, phase, self.plan.source)
         if sent is not None:
             return self._again(request, sent)
-        before = self.files.sent(at, phase - 1, self.plan.source)
-        if before is None or self.files.last_phase(at) != phase - 1 or phase >= self.plan.reduction.phases:
+        before, latest = self.files.sent(at, phase - 1, self.plan.source), self.files.attempts()[-1:]
+        is_next = before is not None and latest == [at] and self.files.phases(at)[-1] == phase - 1
+        if before is None or not is_next or phase >= self.plan.reduction.phases:
             raise Denied("out-of-turn", f"Phase {phase} of round {at[0]}, attempt {at[1]}, is not the next one here.")
-        try:
-            return self._sent(request, before, request.body)
-        except Denied:
-            raise
-        except PartsongError as error:
-            code = refusal_of(error).code
-            raise Denied("protocol" if code == "failed" else code, str(error)) from error
+        return self._sent(request, before, request.body)
 
-    def counting(self, counted: Attempt | None, summed: Attempt | None = None) -> Workplace:
-        """The same place, going on from a work that counts; what the reduction has learned in the last sum is kept."""
-        at = summed or counted
-        last = -1 if at is None else self.files.last_phase(at)
-        sent = None if at is None or last < 0 else self.files.sent(at, last, self.plan.source)
-        tally = Tally(counted, self.tally.standing, self.tally.company)
+    def counting(self, counted: Attempt | None) -> Workplace:
+        """The same place, going on from a work that the server counts; what the reduction has learned in the last sum
+        is kept.
+        """
+        return self._keeping(replace(self.tally, counted=counted, agreed=counted, alone=()), counted)
+
+    def _keeping(self, tally: Tally, summed: Attempt | None) -> Workplace:
+        """The same place with another tally, and what the reduction has learned in a sum."""
+        phases = [] if summed is None else self.files.phases(summed)
+        sent = self.files.sent(summed, phases[-1], self.plan.source) if summed is not None and phases else None
         if sent is not None:
             survivors = getattr(sent.seat, "survivors", ())
-            tally = Tally(counted, self.plan.reduction.rest(sent.seat), tuple(survivors) or None)
+            tally = replace(tally, standing=self.plan.reduction.rest(sent.seat), company=tuple(survivors) or None)
         self.files.save_tally(tally, self.plan.source)
         return replace(self, tally=tally)
 
@@ -91,21 +94,25 @@ class Workplace:
         """The place with the tally that the server counts on; refused where that is not here, or behind us.
 
         Work of which shares or a masked upload have left must count, or nothing more is done: sums of the same work
-        over other parties would differ by single uploads.
+        over other parties would differ by single uploads. Where that upload was all that has left, the server may not
+        have heard it, and has gone on without; such work counts here all the same.
         """
-        attempts, counted = self.files.attempts(), attempt_in(request.note.get("counted"))
+        attempts, counted, tally = self.files.attempts(), attempt_in(request.note.get("counted")), self.tally
         latest = attempts[-1] if attempts else None
-        if (latest is not None and at < latest) or (counted is not None and at[0] <= counted[0]):
+        if (latest is not None and at < latest) or any(one and at[0] <= one[0] for one in (counted, tally.counted)):
             raise Denied("out-of-step", f"Round {at[0]}, attempt {at[1]}, is behind {latest or counted}.")
-        if latest not in (None, at, counted) and self.plan.reduction.hides_uploads:
+        if latest not in (None, at, counted, tally.counted) and self.plan.reduction.hides_uploads:
             assert latest is not None
-            if self.files.last_phase(latest) > 0:
-                raise Denied("round-closed", f"Shares or a masked upload of {latest} have left, and it must count.")
-        if counted == self.tally.counted:
-            is_new_round = latest is not None and at[0] > latest[0] and latest != counted
-            return self.counting(counted, latest) if is_new_round else self
+            phases = self.files.phases(latest)
+            if phases and phases[-1] > 0:
+                if at[0] == latest[0] or len(phases) > 1 or counted != tally.agreed:
+                    raise Denied("round-closed", f"Shares or a masked upload of {latest} have left, and it must count.")
+                return self._keeping(replace(tally, counted=latest, alone=(*tally.alone, latest)), latest)
+        if counted == tally.agreed:
+            is_new_round = latest is not None and at[0] > latest[0] and latest != tally.counted
+            return self._keeping(tally, latest) if is_new_round else self
         if counted is None or counted not in attempts:
-            raise Denied("out-of-step", f"The server counts on {counted}; here it is {self.tally.counted}.")
+            raise Denied("out-of-step", f"The server counts on {counted}; here it is {tally.agreed}.")
         return self.counting(counted)
 
     def _occasion(self, request: Request) -> tuple[Occasion, tuple[str, ...] | None]:
@@ -136,16 +143,24 @@ class Workplace:
     def _sent(self, request: Request, before: Sent, heard: Message) -> Answered:
         """The answer of a phase, on the disk."""
         nonce = request.nonce
-        seat, message = self.plan.reduction.send(nonce.phase, before.seat, heard)
+        seat, message = self._spoken(nonce.phase, before.seat, heard)
         survivors: Any = getattr(seat, "survivors", ())
         if before.company is not None and survivors and set(survivors) != set(before.company):
             raise Denied("company", f"The sum before in this round was over {before.company}, this one: {survivors}.")
         if survivors and len(survivors) < self.policy.minimum_parties:
             raise Denied("parties", f"Only {len(survivors)} parties would be in the sum.")
-        reply = Reply(self.name, nonce, message, self.ledger.serial)
+        alone = {"alone": [list(at) for at in self.tally.alone]} if self.tally.alone else {}
+        reply = Reply(self.name, nonce, message, self.ledger.serial, alone)
         sent = Sent(request.digest, seat, reply.written(), before.company)
         self.files.save_sent((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
         return Answered(reply, sent.reply, plan=self.plan)
+
+    def _spoken(self, phase: int, seat: Any, heard: Message) -> tuple[Any, Message]:
+        try:
+            return self.plan.reduction.send(phase, seat, heard)
+        except PartsongError as error:
+            code = refusal_of(error).code
+            raise Denied("protocol" if code == "failed" else code, str(error)) from error
 
     def _again(self, request: Request, sent: Sent) -> Answered:
         """The same bytes, to the same request only."""

@@ -12,17 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from partsong.core import Layout, Message
-from partsong.errors import FileError, PartsongError
+from partsong.errors import DamagedState, PartsongError
 from partsong.io import state_tree
 from partsong.io.opening import parsing
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, write_tensors
+from partsong.program_states import program_states
 
 KIND = FileKind("partsong-federation", 1, is_private=True)
-
-
-class DamagedState(FileError):
-    """A file of our own cannot be read any more; take it from a copy, or begin anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +79,20 @@ def load_state(path: Path, given: Mapping[str, Any] | None = None, types: Sequen
         raise DamagedState(f"{path}: {error}") from error
 
 
-@cache
 def state_types() -> tuple[type, ...]:
     """All that states of synchronous programs and of reductions are made of."""
-    from partsong.local.alternate import Columns, Rows
-    from partsong.local.momentum import Pace
-    from partsong.local.rules import RuleState
-    from partsong.programs.consensus import ConsensusParty, ConsensusServer
-    from partsong.programs.private_consensus import PrivateParty
-    from partsong.programs.private_statistics import PrivateModel, PrivateRows
-    from partsong.programs.relay import RelayParty, RelayServer
-    from partsong.programs.sketch_exchange import SketchServer
-    from partsong.programs.sketch_turns import SketchParty
-    from partsong.programs.sketched_consensus import MeanServer, SteppingParty
-    from partsong.programs.strata_play import PlayParty, PlayServer
-
-    plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
-    private = (PrivateParty, PrivateRows, PrivateModel)
-    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer)
-    return (Message, Layout, *plain, *private, *sketched, PlayParty, PlayServer, *_masked_types())
+    return (*program_states(), *_masked_types())
 
 
+@cache
 def _masked_types() -> tuple[type, ...]:
-    from partsong.privacy.admission import Admitted, Terms
+    from partsong.privacy.admission import Admitted, Circle, Gathering, Terms
     from partsong.privacy.contents import Piece
-    from partsong.privacy.dealing import Holding
-    from partsong.privacy.envelopes import Advert
+    from partsong.privacy.dealing import Secrets
+    from partsong.privacy.envelopes import About, Advert
     from partsong.privacy.key_agreement import KeyPair
-    from partsong.privacy.masked_party import Draft, Member, Seat
-    from partsong.privacy.masked_server import Desk
+    from partsong.privacy.masked_party import Dealer, Draft, Member, Place, Seat
+    from partsong.privacy.masked_server import Desk, Register
 
-    return (Member, Draft, Seat, Desk, KeyPair, Advert, Admitted, Terms, Piece, Holding)
+    party = (Member, Place, Draft, Dealer, Seat, Secrets, KeyPair)
+    return (*party, Desk, Register, Terms, Admitted, Circle, Gathering, Advert, About, Piece)

@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from partsong.engines.files import Lost
+from partsong.engines.replies import Heard, Lost, Replies
+from partsong.streams import stream
 
-__all__ = ["InProcess", "Lost", "Transport"]
+__all__ = ["InProcess", "Lost", "Transport", "by_list", "by_seed"]
+
+Turn = Callable[[Sequence[str]], str | None]
+"""Who of those that are asked is heard next; those who wait longest come first. None: nobody in time."""
 
 
-class Transport(Protocol):
-    """Asks sites, all at the same time, and waits for at most so many seconds; the same request may be sent twice."""
+class Transport(Replies, Protocol):
+    """Sends requests to sites, all at the same time; the same one may be sent twice. Who waits for all of them uses
+    `ask`, who takes what comes uses `push`, `arrived` and `recall`: one of the two ways at a time.
+    """
 
     def names(self) -> tuple[str, ...]:
         """All sites that can be asked."""
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
-        """What each of them answers; a site that is missing from the result is lost."""
+        """What each of them answers within so many seconds; a site that is missing from the result is lost."""
+
+
+def first_come(waiting: Sequence[str]) -> str | None:
+    """In the order in which they were asked."""
+    return next(iter(waiting), None)
+
+
+def by_seed(seed: int) -> Turn:
+    """In an order that a seed decides."""
+    draw = stream(seed, "turns")
+    return lambda waiting: waiting[int(draw.integers(len(waiting)))] if waiting else None
+
+
+def by_list(names: Iterable[str]) -> Turn:
+    """In this order; after its end as they were asked."""
+    left = iter(tuple(names))
+
+    def turn(waiting: Sequence[str]) -> str | None:
+        name = next(left, None)
+        return first_come(waiting) if name is None else name if name in waiting else None
+
+    return turn
 
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """Sites in this process, through the same bytes; one whose answer ends in an error is lost."""
+    """Sites in this process, through the same bytes; one whose answer ends in an error is lost.
+
+    A site that was pushed a request works when it is its `turn` to be heard, so that every order can be had.
+    """
 
     sites: Mapping[str, Callable[[bytes], bytes]]
+    turn: Turn = first_come
+    out: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def names(self) -> tuple[str, ...]:
         """Theirs."""
@@ -34,6 +67,23 @@ class InProcess:
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
         """One after another."""
         return {name: self._asked(name, request) for name, request in requests.items()}
+
+    def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Nobody works yet."""
+        for name, request in requests.items():
+            self.out.pop(name, None)
+            self.out[name] = request
+
+    def arrived(self, timeout: float) -> Heard | None:
+        """Whose turn it is."""
+        name = self.turn(tuple(self.out))
+        return None if name is None else (name, self._asked(name, self.out.pop(name)))
+
+    def recall(self) -> dict[str, Lost]:
+        """Those that were not heard have not begun."""
+        left = dict.fromkeys(self.out, Lost("its turn did not come"))
+        self.out.clear()
+        return left
 
     def _asked(self, name: str, request: bytes) -> bytes | Lost:
         try:

@@ -20,7 +20,7 @@ def answer(message: Any, context: Any) -> Any:
     """Ask the party in the site's folder. Flower would send the text of an error to the server, so it stays here."""
     folder = Path(str(context.node_config["site"]))
     try:
-        return answer_to(message, SiteFolder.at(folder).opened().answer(content_of(message)))
+        return answer_to(message, SiteFolder.at(folder).answering()(content_of(message)))
     except Exception:
         with contextlib.suppress(OSError), (folder / "state" / "site.log").open("a", encoding="utf-8") as log:
             log.write(traceback.format_exc())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,7 +66,21 @@ class Control:
 
         key: Any = load_ssh_public_key(public_key.encode())
         request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=site)
-        return int(self._tried(lambda: self.client.RegisterNode(request)).node_id)
+        try:
+            return int(self._tried(lambda: self.client.RegisterNode(request)).node_id)
+        except ServerError as error:
+            if "412" not in str(error):
+                raise
+            raise ServerError(
+                f"The key of {site!r} was known here before, under another name or until it was removed, and Flower "
+                "takes no key twice. The site has to join anew in a new folder (--folder), which makes new keys."
+            ) from error
+
+    def unregister(self, number: int) -> None:
+        """Let a node in no more."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._tried(lambda: self.client.UnregisterNode(UnregisterNodeRequest(node_id=number)))
 
     def nodes(self) -> dict[int, Node]:
         """All that are registered."""
@@ -112,6 +127,11 @@ class Control:
             try:
                 return call()
             except httpx.TransportError as error:
+                if why := distrust(error):
+                    raise ServerError(
+                        f"Who answers at {self.address} has no certificate by the authority of this federation "
+                        f"({why}). If it has expired, renew it with: partsong federation init FOLDER --renew"
+                    ) from error
                 if not left:
                     raise ServerError(
                         f"No server answers at {self.address} ({type(error).__name__}). Start it with: partsong "
@@ -143,6 +163,16 @@ def controlling(server: ServerFolder) -> Iterator[Control]:
         yield Control(client, address)
     finally:
         client.close()
+
+
+def distrust(error: BaseException) -> str:
+    """Why a certificate was not accepted, where that is behind an error of a connection; else nothing."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(seen):
+            return getattr(seen, "verify_message", "") or str(seen)
+        seen = seen.__cause__ or seen.__context__
+    return ""
 
 
 def app_bundle() -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +17,13 @@ from partsong.consortium.locking import holder_of
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
 from partsong.errors import PartsongError, PartyError
-from partsong.federation import refusals
-from partsong.flower_app.control import Control, ServerError, controlling
+from partsong.flower_app.control import Control, ServerError, Status, controlling
 
 STARTS = 3
 POLL = 2.0
 GRACE = 15.0
+STOPPED = "stopped"
+"""What Flower says of a run that somebody has stopped."""
 
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -45,28 +49,58 @@ class Lines:
 
 
 def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, Any]:
-    """Start it, follow it, and give back how it ended; one that ends without a word is started again, and goes on."""
+    """Start it, follow it, and give back how it ended; one that ends without a word is started again, and goes on.
+
+    One that is being worked on is followed, and not started a second time.
+    """
     progress = Lines(place.progress, place.progress.stat().st_size if place.progress.exists() else 0)
     with controlling(server) as control:
-        details = ""
+        status = Status("unknown")
         for _ in range(STARTS):
-            place.result.unlink(missing_ok=True)
-            number = control.start(place.name)
-            write(place.number, str(number))
+            number = _started(control, place)
             try:
-                details = _watched(control, number, place, progress, tell)
+                status = _watched(control, number, place, progress, tell)
             except KeyboardInterrupt:
                 control.stop(number)
+                end_work(place)
                 raise
             if place.result.exists():
                 return _told(place)
+            if status.sub_status == STOPPED:
+                end_work(place)
+                raise ServerError(f"Run {place.name!r} was stopped. Nothing is lost: --resume goes on with it.")
         raise ServerError(
-            f"Run {place.name!r} has ended {STARTS} times without a word ({details or 'no details'}). Look at the "
-            "server's log; it can be resumed."
+            f"Run {place.name!r} has ended {STARTS} times without a word ({status.details or 'no details'}). Look at "
+            "the server's log; it can be resumed."
         )
 
 
-def _watched(control: Control, number: int, place: RunPlace, progress: Lines, tell: Tell) -> str:
+def end_work(place: RunPlace) -> None:
+    """End the process that works on a run. A run that Flower has stopped is not told so, and would wait for sites."""
+    for how, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        holder, until = holder_of(place.lock), time.monotonic() + patience
+        if holder is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(holder, how)
+        while holder_of(place.lock) is not None and time.monotonic() < until:
+            time.sleep(0.1)
+
+
+def _started(control: Control, place: RunPlace) -> int:
+    """Flower's number of the run: a new one, or that of the process that is at work on it."""
+    if holder_of(place.lock) is not None and place.number.exists():
+        number = int(place.number.read_text())
+        if not control.status(number).is_over:
+            return number
+        end_work(place)
+    place.result.unlink(missing_ok=True)
+    number = control.start(place.name)
+    write(place.number, str(number))
+    return number
+
+
+def _watched(control: Control, number: int, place: RunPlace, progress: Lines, tell: Tell) -> Status:
     """Until it is over; what Flower says of it. A process that has died is not waited for."""
     was_seen, gone, ended = False, 0.0, 0.0
     while True:
@@ -87,7 +121,7 @@ def _watched(control: Control, number: int, place: RunPlace, progress: Lines, te
         time.sleep(POLL)
     for line in progress.new():
         tell(line)
-    return status.details
+    return status
 
 
 def _told(place: RunPlace) -> dict[str, Any]:
@@ -95,9 +129,8 @@ def _told(place: RunPlace) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(place.result.read_text())
     if found["status"] == "done":
         return found
-    known = {**vars(errors), **vars(refusals)}
-    kind = known.get(found["type"])
-    is_ours = isinstance(kind, type) and issubclass(kind, PartsongError) and kind is not refusals.Denied
+    kind = vars(errors).get(found["type"])
+    is_ours = isinstance(kind, type) and issubclass(kind, PartsongError)
     error = kind(found["error"]) if is_ours and kind is not None else PartyError(f"{found['type']}: {found['error']}")
     for note in found["notes"]:
         error.add_note(note)

@@ -6,14 +6,13 @@ the number of its node ends that life itself; and it learns the number whenever 
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 from partsong.consortium.site_folder import SiteFolder
 from partsong.consortium.toml_text import write
-from partsong.flower_app.control import ServerError
+from partsong.flower_app.control import ServerError, distrust
 
 PAUSE = 2.0
 LAPSE = 120.0
@@ -74,12 +73,8 @@ def _let_in(client: Any, key: Any, site: SiteFolder) -> int:
 
 def _require_trust(error: BaseException, site: SiteFolder) -> None:
     """A server with the wrong certificate is not waited for."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(seen):
-            why = getattr(seen, "verify_message", "") or str(seen)
-            raise ServerError(
-                f"Who answers at {site.address} has no certificate by the authority of this federation ({why}): it has "
-                "expired, or this is somebody else. Nothing was sent; call the coordinator."
-            ) from error
-        seen = seen.__cause__ or seen.__context__
+    if why := distrust(error):
+        raise ServerError(
+            f"Who answers at {site.address} has no certificate by the authority of this federation ({why}): it has "
+            "expired, or this is somebody else. Nothing was sent; call the coordinator."
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,11 @@ from partsong.consortium.toml_text import write
 from partsong.core import Round
 from partsong.engines.flower import Flower
 from partsong.errors import FileError, ParameterError
-from partsong.federation.coordinator import Coordinator
+from partsong.federation.arrivals_record import Ongoing
+from partsong.federation.columns import labels_of
+from partsong.federation.conducting import coordinator_of, record_in
 from partsong.federation.experiment import Experiment
-from partsong.federation.record import Journal, Record
+from partsong.federation.record import Record
 from partsong.federation.site_plan import Plan, plan_of
 from partsong.io.model_file import Model, save_model
 from partsong.io.provenance import now, package_versions
@@ -66,38 +68,37 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
 
 def _finished(grid: Any, server: ServerFolder, place: RunPlace) -> dict[str, Any]:
     experiment, settings = Experiment.read(place.experiment), json.loads(place.settings.read_text())
-    transport = Flower(grid, nodes_of(server))
-    coordinator = Coordinator(
-        transport,
-        place.state,
-        place.name,
-        experiment.told(),
-        experiment.columns,
-        float(settings.get("timeout", TIMEOUT)),
-    )
+    transport = server.signed(Flower(grid, nodes_of(server)))
+    timeout = float(settings.get("timeout", TIMEOUT))
+    coordinator = coordinator_of(experiment, transport, place.state, place.name, timeout=timeout)
     plan = plan_for(experiment, server)
-    schedule = replace(experiment.schedule(len(transport.nodes)), rounds=plan.exchanges)
+    schedule = replace(experiment.schedule(len(transport.names())), rounds=plan.exchanges)
     for done in coordinator.run(plan.program, (), schedule, reduction=plan.reduction):
         _note(place, done, plan.exchanges)
-    record = Journal(place.state).load()
+    record = record_in(place.state)
     if record is None:
         raise FileError(f"{place.state} holds no run after its end. Check the disk.")
-    save_model(place.model, model_of(experiment, plan, record))
+    save_model(place.model, model_of(experiment, plan, record, settings.get("names", ())))
     return told_of(record)
 
 
-def model_of(experiment: Experiment, plan: Plan, record: Record) -> Model:
-    """H as the server knows it; names of columns, errors and shares are known at sites alone."""
+def model_of(experiment: Experiment, plan: Plan, record: Record, public: Sequence[str] = ()) -> Model:
+    """H as the server knows it: columns by hashes, where their names are not public; errors and shares sites know."""
     program: Any = plan.program
     settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
     settings = {name: value for name, value in settings.items() if value is not None}
     H = np.ascontiguousarray(np.asarray(program.components(record.server)))
-    return Model(H, None, settings, experiment.seed, None, None, now(), package_versions())
+    names = labels_of(record.columns, record.run, public)
+    return Model(H, names, settings, experiment.seed, None, None, now(), package_versions())
 
 
 def told_of(record: Record) -> dict[str, Any]:
-    """How a run went: who missed which round, which is what it takes to repeat it in one process."""
+    """How a run went: who missed which round, or in which order sites were heard, which is what it takes to repeat it
+    in one process.
+    """
+    heard = {"arrivals": list(record.order)} if isinstance(record, Ongoing) else {}
     return {
+        **heard,
         "run": record.run,
         "rounds": record.index,
         "parties": list(record.layout.parties),

@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.serverapp import ServerApp
 
+from partsong.flower_app.lifelines import end_with_the_server
 from partsong.flower_app.running import run_experiment
 
 app = ServerApp()
@@ -14,4 +15,5 @@ app = ServerApp()
 @app.main()
 def main(grid: Any, context: Any) -> None:
     """The run that was named when this was started."""
+    end_with_the_server()
     run_experiment(grid, str(context.run_config["run"]))

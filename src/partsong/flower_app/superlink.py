@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from partsong.consortium.kit import require_address
 from partsong.consortium.locking import held
 from partsong.consortium.server_folder import ServerFolder
 from partsong.flower_app.control import HEADER, require_flower
+from partsong.flower_app.doorbell import Doorbell
 from partsong.flower_app.environment import set_quiet
+from partsong.flower_app.lifelines import SERVER, keep_executor
 from partsong.flower_app.running import FEDERATION
 
 FOR_NODES = ("/v1/fleet/", "/health")
@@ -59,14 +62,15 @@ def serve(server: ServerFolder, host: str | None = None) -> None:
     require_flower()
     server.require_valid()
     home = server.path / "flower"
-    set_quiet(home, {FEDERATION: str(server.path)})
+    set_quiet(home, {FEDERATION: str(server.path), SERVER: str(os.getpid())})
     reached, port = require_address(server.address)
     with held(server.path / "server.lock", "This federation is served already"):
         from flwr.superlink import extensions
         from flwr.superlink.cli.flower_superlink import flower_superlink
         from starlette.middleware import Middleware
 
-        extensions.get_middleware = lambda: (Middleware(Gate, key=server.control_key),)
+        keep_executor()
+        extensions.get_middleware = lambda: (Middleware(Gate, key=server.control_key), Middleware(Doorbell))
         sys.argv = [
             "flower-superlink",
             *("--host", host or reached),

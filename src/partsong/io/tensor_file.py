@@ -39,6 +39,7 @@ def write_tensors(
     path: str | os.PathLike[str], kind: FileKind, tensors: Mapping[str, npt.NDArray[Any]], content: JSON
 ) -> None:
     """Write arrays and a document as one safetensors file, atomically."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     whole = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
@@ -55,7 +56,10 @@ def write_tensors(
     }
     with replacing(path, private=kind.is_private) as draft:
         mode = draft.stat().st_mode
-        save_file(whole, draft, metadata={METADATA_KEY: _canonical(document)})
+        try:
+            save_file(whole, draft, metadata={METADATA_KEY: _canonical(document)})
+        except SafetensorError as error:  # a full disk, which safetensors does not call an OSError
+            raise OSError(str(error)) from error
         draft.chmod(mode)  # safetensors leaves files to their owner alone
 
 

@@ -10,10 +10,9 @@ import numpy as np
 from scipy import sparse
 
 from partsong import kernels, threads
-from partsong.core import Array, Matrix
-from partsong.data.dense import DenseMatrix
-from partsong.data.sparse import SparseMatrix
-from partsong.errors import CompositionError, DataError, ParameterError, ShapeError
+from partsong.core import Array, Matrix, type_name
+from partsong.data.values import values_of
+from partsong.errors import DataError, ParameterError, ShapeError
 from partsong.kernels import compiled_lda
 
 TYPICAL = 10
@@ -113,21 +112,8 @@ def _fitting(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
 
 def word_counts(matrix: Matrix) -> Any:
     """A party's documents as a CSR array of counts."""
-    if isinstance(matrix, SparseMatrix):
-        return matrix.by_row
-    if isinstance(matrix, DenseMatrix):
-        return sparse.csr_array(np.asarray(matrix.X, matrix.dtype))
-    X: Any = getattr(matrix, "X", None)
-    if type(matrix).__name__ != "TensorMatrix" or X is None:
-        raise CompositionError(
-            f"Topics are learned from complete rows of counts, dense or sparse; this is a {type(matrix).__name__}. "
-            "Pass counts in which a word that does not occur is zero."
-        )
-    X = X.detach().cpu()
-    if str(X.layout) == "torch.strided":
-        return sparse.csr_array(X.numpy())
-    parts = (X.values(), X.col_indices(), X.crow_indices())
-    return sparse.csr_array(tuple(part.numpy() for part in parts), tuple(X.shape))
+    values = values_of(matrix)
+    return values if sparse.issparse(values) else sparse.csr_array(np.asarray(values, type_name(matrix.dtype)))
 
 
 def require_counts(matrix: Matrix) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from types import ModuleType
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class Descent:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ParameterError(f"Descent needs a whole number {name} ≥ 1; got {value!r}.")
-        if not 0 < self.rate < float("inf"):
+        if not isinstance(self.rate, Real) or not 0 < self.rate < float("inf"):
             raise ParameterError(f"The rate of descent must be a number above 0; got {self.rate!r}.")
         if self.weight_step not in WEIGHT_STEPS:
             raise ParameterError(f'weight_step is "batch" or "document"; got {self.weight_step!r}.')

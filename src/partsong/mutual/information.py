@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,12 @@ class MutualInformation:
     rate: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.strength < float("inf"):
+        if not isinstance(self.strength, Real) or not 0 < self.strength < float("inf"):
             raise ParameterError(
                 f"The strength λ of mutual information must be a number above 0; got {self.strength!r}. "
                 "Without it: NoInformation()."
             )
-        if self.rate is not None and not 0 < self.rate < float("inf"):
+        if self.rate is not None and not (isinstance(self.rate, Real) and 0 < self.rate < float("inf")):
             raise ParameterError(f"The critic's rate must be a number above 0; got {self.rate!r}.")
 
     def sizes(self, n_features: int, rank: int) -> dict[str, Size]:

@@ -1,16 +1,15 @@
 """What is sent in a masked sum: a body, signed by its party for one phase of one sum, so that it serves nowhere else.
 
-phase 0, keys              verifying key | two public keys | commitment to the seed | model's fingerprint | contents
-phase 1, shares            for each holder two commitments; for each other holder the two shares, sealed
-phase 2, masked upload     numbers modulo 2⁶⁴
-phase 3, list of survivors its fingerprint
-phase 4, unmasking         for each party of the sum one share: of the seed if it survived, else of the mask key
+phase 0, keys           verifying key | share key | for each sum of the batch a mask key, then commitments to the seeds
+phase 1, shares         for each sum and holder two commitments; for each other holder all shares, sealed
+phase 2, masked upload  numbers modulo 2⁶⁴; beside them the model's fingerprint and the contents
+phase 3, unmasking      the shares for one list of survivors, to be read when enough have answered it (`answers`)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +17,15 @@ import numpy as np
 
 from partsong.core import Message
 from partsong.errors import PartyError
-from partsong.privacy.contents import Contents, told, understood
-from partsong.privacy.key_agreement import KEY_BYTES, SEAL_BYTES, SIGNATURE_BYTES, fingerprint, is_signed, sign
+from partsong.privacy.contents import Contents, form_of, told, understood
+from partsong.privacy.key_agreement import KEY_BYTES, SIGNATURE_BYTES, fingerprint, is_signed, sign
 from partsong.privacy.shamir import PRIME, SHARE_BYTES
 
-KEYS, SHARES, UPLOAD, SURVIVORS, UNMASKING = range(5)
-PHASES = ("keys", "shares", "masked upload", "list of survivors", "unmasking")
+KEYS, SHARES, UPLOAD, UNMASKING = range(4)
+PHASES = ("keys", "shares", "masked upload", "unmasking")
 
 NO_WEIGHT = 0.0
 """The weight of every message: the real one is in the masked vector."""
-
-SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,51 +42,82 @@ class Scene:
         where = f"phase {self.phase} ({kind}) of the masked sum of round {self.index}"
         return PartyError(f"Party {party!r}, {where}: {what}")
 
-    def statement(self, party: str, body: bytes) -> bytes:
+    def statement(self, party: str, about: bytes, body: bytes) -> bytes:
         """What is signed."""
-        return fingerprint("partsong masked sum", self.phase, self.index, self.bound_to, party, body)
+        return fingerprint("partsong masked sum", self.phase, self.index, self.bound_to, party, about, body)
 
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """A party's keys for one sum, what it knows to be the model, and what it is about to add."""
+    """A party's keys for all sums of a batch: mask keys, and commitments to the seeds of its own masks, end to end."""
 
     verifying: bytes
     share_key: bytes
-    mask_key: bytes
-    seed: bytes
+    mask_keys: bytes
+    seeds: bytes
+
+    def written(self) -> bytes:
+        """As a body."""
+        return self.verifying + self.share_key + self.mask_keys + self.seeds
+
+    @classmethod
+    def read(cls, body: bytes, batch: int) -> Advert:
+        """From a body; ValueError where it is none for so many sums."""
+        if len(body) != (2 + 2 * batch) * KEY_BYTES:
+            raise ValueError(f"{len(body)} bytes are not the keys of {batch} sums")
+        verifying, share_key, *others = chunks(body, KEY_BYTES)
+        return cls(verifying, share_key, b"".join(others[:batch]), b"".join(others[batch:]))
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What goes with an upload in the open: the fingerprint of the model that a party was sent, and its contents."""
+
     model: bytes
     contents: Contents
 
     def written(self) -> bytes:
-        """As a body."""
-        return b"".join((self.verifying, self.share_key, self.mask_key, self.seed, self.model)) + told(self.contents)
+        """As bytes."""
+        return self.model + told(self.contents)
 
     @classmethod
-    def read(cls, body: bytes) -> Advert:
-        """From a body; ValueError where it is none."""
-        verifying, share_key, mask_key, seed, model = chunks(body[: 5 * KEY_BYTES], KEY_BYTES)
-        return cls(verifying, share_key, mask_key, seed, model, understood(body[5 * KEY_BYTES :]))
+    def read(cls, text: bytes) -> About:
+        """From bytes; ValueError where they are none of ours."""
+        if len(text) < KEY_BYTES:
+            raise ValueError(f"{len(text)} bytes do not tell what an upload is about")
+        return cls(text[:KEY_BYTES], understood(text[KEY_BYTES:]))
+
+    @property
+    def common(self) -> bytes:
+        """A fingerprint of what has to be the same at all: the model, names and shapes."""
+        return fingerprint("about", self.model, json.dumps(form_of(self.contents)))
 
 
-def enclosed(scene: Scene, party: str, signing: bytes, body: Any) -> Message:
-    """A body with its signature; numbers go as they are, bytes as bytes."""
-    signature = np.frombuffer(sign(signing, scene.statement(party, _bytes(body))), np.uint8)
-    return Message({"body": as_array(body), "signature": signature}, NO_WEIGHT)
+def enclosed(scene: Scene, party: str, signing: bytes, body: Any, about: bytes = b"") -> Message:
+    """A body with its signature, and what is said about it; numbers go as they are, bytes as bytes."""
+    signature = sign(signing, scene.statement(party, about, _bytes(body)))
+    arrays = {"body": as_array(body), "signature": as_array(signature)}
+    return Message({**arrays, "about": as_array(about)} if about else arrays, NO_WEIGHT)
 
 
 def opened(scene: Scene, party: str, verifying: bytes, message: Message) -> bytes:
     """The body, if this party has signed it for this scene."""
-    if set(message.arrays) != {"body", "signature"} or message.weight != NO_WEIGHT:
-        raise scene.trouble(party, f"its message has {sorted(message.arrays)}, not a body and a signature.")
-    body = _bytes(message["body"])
-    if not is_signed(verifying, _bytes(message["signature"]), scene.statement(party, body)):
+    parts = {"body", "signature", "about"} if scene.phase == UPLOAD else {"body", "signature"}
+    if set(message.arrays) != parts or message.weight != NO_WEIGHT:
+        raise scene.trouble(party, f"its message has {sorted(message.arrays)}, not {sorted(parts)}.")
+    body, about = _bytes(message["body"]), about_in(message)
+    if not is_signed(verifying, _bytes(message["signature"]), scene.statement(party, about, body)):
         raise scene.trouble(
             party,
             "the signature is not that of this party for this phase and sum: forged, changed on the way, repeated "
             "from another one, or made with other settings (bounds, majority, who takes part). Nothing of it was used.",
         )
     return body
+
+
+def about_in(message: Message) -> bytes:
+    """What is said about a body; b"" where nothing is."""
+    return _bytes(message["about"]) if "about" in message.arrays else b""
 
 
 def relayed(messages: Mapping[str, Message]) -> Message:
@@ -143,11 +171,6 @@ def share_of(text: bytes) -> int:
     if len(text) != SHARE_BYTES or share >= PRIME:
         raise ValueError("not a share")
     return share
-
-
-def list_fingerprint(entered: Sequence[str], survivors: Sequence[str]) -> bytes:
-    """Of those whose shares were heard, and those of them whose masked uploads were."""
-    return fingerprint("survivors", len(entered), *entered, *survivors)
 
 
 def _split(text: bytes) -> Message:

@@ -22,6 +22,7 @@ from partsong.privacy.randomness import Source
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
+PIECE = 1 << 14
 
 _PRIMITIVES = "cryptography.hazmat.primitives"
 
@@ -82,11 +83,16 @@ def derived(secret: bytes, *purpose: bytes | str | int) -> bytes:
     return hkdf.HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=joined(*purpose)).derive(secret)
 
 
-def mask(key: bytes, count: int) -> Any:
-    """The first `count` numbers modulo 2⁶⁴ of the stream of a key."""
+def add_mask(total: Any, key: bytes, *, negated: bool = False) -> None:
+    """total ± the stream of a key, numbers modulo 2⁶⁴, in place; in pieces that stay in a near cache."""
     ciphers = _module("ciphers")
-    cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None)
-    return np.frombuffer(cipher.encryptor().update(bytes(8 * count)), "<u8")
+    encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    zeros, drawn = memoryview(bytes(8 * min(PIECE, len(total)))), bytearray(8 * min(PIECE, len(total)))
+    numbers, combine = np.frombuffer(drawn, "<u8"), np.subtract if negated else np.add
+    for start in range(0, len(total), PIECE):
+        piece = total[start : start + PIECE]
+        encryptor.update_into(zeros[: 8 * len(piece)], drawn)
+        combine(piece, numbers[: len(piece)], out=piece)
 
 
 def seed_stream(seed: bytes, transcript: bytes) -> bytes:

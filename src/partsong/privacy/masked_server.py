@@ -5,155 +5,222 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from partsong.core import Message
-from partsong.privacy.admission import Admitted, Roster, Terms, admit
-from partsong.privacy.contents import size_of
-from partsong.privacy.dealing import parts_for, seed_commitment, share_commitment
+from partsong.errors import UploadError
+from partsong.privacy.admission import Admitted, Circle, Gathering, Roster, Terms, admit, list_of, masks_of
+from partsong.privacy.answers import Listed, shares_in
+from partsong.privacy.contents import are_alike, form_of, size_of
+from partsong.privacy.dealing import KEY, KINDS, SEED, seed_commitment, share_commitment, vows_in
 from partsong.privacy.envelopes import (
     NO_WEIGHT,
     SHARES,
-    SURVIVORS,
     UNMASKING,
     UPLOAD,
-    chunks,
-    list_fingerprint,
+    About,
+    Scene,
+    about_in,
     names_as_array,
     opened,
     relayed,
     share_of,
 )
-from partsong.privacy.key_agreement import KEY_BYTES, agreed, mask, pair_stream, public_key, seed_stream
+from partsong.privacy.key_agreement import KEY_BYTES, add_mask, agreed, pair_stream, public_key, seed_stream
 from partsong.privacy.shamir import SHARE_BYTES, combine, weights_at_zero
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """The server in the middle of a sum: keys, dealers' bodies, who survived, and the sum as far as it is known."""
+class Register:
+    """What the server keeps from sum to sum: known keys; and of the last set-up its circle, who has all shares of it,
+    and all commitments, by dealer.
+    """
 
-    terms: Terms
     roster: Roster
+    circle: Circle | None = None
+    present: tuple[str, ...] = ()
+    vows: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def serves(self, terms: Terms) -> bool:
+        """Whether the last set-up does for a sum."""
+        circle = self.circle
+        if circle is None or terms.index not in circle.rounds[1:] or terms.settings != circle.terms.settings:
+            return False
+        is_enough = len(terms.participants) >= circle.terms.needed(UPLOAD)
+        return is_enough and set(terms.participants) <= set(self.present)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """The server in the middle of a sum: who survived, what their uploads are about, and the sum as far as known."""
+
+    register: Register
+    terms: Terms
     is_pinned: bool
     admitted: Admitted | None = None
-    dealt: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    survivors: tuple[str, ...] = ()
+    gathering: Gathering | None = None
+    abouts: Mapping[str, About] = field(default_factory=dict)
     total: Any = field(default=None, repr=False)
 
     @property
-    def circle(self) -> Admitted:
-        """Everybody's keys, which are known from the second phase on."""
-        assert self.admitted is not None
-        return self.admitted
+    def sum(self) -> Gathering:
+        """Who takes part, which is known from the third phase on."""
+        assert self.gathering is not None
+        return self.gathering
 
-    def opened(
-        self, phase: int, inbox: Mapping[str, Message], asked: Mapping[str, Any] | Sequence[str]
-    ) -> dict[str, bytes]:
-        """The bodies of a phase, in name order, from those that are in the sum and signed by them."""
-        scene = self.terms.scene(phase, self.circle.transcript)
-        for name in inbox:
-            if name not in asked:
-                raise scene.trouble(name, "it has dropped out of this sum before; what it sends now stays masked.")
-        self.terms.require_enough(phase, inbox, asked)
-        return {name: opened(scene, name, self.circle.roster[name], inbox[name]) for name in sorted(inbox)}
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Those whose uploads are in the sum."""
+        return tuple(self.abouts)
 
 
 def serve(phase: int, inbox: Mapping[str, Message], desk: Desk) -> tuple[Desk, Message]:
     """What the server makes of a phase, and its answer to all."""
-    return (_introduce, _pass_on, _add_up, _collect, _unmask)[phase](inbox, desk)
+    return (_introduce, _pass_on, _add_up, _unmask)[phase](inbox, desk)
 
 
 def _introduce(inbox: Mapping[str, Message], desk: Desk) -> tuple[Desk, Message]:
-    return replace(desk, admitted=admit(desk.terms, desk.roster, inbox, desk.is_pinned)), relayed(inbox)
+    admitted = admit(desk.terms, desk.register.roster, inbox, desk.is_pinned)
+    return replace(desk, admitted=admitted), relayed(inbox)
 
 
 def _pass_on(inbox: Mapping[str, Message], desk: Desk) -> tuple[Desk, Message]:
-    bodies = desk.opened(SHARES, inbox, desk.circle.adverts)
-    scene = desk.terms.scene(SHARES, desk.circle.transcript)
-    for name, body in bodies.items():
+    terms, admitted = desk.terms, desk.admitted
+    assert admitted is not None
+    scene = terms.scene(SHARES, admitted.transcript)
+    terms.require_enough(SHARES, inbox, admitted.adverts)
+    vows = {}
+    for name, body in _opened(scene, inbox, tuple(admitted.adverts), admitted.roster).items():
         try:
-            parts_for((name, name), body, desk.circle)
+            vows[name] = vows_in(body, admitted, terms.batch).copy()
         except ValueError as error:
             raise scene.trouble(name, f"its shares cannot be read: {error}.") from error
-    return replace(desk, dealt=bodies), relayed(inbox)
+    circle = Circle(terms, admitted, tuple(vows))
+    register = Register({**desk.register.roster, **admitted.roster}, circle, (), vows)
+    return replace(desk, register=register, gathering=circle.gathering(terms.index, circle.dealers)), relayed(inbox)
 
 
 def _add_up(inbox: Mapping[str, Message], desk: Desk) -> tuple[Desk, Message]:
-    bodies = desk.opened(UPLOAD, inbox, desk.dealt)
-    size = size_of(next(iter(desk.circle.adverts.values())).contents)
-    total = np.zeros(size, np.uint64)
+    gathering = desk.sum
+    scene, asked = gathering.scene(UPLOAD), gathering.terms.participants
+    gathering.terms.require_enough(UPLOAD, inbox, asked)
+    bodies = _opened(scene, inbox, asked, gathering.circle.admitted.roster)
+    abouts = {name: _about(scene, name, inbox[name]) for name in bodies}
+    _check_together(scene, abouts)
+    total = np.zeros(size_of(next(iter(abouts.values())).contents), np.uint64)
     for name, body in bodies.items():
         if len(body) != total.nbytes:
-            raise desk.terms.scene(UPLOAD).trouble(name, f"its upload has {len(body)} bytes, not {total.nbytes}.")
+            raise scene.trouble(name, f"its upload has {len(body)} bytes, not {total.nbytes}.")
         total += np.frombuffer(body, "<u8")
-    survivors = tuple(bodies)
-    answer = Message({"survivors": names_as_array(survivors)}, NO_WEIGHT)
-    return replace(desk, survivors=survivors, total=total), answer
-
-
-def _collect(inbox: Mapping[str, Message], desk: Desk) -> tuple[Desk, Message]:
-    expected = list_fingerprint(tuple(desk.dealt), desk.survivors)
-    for name, body in desk.opened(SURVIVORS, inbox, desk.survivors).items():
-        if body != expected:
-            raise desk.terms.scene(SURVIVORS).trouble(name, "it has signed another list of survivors than was sent.")
-    return desk, relayed(inbox)
+    register = desk.register
+    if gathering.slot == 0:
+        register = replace(register, present=tuple(bodies))
+    desk = replace(desk, register=register, abouts=abouts, total=total)
+    return desk, Message({"survivors": names_as_array(desk.survivors)}, NO_WEIGHT)
 
 
 def _unmask(inbox: Mapping[str, Message], desk: Desk) -> tuple[Desk, Message]:
-    bodies = desk.opened(UNMASKING, inbox, desk.survivors)
-    revealed = {name: _checked(desk, name, body) for name, body in bodies.items()}
-    holders = list(revealed)[: desk.terms.threshold]
-    weights = weights_at_zero([desk.circle.numbers[name] for name in holders])
+    gathering, survivors = desk.sum, desk.survivors
+    scene, admitted = gathering.scene(UNMASKING), gathering.circle.admitted
+    gathering.terms.require_enough(UNMASKING, inbox, survivors)
+    bodies = _opened(scene, inbox, survivors, admitted.roster)
+    masks = masks_of(gathering, next(iter(desk.abouts.values())).common)
+    holders = list(bodies)[: gathering.terms.threshold]
+    numbers = admitted.numbers
+    weights = weights_at_zero([numbers[name] for name in holders])
+    answers = shares_in(bodies, Listed(gathering, survivors, list_of(masks, survivors)), weights)
+    revealed = {name: _checked(desk, name, shares) for name, shares in answers.items()}
     total = desk.total.copy()
-    for dealer in desk.dealt:
-        shares = {desk.circle.numbers[name]: revealed[name][dealer] for name in holders}
+    for dealer in gathering.terms.participants:
+        shares = {numbers[name]: revealed[name][dealer] for name in holders}
         secret = combine(shares, weights).to_bytes(SHARE_BYTES, "big")[-KEY_BYTES:]
         _check_secret(desk, dealer, secret)
-        if dealer in desk.survivors:
-            total -= mask(seed_stream(secret, desk.circle.transcript), len(total))
+        if dealer in survivors:
+            add_mask(total, seed_stream(secret, masks), negated=True)
         else:
-            _remove_pairs(desk, dealer, secret, total)
+            _remove_pairs(desk, (dealer, secret), masks, total)
     return replace(desk, total=total), Message({}, NO_WEIGHT)
 
 
-def _remove_pairs(desk: Desk, dropped: str, private: bytes, total: Any) -> None:
+def _remove_pairs(desk: Desk, dropped: tuple[str, bytes], masks: bytes, total: Any) -> None:
     """Take away what the survivors' masks with a dropped party have left in the sum."""
-    publics = {name: desk.circle.adverts[name].mask_key for name in desk.survivors}
-    for name, secret in agreed(private, publics).items():
-        stream = mask(pair_stream(secret, name, dropped, desk.circle.transcript), len(total))
-        if name < dropped:
-            total -= stream
-        else:
-            total += stream
+    party, private = dropped
+    for name, secret in agreed(private, {name: desk.sum.mask_key(name) for name in desk.survivors}).items():
+        add_mask(total, pair_stream(secret, name, party, masks), negated=name < party)
 
 
-def _checked(desk: Desk, holder: str, body: bytes) -> dict[str, int]:
+def _opened(scene: Scene, inbox: Mapping[str, Message], asked: Sequence[str], roster: Roster) -> dict[str, bytes]:
+    """The bodies of a phase, in name order, from those that are in the sum and signed by them."""
+    for name in inbox:
+        if name not in asked:
+            raise scene.trouble(name, "it has dropped out of this sum before; what it sends now stays masked.")
+    return {name: opened(scene, name, roster[name], inbox[name]) for name in sorted(inbox)}
+
+
+def _checked(desk: Desk, holder: str, texts: Sequence[bytes]) -> dict[str, int]:
     """A holder's shares by dealer, if they are the ones that it got."""
-    scene = desk.terms.scene(UNMASKING)
-    try:
-        texts = dict(zip(desk.dealt, chunks(body, SHARE_BYTES), strict=True))
-        shares = {dealer: share_of(text) for dealer, text in texts.items()}
-    except ValueError as error:
-        raise scene.trouble(holder, f"its shares cannot be read: {error}.") from error
-    for dealer, text in texts.items():
-        survived, route = dealer in desk.survivors, (dealer, holder)
-        both, _ = parts_for(route, desk.dealt[dealer], desk.circle)
-        committed = both[:KEY_BYTES] if survived else both[KEY_BYTES:]
-        if share_commitment("seed" if survived else "key", route, text) != committed:
+    gathering = desk.sum
+    scene, slot, place = gathering.scene(UNMASKING), gathering.slot, gathering.circle.admitted.numbers[holder] - 1
+    shares = {}
+    for dealer, text in zip(gathering.terms.participants, texts, strict=True):
+        kind = SEED if dealer in desk.survivors else KEY
+        vow = desk.register.vows[dealer][slot, place, KINDS.index(kind)].tobytes()
+        if share_commitment(kind, slot, (dealer, holder), text) != vow:
             raise scene.trouble(holder, f"its share of a secret of {dealer!r} is not the one that it was given.")
+        try:
+            shares[dealer] = share_of(text)
+        except ValueError as error:
+            raise scene.trouble(dealer, f"it has dealt what is no share to {holder!r}, who did not say so.") from error
     return shares
 
 
 def _check_secret(desk: Desk, dealer: str, secret: bytes) -> None:
-    advert, scene = desk.circle.adverts[dealer], desk.terms.scene(UNMASKING)
-    survived = dealer in desk.survivors
-    if (seed_commitment(secret) if survived else public_key(secret)) != (advert.seed if survived else advert.mask_key):
-        raise scene.trouble(
+    gathering, has_survived = desk.sum, dealer in desk.survivors
+    announced = gathering.seed(dealer) if has_survived else gathering.mask_key(dealer)
+    if (seed_commitment(secret) if has_survived else public_key(secret)) != announced:
+        raise gathering.scene(UNMASKING).trouble(
             dealer,
             "the shares that it has dealt do not give back the secret that it has committed itself to, so that "
             "its masks cannot be removed. The sum is lost, and no upload was revealed. Leave this party out.",
         )
+
+
+def _about(scene: Scene, name: str, message: Message) -> About:
+    try:
+        return About.read(about_in(message))
+    except (ValueError, UploadError) as error:
+        raise scene.trouble(name, f"what it says about its upload cannot be read ({error}).") from error
+
+
+def _check_together(scene: Scene, abouts: Mapping[str, About]) -> None:
+    """One model, arrays that can be added; who differs from the most is named."""
+    usual, like_most = (_usual(abouts, of) for of in (lambda one: one.model, lambda one: form_of(one.contents)))
+    for name, about in abouts.items():
+        if about.model != abouts[usual].model:
+            raise scene.trouble(
+                name,
+                f"it was sent another model than {usual!r}, and a sum over different models can single out "
+                "a party. Its masks do not cancel, and all uploads stay masked. Send one model to all.",
+            )
+        if not are_alike(about.contents, abouts[like_most].contents):
+            raise scene.trouble(
+                name,
+                f"it would add {_shown(about)}, but {like_most!r} {_shown(abouts[like_most])}. All uploads stay "
+                "masked. All parties must run the same program on the same columns.",
+            )
+
+
+def _usual(abouts: Mapping[str, About], of: Callable[[About], Hashable]) -> str:
+    """The first party that says what the most say."""
+    said = {name: of(about) for name, about in abouts.items()}
+    most = Counter(said.values()).most_common(1)[0][0]
+    return next(name for name, what in said.items() if what == most)
+
+
+def _shown(about: About) -> str:
+    return ", ".join(f"{piece.name} {'×'.join(map(str, piece.shape))}" for piece in about.contents) or "nothing"

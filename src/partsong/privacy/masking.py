@@ -6,7 +6,7 @@ import math
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,25 +17,29 @@ from partsong.errors import CompositionError, ParameterError, PartyError, Predic
 from partsong.privacy import key_agreement, masked_party, masked_server
 from partsong.privacy.admission import Roster, Terms
 from partsong.privacy.contents import contents_of
-from partsong.privacy.envelopes import PHASES
+from partsong.privacy.envelopes import KEYS, PHASES, UPLOAD, About
 from partsong.privacy.fixed_point import Encoding, Grid
 from partsong.privacy.masked_party import Draft, Member, Seat
-from partsong.privacy.masked_server import Desk
+from partsong.privacy.masked_server import Desk, Register
 from partsong.privacy.randomness import Source, system_source
+
+MOST_SUMS = 1024
+"""Of a set-up: the shares of all of them are sent at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedSum:
-    """Σ_p lift(upload_p) under masks that cancel, in five phases; parties may drop out in each of them.
+    """Σ_p lift(upload_p) under masks that cancel: two exchanges for each sum (masked upload, unmasking), after two for
+    the set-up of a `batch` of them (keys, shares); parties may drop out in each.
 
     `bound`, or `bounds` for arrays by name, and `weight_bound` are public: a party refuses to send a number beyond
     them. They are of lift(upload), which for weighted means is multiplied with the weight, and set the error,
-    n·2^−(e+1) with the largest e for which n·bound·2^e < 2⁶² (see `error` and `told`).
+    n·2^−(e+1) for n parties in the run, with the largest e for which n·bound·2^e < 2⁶² (see `error` and `told`).
 
-    A secret is given back by t = ⌊majority·n⌋ + 1 of the n parties that are asked. Less than t of them together with an
-    honest-but-curious server learn the sum over the others and no more. A server that lies, with c parties, gets both
-    secrets of nobody if t exceeds (n + c)/2: majority = 1/2 covers c = 0, and 2/3 covers c < n/3. The sum is over at
-    least `fewest` parties.
+    A secret is given back by t = ⌊majority·n⌋ + 1 of the n parties that are asked for a set-up. Less than t of them
+    together with an honest-but-curious server learn the sum over the others and no more. So does a server that lies,
+    with c parties, if t exceeds (n + c)/2: majority = 1/2 covers c = 0, and 2/3 covers c < n/3. The sum is over at
+    least `fewest` parties. A set-up is made anew when its batch is used up, and for parties that were not in it.
 
     `roster`: everybody's verifying keys, agreed on beforehand; without it a party is known by the first key that it
     sends, which a server that lies from the beginning can exchange. Adversaries and proofs: docs/masked-sums.md.
@@ -46,6 +50,7 @@ class MaskedSum:
     weight_bound: float = 1e9
     majority: float = 0.5
     fewest: int = 3
+    batch: int = 16
     roster: Roster | None = None
     source: Source = system_source
     phases: int = field(default=len(PHASES), init=False)
@@ -64,6 +69,10 @@ class MaskedSum:
                 f"A masked sum is over a whole number of parties, 3 or more; got fewest={self.fewest!r}. Of two, each "
                 "knows what the other has added."
             )
+        if not _is_whole(self.batch) or not 1 <= self.batch <= MOST_SUMS:
+            raise ParameterError(
+                f"A set-up is for a whole number of sums, from 1 to {MOST_SUMS}; got batch={self.batch!r}."
+            )
         key_agreement.require()
         if self.source is not system_source:
             warnings.warn(
@@ -78,7 +87,7 @@ class MaskedSum:
         return min(parties, math.floor(Fraction(self.majority).limit_denominator(10**6) * parties) + 1)
 
     def encoding(self, parties: int) -> Encoding:
-        """How numbers become whole ones in a sum of so many parties."""
+        """How numbers become whole ones in a run of so many parties, whoever misses a sum of it."""
         return Encoding(lambda name: Grid(self.bound_of(name), parties), Grid(self.weight_bound, parties))
 
     def bound_of(self, name: str) -> float:
@@ -129,7 +138,7 @@ class MaskedSum:
         return Member(party, signing, dict(self.roster or {}), self.roster is not None)
 
     def begin(self, standing: Member, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Seat:
-        """Check and encode the upload, and draw fresh secrets; nothing is sent yet."""
+        """Check and encode the upload; nothing is sent yet."""
         terms, party = self._terms(occasion), standing.party
         if occasion.index <= standing.last:
             raise PartyError(
@@ -138,48 +147,51 @@ class MaskedSum:
             )
         assert isinstance(aggregation, Reducible)
         lifted = aggregation.lift(upload)
-        vector = self.encoding(len(terms.participants)).encoded(party, lifted)
-        draft = Draft(
-            terms,
-            _model_fingerprint(occasion.model),
-            contents_of(lifted),
-            vector,
-            key_agreement.key_pair(self.source),
-            key_agreement.key_pair(self.source),
-            self.source(key_agreement.KEY_BYTES),
-        )
-        return Seat(standing, draft, self.source)
+        vector = self.encoding(len(occasion.layout.parties)).encoded(party, lifted)
+        about = About(_model_fingerprint(occasion.model), contents_of(lifted))
+        return Seat(standing, Draft(terms, about, vector), self.source)
 
     def send(self, phase: int, state: Seat, heard: Message) -> tuple[Seat, Message]:
-        """Keys, shares, the masked upload, a signature, and one share of each party."""
+        """Keys, shares, the masked upload, and one share of each party; a sum begins with keys or with the upload."""
         return masked_party.answer(phase, state, heard)
 
     def rest(self, state: Seat) -> Member:
-        """Whom it knows by now, and that this round is over; all secrets of the sum are let go."""
-        member = state.member
-        return Member(member.party, member.signing, member.roster, member.is_pinned, state.draft.terms.index)
+        """Whom it knows by now, that this round is over, and its place in the set-up; secrets of the sum are let go."""
+        member, index = state.member, state.draft.terms.index
+        return replace(member, last=index, place=None if member.place is None else member.place.after(index))
+
+    def first(self, state: Register | None, occasion: Occasion) -> int:
+        """The upload where the last set-up does for this sum, else keys."""
+        return UPLOAD if state is not None and state.serves(self._terms(occasion)) else KEYS
 
     def hear(
-        self, phase: int, inbox: Mapping[str, Message], state: Desk | Roster | None, occasion: Occasion
+        self, phase: int, inbox: Mapping[str, Message], state: Desk | Register | None, occasion: Occasion
     ) -> tuple[Desk, Message]:
-        """Pass on, add up, remove masks; `state` is the roster before a sum, and its desk within."""
-        if phase == 0:
-            known = self.roster if self.roster is not None else state
-            state = Desk(self._terms(occasion), dict(known or {}), self.roster is not None)  # type: ignore[arg-type]
-        assert isinstance(state, Desk)
+        """Pass on, add up, remove masks; `state` is the register before a sum, and its desk within."""
+        if not isinstance(state, Desk):
+            state = self._opened(phase, state or Register({}), occasion)
         return masked_server.serve(phase, inbox, state)
 
     def total(
         self, state: Desk, aggregation: Aggregation, occasion: Occasion
-    ) -> tuple[Roster, Message, tuple[str, ...]]:
-        """The aggregate, and whose uploads are in it; the roster is kept."""
+    ) -> tuple[Register, Message, tuple[str, ...]]:
+        """The aggregate, and whose uploads are in it; the register is kept."""
         assert isinstance(aggregation, Reducible)
-        contents = [state.circle.adverts[name].contents for name in state.survivors]
-        summed = self.encoding(len(occasion.participants)).decoded(state.total, contents)
-        return state.circle.roster, aggregation.lower(summed), state.survivors
+        contents = [about.contents for about in state.abouts.values()]
+        summed = self.encoding(len(occasion.layout.parties)).decoded(state.total, contents)
+        return state.register, aggregation.lower(summed), state.survivors
+
+    def _opened(self, phase: int, register: Register, occasion: Occasion) -> Desk:
+        terms, is_pinned = self._terms(occasion), self.roster is not None
+        if phase == UPLOAD and register.circle is not None:
+            return Desk(
+                register, terms, is_pinned, gathering=register.circle.gathering(terms.index, terms.participants)
+            )
+        known = register.roster if self.roster is None else self.roster
+        return Desk(Register(dict(known)), terms, is_pinned)
 
     def _terms(self, occasion: Occasion) -> Terms:
-        participants = tuple(sorted(occasion.participants))
+        participants = tuple(sorted(set(occasion.participants)))
         if len(participants) < self.fewest:
             raise TooFewParties(
                 f"Only {len(participants)} parties ({', '.join(participants)}) were asked for the masked sum of round "
@@ -191,7 +203,8 @@ class MaskedSum:
             occasion.layout.seed,
             *occasion.layout.parties,
         )
-        return Terms(occasion.index, participants, self.threshold(len(participants)), self.fewest, settings)
+        threshold = self.threshold(len(participants))
+        return Terms(occasion.index, participants, threshold, self.fewest, settings, operator.index(self.batch))
 
 
 def roster_of(shards: Sequence[Shard]) -> dict[str, bytes]:

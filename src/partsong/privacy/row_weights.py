@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from partsong import kernels
-from partsong.core import Array, Matrix
-from partsong.data.dense import DenseMatrix
-from partsong.data.sparse import SparseMatrix
-from partsong.errors import CompositionError, PartyError, ShapeError
+from partsong.core import Array
+from partsong.errors import PartyError, ShapeError
 
 MODEL_UNIT = 2.0**-24
 """Parties round H to it: products of whole numbers of units have no rounding error, whatever rows are beside them."""
@@ -40,24 +37,6 @@ def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:
             block[j] = np.maximum(0.0, rest / gram[j, j])
         W[start : start + BLOCK] = block.T
     return W
-
-
-def values_of(matrix: Matrix) -> Any:
-    """The numbers of a matrix, dense or sparse."""
-    if isinstance(matrix, DenseMatrix):
-        return matrix.X
-    if isinstance(matrix, SparseMatrix):
-        return matrix.by_row
-    X: Any = getattr(matrix, "X", None)
-    if type(matrix).__name__ != "TensorMatrix" or X is None:
-        raise CompositionError(
-            f"Sums with noise are over complete, non-negative rows, dense or sparse; this is a {type(matrix).__name__}."
-        )
-    X = X.detach().cpu()
-    if str(X.layout) == "torch.strided":
-        return X.numpy()
-    parts = (X.values(), X.col_indices(), X.crow_indices())
-    return sparse.csr_array(tuple(part.numpy() for part in parts), tuple(X.shape))
 
 
 def whole_model(party: str, values: Array, shape: tuple[int, int]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregate.linear import Sum
 from partsong.core import Array, Form, Layout, Message, Shard
+from partsong.data.values import values_of
 from partsong.errors import BudgetSpent, CompositionError, DataError, ParameterError
 from partsong.local.alternate import Alternate
 from partsong.local.coordinate import CoordinateDescent
@@ -19,7 +20,7 @@ from partsong.local.start import random_columns
 from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.release import Release
 from partsong.privacy.row_noise import NoisyRows
-from partsong.privacy.row_weights import row_weights, values_of, whole_model
+from partsong.privacy.row_weights import row_weights, whole_model
 from partsong.privacy.rows import ROW_BITS, WEIGHT_BITS, BoundedRows, RowSums
 from partsong.streams import stream
 

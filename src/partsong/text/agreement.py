@@ -10,16 +10,18 @@ import numpy as np
 from partsong.aggregate.linear import Sum
 from partsong.core import Layout, Message, Shard
 from partsong.errors import ParameterError, PartyError
-from partsong.text.agreement_steps import DONE, FREQUENCIES, TABLES, WORDS, Candidate, Count, Left, Step
+from partsong.text.agreed_words import CellSums
+from partsong.text.agreement_steps import DONE, FREQUENCIES, MOST_COUNTERS, TABLES, WORDS, Candidate, Count, Left, Step
 from partsong.text.cells import Cells
-from partsong.text.held_words import HeldWords, as_bytes, as_word, held_by
+from partsong.text.held_words import HeldWords, held_by
 from partsong.text.keys import lanes, names_of, session_key
 from partsong.text.letters import are_wide
 from partsong.text.tables import FEWEST_LAST, Tables, Tally, next_tables
 
 MOST_EXCHANGES = 24
-MOST_COUNTERS = 1 << 27
 MOST_READINGS = 4
+FEW_RARE, MOST_RARE = 10, 4e7
+"""Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,16 @@ class VocabularyAgreement:
 
     def local(self, shard: Shard, party: Candidate, model: Message) -> tuple[Candidate, Message]:
         """What the step asks for."""
-        step, held = Step.read(model["step"]), held_by(shard)
+        held = held_by(shard)
+        step = Step.asked(model, party.answered, shard.name)
+        party = replace(party, answered=step.number)
         if "accord" in model.arrays and model["accord"][0] != party.parties * _accord(held, party):
             raise PartyError(
                 f"Party {shard.name!r} has another key, or other options of its words, than the others. Nothing was "
                 "agreed on. Give the same key and the same Words to all parties."
             )
         if "bitmap" in model.arrays:
-            party = party.narrowed(model["bitmap"])
+            party = party.narrowed(model["bitmap"], shard.name)
         if step.stage == TABLES:
             return self._mark(held, party, step)
         if step.stage == WORDS:
@@ -134,22 +138,15 @@ class VocabularyAgreement:
         return replace(party, tables=tables, places=places), Message(sent)
 
     def _read(self, name: str, held: HeldWords, party: Candidate, model: Message) -> tuple[Candidate, Message]:
-        """The agreed words in the order of a keyed hash, which tells the server nothing of them."""
+        """The agreed words from the sums of cells, and in how many documents of this party each is."""
         step = Step.read(model["step"])
-        narrow, wide = self._cells(replace(step, number=step.number - 1), party.parties)
-        naming = party.left.naming(party.key)
-        short = narrow.read(party.key, model["narrow"], naming)
-        others = wide.read(party.key, model["wide"], naming)
-        if not (short.is_whole and others.is_whole):
+        cells = self._cells(replace(step, number=step.number - 1), party.parties)
+        agreed = CellSums.heard(*cells, model, name).read(party.key, self.min_parties)
+        if agreed is None:
             return party, Message({"unread": np.array([1.0])})
-        texts, holders = short.words + others.words, np.concatenate([short.holders, others.holders])
-        if not set(texts).issuperset(party.left.words):
-            raise PartyError(f"Party {name!r}: words that it proposed and that passed are not among those told back.")
-        order = np.argsort(np.concatenate([short.order, others.order]), kind="stable")
-        order = order[holders[order] >= self.min_parties]
-        words = tuple(as_word(texts[index]) for index in order.tolist())
-        sent = {"documents": held.frequencies_of(words), "n_documents": np.array([held.n_documents])}
-        return replace(party, words=words, holders=holders[order]), Message({**sent, "unread": np.array([0.0])})
+        agreed.require_sound(name, party.left.words, FEW_RARE + MOST_RARE * self.false_pass)
+        sent = {"documents": held.frequencies_in(agreed.columns), "n_documents": np.array([held.n_documents])}
+        return replace(party, agreed=agreed), Message({**sent, "unread": np.array([0.0])})
 
     def _tally(self, server: Count, aggregate: Message) -> tuple[Count, Message]:
         step = server.step
@@ -195,4 +192,4 @@ class VocabularyAgreement:
 
 def _accord(held: HeldWords, party: Candidate) -> float:
     """A number of 32 bits that parties with the same key and the same options have in common."""
-    return float(lanes(party.key, "accord", names_of(party.key, [as_bytes(held.options)]), 1)[0, 0])
+    return float(lanes(party.key, "accord", names_of(party.key, [held.options.encode()]), 1)[0, 0])

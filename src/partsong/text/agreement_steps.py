@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
 import numpy as np
 
-from partsong.text.cells import Naming
-from partsong.text.keys import NAME_BYTES, names_of
+from partsong.core import Message
+from partsong.errors import PartyError
+from partsong.text.agreed_words import AgreedWords
 from partsong.text.tables import Tables
 
 TABLES, WORDS, FREQUENCIES, DONE = range(4)
+MOST_COUNTERS = 1 << 27
+_STOPPED = "Nothing was sent. Agree again, with a fresh key."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,27 @@ class Step:
         """From an array."""
         return cls(*(int(number) for number in numbers))
 
+    @classmethod
+    def asked(cls, model: Message, last: int, party: str) -> Step:
+        """The step that a server asks a party for, after its answer to step `last`.
+
+        Pads and hashes are for one step each: a step that comes twice, or out of turn, or that no honest server asks
+        for, is refused.
+        """
+        try:
+            step = cls.read(model["step"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise PartyError(f"Party {party!r}: the server's step cannot be read. {_STOPPED}") from None
+        if step.number != last + 1 or step.stage not in (TABLES, WORDS, FREQUENCIES):
+            raise PartyError(
+                f"Party {party!r} was asked for step {step.number} of the agreement after step {last}. Each is "
+                f"answered once, in order: two answers under one pad could be read without the key. {_STOPPED}"
+            )
+        sizes = (step.tables, step.buckets, step.narrow, step.wide)
+        if min(sizes) < 0 or max((step.tables + 1) * step.buckets, step.narrow, step.wide) > MOST_COUNTERS:
+            raise PartyError(f"Party {party!r} was asked for tables or cells beyond all measure. {_STOPPED}")
+        return step
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -49,35 +72,36 @@ class Left:
         """Those of them that are chosen by an array of booleans."""
         return Left(tuple(compress(self.words, chosen.tolist())), self.names[chosen], self.is_wide[chosen])
 
-    def naming(self, key: bytes) -> Naming:
-        """The names of any words, without work for those that are here."""
-        at = {word: index for index, word in enumerate(self.words)}
-
-        def named(words: Sequence[bytes]) -> Any:
-            rows = np.array([at.get(word, -1) for word in words], dtype=np.int64)
-            names = np.empty((len(words), NAME_BYTES), dtype=np.uint8)
-            names[rows >= 0] = self.names[rows[rows >= 0]]
-            names[rows < 0] = names_of(key, list(compress(words, (rows < 0).tolist())))
-            return names
-
-        return named
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A party on the way: its words that are left, their places in the last tables, and at last the agreed words."""
+    """A party on the way: its words that are left, their places in the last tables, and at last the agreed words.
+
+    `answered` is the number of the last step that it has answered.
+    """
 
     key: bytes = field(repr=False)
     parties: int
     left: Left
+    answered: int = -1
     tables: Tables | None = None
     places: Any = field(default=None, repr=False)
-    words: tuple[str, ...] = field(default=(), repr=False)
-    holders: Any = field(default=None, repr=False)
+    agreed: AgreedWords | None = field(default=None, repr=False)
 
-    def narrowed(self, bitmap: Any) -> Candidate:
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The agreed words; none before the end."""
+        return () if self.agreed is None else self.agreed.words
+
+    @property
+    def holders(self) -> Any:
+        """At how many parties each of them is."""
+        return None if self.agreed is None else self.agreed.holders
+
+    def narrowed(self, bitmap: Any, party: str) -> Candidate:
         """Without the words that are in a bucket that did not pass."""
-        assert self.tables is not None
+        if self.tables is None or bitmap.dtype != np.uint8 or bitmap.shape != (-(-self.tables.size // 8),):
+            raise PartyError(f"Party {party!r}: the server's bits are not those of the tables before. {_STOPPED}")
         passed = self.tables.survivors(bitmap, self.places, self.left.is_wide)
         return replace(self, left=self.left.some(passed), tables=None, places=None)
 

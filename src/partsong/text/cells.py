@@ -16,15 +16,12 @@ import numpy as np
 from partsong.errors import PartyError
 from partsong.text.keys import lanes, pad, within
 from partsong.text.letters import NARROW_BYTES, rows_of, words_of
-from partsong.text.tables import EXACT_BITS
+from partsong.text.packing import MOST_IN_A_CELL, Packing
 
 Naming = Callable[[Sequence[bytes]], Any]
 """Words to their names (n × 16)."""
 
 COPIES = 3
-CHECK_BYTES = 3
-MOST_IN_A_CELL = 32
-"""Words of one party in one cell: two or three are there on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,36 +75,31 @@ class Cells:
         return NARROW_BYTES if self.longest is None else self.longest
 
     @property
-    def width(self) -> int:
-        """Bytes of a code in one number, so that sums over all parties stay exact."""
-        return (EXACT_BITS - (MOST_IN_A_CELL * self.parties).bit_length()) // 8
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of a cell: how many are in it, and their codes."""
-        return 1 + -(-(self.text_bytes + CHECK_BYTES) // self.width)
+    def packing(self) -> Packing:
+        """How a cell is written."""
+        return Packing(self.text_bytes, self.parties)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of what a party adds."""
-        return COPIES * self.size, self.numbers
+        return COPIES * self.size, self.packing.numbers
 
     def filled(self, key: bytes, words: Sequence[bytes], names: Any) -> Any:
         """What a party adds for its words, which have these names."""
         told = self._told(key, words, names)
-        table = np.zeros(self.shape, dtype=np.int64)
-        codes = self._as_numbers(told.payload[:, None, :] ^ self._pads(key)[told.places])
+        table = np.zeros((self.shape[0], self.packing.numbers + 1), dtype=np.int64)
+        codes = self.packing.as_numbers(told.payload[:, None, :] ^ self._pads(key)[told.places])
         self._add(table, told.places, codes, np.ones(len(words), dtype=np.int64))
         if table[:, 0].max(initial=0) > MOST_IN_A_CELL:
             raise PartyError(
                 f"More than {MOST_IN_A_CELL} words of a party met in one cell, which chance does not do. Nothing was "
                 "sent. Check that all parties have the same key, and agree again with a fresh one."
             )
-        return table
+        return self.packing.packed(table)
 
     def read(self, key: bytes, total: Any, naming: Naming) -> Reading:
         """The words in the sum of what was added; `naming` gives the names of words under the same key."""
-        left = np.array(total, dtype=np.int64).reshape(self.shape)
+        left = self.packing.unpacked(np.reshape(total, self.shape))
         pads = self._pads(key)
         words: list[bytes] = []
         holders, orders = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -115,7 +107,7 @@ class Cells:
             words += found
             holders.append(counts)
             orders.append(told.order)
-            self._add(left, told.places, self._as_numbers(told.payload[:, None, :] ^ pads[told.places]), -counts)
+            self._add(left, told.places, self.packing.as_numbers(told.payload[:, None, :] ^ pads[told.places]), -counts)
             if len(words) > len(left):
                 break
         return Reading(words, np.concatenate(holders), np.concatenate(orders), not left.any())
@@ -127,8 +119,8 @@ class Cells:
             at = changed[left[changed, 0] > 0]
             at = at[(left[at, 1:] % left[at, :1] == 0).all(axis=1)]
             codes = left[at, 1:] // left[at, :1]
-            fits = ((codes >= 0) & (codes < 1 << 8 * self.width)).all(axis=1)
-            at, payload = at[fits], self._as_bytes(codes[fits]) ^ pads[at[fits]]
+            fits = ((codes >= 0) & (codes < self.packing.most)).all(axis=1)
+            at, payload = at[fits], self.packing.as_bytes(codes[fits]) ^ pads[at[fits]]
             words, are_words = words_of(payload[:, : self.text_bytes], self.longest)
             at, payload = at[are_words], payload[are_words]
             told = self._told(key, words, naming(words))
@@ -141,11 +133,11 @@ class Cells:
             changed = np.unique(found.places)
 
     def _told(self, key: bytes, words: Sequence[bytes], names: Any) -> Told:
-        numbers = lanes(key, self._purpose, names, COPIES + 3)
-        payload = np.zeros((len(words), (self.numbers - 1) * self.width), dtype=np.uint8)
+        numbers, checked = lanes(key, self._purpose, names, COPIES + 3), self.packing.check_bytes
+        payload = np.zeros((len(words), self.packing.code_bytes), dtype=np.uint8)
         payload[:, : self.text_bytes] = rows_of(words, self.longest)
         check = np.ascontiguousarray(numbers[:, COPIES : COPIES + 1]).view(np.uint8)
-        payload[:, self.text_bytes : self.text_bytes + CHECK_BYTES] = check[:, :CHECK_BYTES]
+        payload[:, self.text_bytes : self.text_bytes + checked] = check[:, :checked]
         order = np.ascontiguousarray(numbers[:, COPIES + 1 :]).view("<i8").reshape(-1)
         return Told(within(numbers[:, :COPIES], self.size) + np.arange(COPIES) * self.size, payload, order)
 
@@ -154,22 +146,13 @@ class Cells:
         return f"{'wide' if self.is_wide else 'narrow'} cells {self.number}"
 
     def _pads(self, key: bytes) -> Any:
-        cells, width = self.shape[0], (self.numbers - 1) * self.width
+        cells, width = self.shape[0], self.packing.code_bytes
         return pad(key, self._purpose, cells * width).reshape(cells, width)
-
-    def _as_numbers(self, payload: Any) -> Any:
-        """Bytes (… × bytes) as whole numbers (… × numbers − 1)."""
-        parts = payload.reshape(*payload.shape[:-1], self.numbers - 1, self.width).astype(np.int64)
-        return (parts << (8 * np.arange(self.width))).sum(axis=-1)
-
-    def _as_bytes(self, codes: Any) -> Any:
-        parts = (codes[..., None] >> (8 * np.arange(self.width))) & 255
-        return parts.astype(np.uint8).reshape(len(codes), (self.numbers - 1) * self.width)
 
     def _add(self, table: Any, places: Any, codes: Any, counts: Any) -> None:
         """Add each word's count, and count times code, to its three cells."""
         at = places.reshape(-1)
         np.add.at(table[:, 0], at, np.repeat(counts, COPIES))
-        weighted = (codes * counts[:, None, None]).reshape(len(at), self.numbers - 1)
-        for number in range(self.numbers - 1):
+        weighted = (codes * counts[:, None, None]).reshape(len(at), codes.shape[-1])
+        for number in range(weighted.shape[1]):
             np.add.at(table[:, number + 1], at, weighted[:, number])

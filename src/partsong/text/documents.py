@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import IO, Any
 
-from partsong.errors import DataError, DataTypeError, FileError, FormatError, ParameterError
-from partsong.io.delimiters import delimiter_of
-from partsong.io.opening import is_gzipped, open_bytes, open_text, place_of
+from partsong.errors import DataError, DataTypeError, FileError, FormatError
+from partsong.io.delimiters import DELIMITER_NAMES, delimiter_of
+from partsong.io.opening import is_gzipped, open_text, place_of
+from partsong.text.encodings import codec_named, encoding_fault
 
-CHUNK = 1 << 20
 KINDS = ".csv, .tsv, .jsonl or .txt (each also as .gz), or a folder of .txt files"
 
 
@@ -25,7 +23,7 @@ def read_documents(path: str | os.PathLike[str], *, column: str = "text", encodi
 
     Rows without text are documents without words, and are kept. UTF-8 may start with a byte order mark.
     """
-    place, known = place_of(path), _codec(encoding)
+    place, known = place_of(path), codec_named(encoding)
     if place.is_dir():
         return _some([_whole(file, known) for file in _files_in(place)], place)
     read = _READERS.get(_ending(place))
@@ -39,11 +37,12 @@ def read_documents(path: str | os.PathLike[str], *, column: str = "text", encodi
 
 
 def as_documents(texts: Iterable[Any]) -> list[str]:
-    """A list of texts from any collection of them; None and NaN, as tables have them, are documents without words."""
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+    """A list of texts from any ordered collection of them; None, NaN and pandas' NA are documents without words."""
+    is_table = len(getattr(texts, "shape", (0,))) != 1
+    if isinstance(texts, str | bytes | Mapping | Set) or is_table or not isinstance(texts, Iterable):
         raise DataTypeError(
-            f"Documents are a list of texts, not {type(texts).__name__}. Of one text, pass a list with it; of a file, "
-            "what read_documents gives."
+            f"Documents are a list of texts, not {type(texts).__name__}. Of one text, pass a list with it; of a table, "
+            "one column; of a file, what read_documents gives."
         )
     documents = [_as_document(position, text) for position, text in enumerate(texts)]
     if not documents:
@@ -54,11 +53,16 @@ def as_documents(texts: Iterable[Any]) -> list[str]:
 def _as_document(position: int, text: Any) -> str:
     if isinstance(text, str):
         return str(text)
-    if text is None or (isinstance(text, float) and math.isnan(text)):
+    if _is_missing(text):
         return ""
     raise DataTypeError(
         f"Document {position} (counted from 0) is {type(text).__name__}, not text. Pass str, or decode it first."
     )
+
+
+def _is_missing(text: Any) -> bool:
+    """What tables have in place of a text: None, NaN, or pandas' NA, which is asked for without pandas."""
+    return text is None or (isinstance(text, float) and math.isnan(text)) or type(text).__name__ == "NAType"
 
 
 def _some(documents: list[str], place: Path) -> list[str]:
@@ -67,24 +71,14 @@ def _some(documents: list[str], place: Path) -> list[str]:
     return documents
 
 
-def _codec(encoding: str) -> str:
-    try:
-        io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-        name = codecs.lookup(encoding).name
-    except (LookupError, TypeError, ValueError):
-        raise ParameterError(
-            f"There is no text encoding {encoding!r}. Names are those of Python: utf-8, latin-1, cp1252, utf-16."
-        ) from None
-    return "utf-8-sig" if name == "utf-8" else name
-
-
 def _ending(place: Path) -> str:
     return Path(place.name.lower().removesuffix(".gz")).suffix
 
 
 def _files_in(folder: Path) -> list[Path]:
+    """Files by name; a link that leads nowhere is one that cannot be read."""
     return sorted(
-        (file for file in folder.iterdir() if file.is_file() and _ending(file) == ".txt"), key=lambda file: file.name
+        (file for file in folder.iterdir() if not file.is_dir() and _ending(file) == ".txt"), key=lambda file: file.name
     )
 
 
@@ -107,32 +101,11 @@ def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None]) -> Exc
     except FileNotFoundError:
         return FileError(f"{place}: there is no such file. Check the path; relative ones start at the working folder.")
     except UnicodeError:
-        return FormatError(_encoding_fault(place, encoding))
+        return FormatError(encoding_fault(place, encoding))
     except (OSError, EOFError) as error:
         reason = "its packing is damaged or cut short" if is_gzipped(place) else type(error).__name__
         return FileError(f"{place}: it cannot be read ({reason}). Check that it is complete and may be read.")
     return None
-
-
-def _encoding_fault(place: Path, encoding: str) -> str:
-    decoder, start = codecs.getincrementaldecoder(encoding)(), 0
-    at, name = 0, "utf-8" if encoding == "utf-8-sig" else encoding
-    with open_bytes(place) as stream:
-        while True:
-            chunk = stream.read(CHUNK)
-            waiting = len(decoder.getstate()[0])
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeError as error:
-                at = start - waiting + int(getattr(error, "start", 0))
-                break
-            if not chunk:
-                break
-            start += len(chunk)
-    return (
-        f"{place}: its bytes are not {name} text, first at byte position {at}. Save it as UTF-8, or say how it was "
-        "written: encoding='cp1252' or 'latin-1' for files of Western Windows programs, 'utf-16' where that was chosen."
-    )
 
 
 def _from_delimited(place: Path, stream: IO[str], column: str) -> Iterator[str]:
@@ -167,9 +140,10 @@ def _place_of_column(place: Path, header: list[str], column: str) -> int:
     if titles.count(column) == 1:
         return titles.index(column)
     found = "more than once" if column in titles else "not"
+    hint = f" Set columns apart by {DELIMITER_NAMES[delimiter_of(place)]}." if len(titles) == 1 else ""
     raise FormatError(
         f"{place}: the column {column!r} is {found} among the {len(titles)} titles of its first line. Name the column "
-        "with the texts (column=…), and let the first line name the columns."
+        f"with the texts (column=…), and let the first line name the columns.{hint}"
     )
 
 
@@ -186,9 +160,9 @@ def _from_lines_of_json(place: Path, stream: IO[str], column: str) -> Iterator[s
                 f"{place}: line {number} has no field {column!r}. Name the field with the texts (column=…)."
             )
         text = entry[column]
-        if text is not None and not isinstance(text, str):
+        if not isinstance(text, str) and not _is_missing(text):
             raise FormatError(f"{place}: line {number}, field {column!r} is {type(text).__name__}, not text.")
-        yield text or ""
+        yield text if isinstance(text, str) else ""
 
 
 def _from_lines(place: Path, stream: IO[str], column: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -51,23 +51,16 @@ class HeldWords:
 
     def candidates(self, min_documents: int, longest: int) -> tuple[bytes, ...]:
         """The words that may be proposed, as bytes: in enough documents, and of at most so many bytes."""
-        texts = (as_bytes(word) for word in compress(self.words, (self.documents >= min_documents).tolist()))
-        return tuple(text for text in texts if len(text) <= longest and b"\0" not in text)
+        chosen = compress(self.words, (np.asarray(self.documents) >= min_documents).tolist())
+        texts = [word.encode("utf-8", "surrogatepass") for word in chosen]
+        return tuple([text for text in texts if len(text) <= longest and b"\0" not in text])
 
-    def frequencies_of(self, words: tuple[str, ...]) -> Any:
-        """In how many of its documents each of these words occurs."""
-        own = dict(zip(self.words, self.documents.tolist(), strict=True))
-        return np.array([own.get(word, 0) for word in words], dtype=np.int64)
-
-
-def as_bytes(word: str) -> bytes:
-    """A word as it is hashed and told."""
-    return word.encode("utf-8", "surrogatepass")
-
-
-def as_word(text: bytes) -> str:
-    """The word again."""
-    return text.decode("utf-8", "surrogatepass")
+    def frequencies_in(self, columns: Mapping[str, int]) -> Any:
+        """In how many of its documents the word of each column occurs."""
+        found = np.zeros(len(columns), dtype=np.int64)
+        at = np.fromiter(map(columns.get, self.words, repeat(-1)), np.int64, len(self.words))
+        found[at[at >= 0]] = np.asarray(self.documents)[at >= 0]
+        return found
 
 
 def word_shards(

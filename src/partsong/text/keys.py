@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.errors import ParameterError
+from partsong.errors import MissingExtra, ParameterError
 from partsong.privacy import key_agreement
 from partsong.privacy.randomness import system_source
 from partsong.streams import key as stream_key
@@ -81,7 +81,13 @@ def pad(key: bytes, purpose: str, count: int) -> Any:
 
 def _encrypted(key: bytes, purpose: str, blocks: bytes) -> bytes:
     """Each block of 16 bytes by itself, under a key for this purpose."""
-    key_agreement.require()
+    try:
+        key_agreement.require()
+    except MissingExtra as error:
+        raise MissingExtra(
+            'An agreement on words needs the package cryptography, which is not installed: pip install "partsong'
+            '[privacy]". Without it, take a public list of words, or hashes.'
+        ) from error
     ciphers = import_module("cryptography.hazmat.primitives.ciphers")
     own = hashlib.blake2b(purpose.encode(), key=key, digest_size=KEY_BYTES, person=b"purpose").digest()
     return bytes(ciphers.Cipher(ciphers.algorithms.AES(own), ciphers.modes.ECB()).encryptor().update(blocks))

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from partsong.text.keys import lanes, within
+from partsong.text.packing import EXACT_BITS
 
-EXACT_BITS = 52
-"""Whole numbers below 2⁵³ are exact in the float64 that sums come back in."""
 LOAD = 2 / 3
 """Words per bucket."""
 FEWEST_LAST = 5
@@ -50,9 +49,17 @@ class Tables:
         return self.count * self.buckets
 
     @property
+    def base(self) -> int:
+        """Counters are digits from 0 to N of a number."""
+        return self.parties + 1
+
+    @property
     def counters_per_number(self) -> int:
-        """How many counters travel in one number."""
-        return EXACT_BITS // self.parties.bit_length()
+        """How many counters travel in one number: as many digits as 52 bits have room for."""
+        digits = 1
+        while self.base ** (digits + 1) <= 1 << EXACT_BITS:
+            digits += 1
+        return digits
 
     @property
     def numbers(self) -> int:
@@ -66,17 +73,20 @@ class Tables:
 
     def marked(self, places: Any, is_wide: Any) -> Any:
         """What a party adds: a 1 in every bucket that a word of its falls into, packed."""
-        marks = np.zeros(self.numbers * self.counters_per_number, dtype=np.int64)
-        marks[places[:, : self.tables].reshape(-1)] = 1
-        marks[places[is_wide, self.tables :]] = 1
-        shifts = np.int64(self.parties.bit_length()) * np.arange(self.counters_per_number)
-        return (marks.reshape(self.counters_per_number, self.numbers) << shifts[:, None]).sum(axis=0)
+        marks = np.zeros((self.counters_per_number, self.numbers), dtype=bool)
+        marks.reshape(-1)[places[:, : self.tables].reshape(-1)] = True
+        marks.reshape(-1)[places[is_wide, self.tables :]] = True
+        packed = np.zeros(self.numbers, dtype=np.int64)
+        for place, row in enumerate(marks):
+            packed += row * np.int64(self.base**place)
+        return packed
 
     def counters(self, total: Any) -> Any:
         """Sums by table and bucket (count × buckets), from the sum of what was added."""
-        width = self.parties.bit_length()
-        shifts = np.int64(width) * np.arange(self.counters_per_number)
-        unpacked = (np.asarray(total, dtype=np.int64) >> shifts[:, None]) & np.int64((1 << width) - 1)
+        unpacked = np.empty((self.counters_per_number, self.numbers), dtype=np.int64)
+        left = np.asarray(total, dtype=np.int64)
+        for digits in unpacked:
+            left, digits[:] = np.divmod(left, self.base)
         return unpacked.reshape(-1)[: self.size].reshape(self.count, self.buckets)
 
     def survivors(self, bitmap: Any, places: Any, is_wide: Any) -> Any:

@@ -105,7 +105,8 @@ class Vocabulary:
         if not len(kept):
             raise DataError(
                 f"None of {len(self.words)} words is in at least {min_documents} documents and in at most "
-                f"{max_share:.0%} of {self.n_documents}: all documents would be empty. Prune less."
+                f"{max_share:.0%} of {self.n_documents}: all documents would be empty. Prune less: "
+                "a smaller min_documents, or a larger max_share."
             )
         return Vocabulary(tuple(self.words[column] for column in kept), self.documents[kept], self.n_documents)
 

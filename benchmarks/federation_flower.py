@@ -1,0 +1,154 @@
+"""What a federation between processes costs, over Flower with TLS and keys: rounds, bytes, memory, our overhead."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.flower_arms import COLUMNS, RANK, Bare, Federation, add_nodes, federation, flower_alone, lines_of
+from partsong.consortium.locking import holder_of
+
+ENVELOPE = 500
+"""Bytes of a message beside its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""
+NAMED = 12
+PLAIN = f'method = "exact"\nrank = {RANK}\nseed = 5\n'
+MASKED = "masked = true\nmask_bound = 1e9\n"
+KILLED_AFTER = 10
+TIMEOUT = 20
+
+Say = Callable[[str], None]
+
+
+def up_of() -> int:
+    """Bytes of a plain upload: Wᵀ X, Wᵀ W and three totals, float64."""
+    return 8 * (RANK * COLUMNS + RANK * RANK + 3) + ENVELOPE
+
+
+def down_of(sites: int) -> int:
+    """Bytes of a request: H, float64."""
+    return 8 * RANK * COLUMNS + ENVELOPE + NAMED * sites
+
+
+def masked_up_of(sites: int) -> int:
+    """Bytes of a masked sum (masked-sums.md): the upload with its weight, names, shapes of three arrays, shares."""
+    upload = 8 * (RANK * COLUMNS + RANK * RANK + 3 + 1) + 32 + 3 * 50 + 72
+    return upload + 33 * sites + 49 + 81 * (sites - 1) + 72 + 2 * ENVELOPE
+
+
+def set_up_of(sites: int, sums: int = 16) -> int:
+    """Bytes of keys and shares for so many masked sums."""
+    shares = 64 * sums * sites + (sites - 1) * (66 * sums + 16)
+    return 64 + 64 * sums + shares + 2 * 72 + 2 * ENVELOPE
+
+
+def long_run(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
+    """Many sites, many rounds, one site that goes and stays away; seconds, bytes, and the server's memory by round."""
+    names = tuple(f"site-{number:02d}" for number in range(n_sites))
+    began, kill_at = time.perf_counter(), min(KILLED_AFTER, rounds // 3)
+    with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "long", names) as made:
+        say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
+        text = PLAIN + f'rounds = {rounds}\nfaulty = "leave out"\n'
+        name, place = made.start(text, "--timeout", str(TIMEOUT))
+        held = _followed(made, name, kill_at, names[-1], say)
+        told = lines_of(place.progress)
+        traffic = flower_traffic(made, int(place.number.read_text()))
+        works = [line["bytes"] for site in names for line in made.audited(site, name) if line["kind"] == "work"]
+    heard = sum(len(line["participants"]) for line in told)
+    return {
+        "sites": n_sites,
+        "rounds": len(told),
+        "killed after": kill_at,
+        "participants": [len(line["participants"]) for line in told],
+        "seconds": [line["seconds"] for line in told],
+        "up": statistics.median(works),
+        "up by Flower": traffic["received"] / len(works),
+        "down by Flower": traffic["sent"] / heard,
+        "resident": held,
+    }
+
+
+def _followed(made: Federation, name: str, kill_at: int, victim: str, say: Say) -> list[float]:
+    """Until a run is over: the server app's memory after each round; a site is killed on the way."""
+    place, held = made.server.run(name), {}
+    while made.running.running[name].poll() is None:
+        done, holder = len(lines_of(place.progress)), holder_of(place.lock)
+        held[done] = (resident(holder) if holder else 0.0) or held.get(done, 0.0)
+        if done >= kill_at and victim in made.running.running:
+            made.running.kill(victim)
+            say(f"{victim} was killed after {done} rounds")
+        time.sleep(0.3)
+    made.ended(name)
+    return [held[index] for index in sorted(held) if index and held[index]]
+
+
+def resident(process: int) -> float:
+    """Megabytes; 0 where the process has gone."""
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def slope_of(values: list[float]) -> tuple[float, float]:
+    """Least squares: change per step, and its standard error."""
+    at = np.arange(len(values)) - (len(values) - 1) / 2
+    slope = float(at @ np.asarray(values) / (at @ at))
+    rest = np.asarray(values) - np.mean(values) - slope * at
+    return slope, float(np.sqrt(rest @ rest / (len(values) - 2) / (at @ at)))
+
+
+def flower_traffic(made: Federation, number: int) -> dict[str, float]:
+    """Bytes to and from sites in a run, as Flower has counted them."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    found = made.control.client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+    return {"sent": float(found.bytes_sent), "received": float(found.bytes_recv)}
+
+
+def overhead(n_sites: int, blocks: int, count: int, masked: bool, say: Say) -> dict[str, Any]:
+    """Seconds of rounds in turns: Flower alone, our processes without our layer, plain sums, masked sums."""
+    names = tuple(f"site-{number}" for number in range(n_sites))
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "ours", names) as made:
+        without = add_nodes(made, tuple(f"echo-{number}" for number in range(n_sites)))
+        others = tuple(f"bare-{number}" for number in range(n_sites))
+        with flower_alone(Path(scratch) / "alone", made.running, others) as (server, nodes):
+            sizes = (up_of(), down_of(n_sites))
+            stock, echo = Bare(server, nodes, "wait", sizes), Bare(made.server, without, "pull", sizes)
+            arms: dict[str, Callable[[], list[float]]] = {
+                "Flower alone": lambda: stock.rounds(count),
+                "our processes, Flower's messages": lambda: echo.rounds(count),
+                "plain sums": lambda: made.rounds(PLAIN + f"rounds = {count}\n"),
+            }
+            if masked:
+                arms["masked sums"] = lambda: made.rounds(PLAIN + MASKED + f"rounds = {count}\n")
+            for block in range(blocks):
+                for arm, rounds in arms.items():
+                    seconds = rounds()[1:]
+                    found.setdefault(arm, []).extend(seconds)
+                    say(f"block {block + 1}, {arm}: {statistics.median(seconds):.2f} s a round")
+        bytes_up = masked_bytes(made, names) if masked else None
+    return {"sites": n_sites, "blocks": blocks, "count": count - 1, "seconds": found, "masked up": bytes_up}
+
+
+def masked_bytes(made: Federation, names: tuple[str, ...]) -> dict[str, float]:
+    """Bytes up of a site in a masked sum, and in the exchanges before the first, from the logs of the last run."""
+    lines = [line for site in names for line in made.audited(site, f"run-{made.runs}")]
+    last = max(line["round"] for line in lines if line["kind"] == "work")
+    of_sum = [line for line in lines if line["kind"] in ("work", "reduce")]
+    later = [line["bytes"] for line in of_sum if line["round"] == last]
+    first = [line["bytes"] for line in of_sum if line["round"] == 0]
+    return {
+        "sum": sum(later) / len(names),
+        "first": sum(first) / len(names),
+        "exchanges": len(later) / len(names),
+        "exchanges of the first": len(first) / len(names),
+    }

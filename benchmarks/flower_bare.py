@@ -1,0 +1,66 @@
+"""Flower without partsong: an app whose rounds carry as many bytes as ours and do nothing with them.
+
+server: run_config["rounds"] times `down` random bytes to all nodes of `nodes`, and `up` bytes from each
+way = "wait": Flower's own send_and_receive        way = "pull": replies are pulled every half second, as we do
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.query("bare")
+def answer(message, context):  # type: ignore[no-untyped-def]
+    """As many bytes as the request asks for."""
+    return Message(_content(int(message.content["bytes"]["up"][0])), reply_to=message)
+
+
+@server.main()
+def main(grid, context):  # type: ignore[no-untyped-def]
+    """Rounds; the seconds of each go to a file."""
+    told = context.run_config
+    nodes = [int(node) for node in str(told["nodes"]).split()]
+    seconds = []
+    for _ in range(int(told["rounds"])):
+        began = time.perf_counter()
+        content = [_asked(int(told["down"]), int(told["up"])) for _ in nodes]
+        messages = [Message(one, node, "query.bare") for one, node in zip(content, nodes, strict=True)]
+        replies = grid.send_and_receive(messages) if told["way"] == "wait" else _pulled(grid, messages)
+        if any(reply.has_error() for reply in replies):
+            raise RuntimeError("a node has failed")
+        seconds.append(time.perf_counter() - began)
+    Path(str(told["file"])).write_text(json.dumps(seconds))
+
+
+def _pulled(grid, messages):  # type: ignore[no-untyped-def]
+    waiting, found = set(grid.push_messages(messages)), []
+    while waiting:
+        replies = list(grid.pull_messages(list(waiting)))
+        found += replies
+        waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+        if waiting:
+            time.sleep(0.5)
+    return found
+
+
+def _asked(down, up):  # type: ignore[no-untyped-def]
+    from flwr.app import MetricRecord
+
+    content = _content(down)
+    content["bytes"] = MetricRecord({"up": [up]})
+    return content
+
+
+def _content(size):  # type: ignore[no-untyped-def]
+    array = Array(dtype="uint8", shape=(size,), stype="bytes", data=os.urandom(size))
+    return RecordDict({"arrays": ArrayRecord({"0": array})})

@@ -1,0 +1,128 @@
+"""`partsong audit`: what has left a site, and whether its log is as it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from partsong.cli.guard import BAD_INPUT, guarded, tell
+from partsong.cli.options import AsJson, OptionalInt, OptionalText, examples
+from partsong.cli.outputs import put_json, visible
+from partsong.errors import BrokenChain, ParameterError
+
+VERIFY = examples("partsong audit verify site-north", "partsong audit verify site-north --head 3f1c…")
+SHOW = examples("partsong audit show site-north --last 20", "partsong audit show site-north --run liver-1 --json")
+TOTALS = ("run", "messages", "bytes", "again", "refusals", "rounds", "ε spent (all runs)")
+
+app = typer.Typer(
+    name="audit",
+    help="What has left a site: every message out, without values, in a log that cannot be changed unseen.",
+    epilog="Start with: partsong audit verify site-NAME",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+)
+
+Place = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The site's folder, or its audit.jsonl.", show_default=False)
+]
+
+
+@app.command(epilog=VERIFY)
+@guarded
+def verify(
+    place: Place,
+    head: Annotated[
+        OptionalText, typer.Option(help="The last hash, as it was noted elsewhere.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
+    from partsong.federation.audit_report import log_at, verified
+
+    path = log_at(place)
+    try:
+        found = verified(path, head)
+    except BrokenChain as error:
+        tell(error)
+        if as_json:
+            told = {"is_sound": False, "file": path, "first_bad_line": error.line, "last_sound_hash": error.last}
+            put_json({**told, "error": str(error), "type": type(error).__name__, "exit_code": BAD_INPUT})
+        raise typer.Exit(BAD_INPUT) from error
+    if as_json:
+        put_json({"is_sound": True, "file": path, **asdict(found)})
+        return
+    typer.echo(f"Sound: {path}")
+    typer.echo(f"lines      {found.lines}")
+    typer.echo(f"first      {visible(found.first or 'none')}")
+    typer.echo(f"last       {visible(found.last or 'none')}")
+    typer.echo(f"last hash  {found.head}")
+    if found.unfinished:
+        typer.echo(
+            f"A last line of {found.unfinished} bytes has no end: a crash cut it off, and nothing of it was sent."
+        )
+    if found.since is None:
+        typer.echo(
+            "Lines taken from the end do not show in the file: note the last hash elsewhere, and give it as --head."
+        )
+    else:
+        typer.echo(f"The hash that was noted is here; lines since: {found.since}.")
+
+
+@app.command(epilog=SHOW)
+@guarded
+def show(
+    place: Place,
+    run: Annotated[OptionalText, typer.Option(help="Only messages of this run.", show_default=False)] = None,
+    last: Annotated[
+        OptionalInt, typer.Option(min=1, help="Only so many lines, the latest.", show_default="all")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
+    from partsong.federation.audit_report import COLUMNS, log_at, row_of, sound_lines, totals_of
+    from partsong.federation.keys import nearest
+
+    path = log_at(place)
+    lines, error = sound_lines(path)
+    totals = totals_of(lines)
+    if run is not None:
+        if run not in totals:
+            raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {nearest(run, tuple(totals))}")
+        lines, totals = [line for line in lines if line["run"] == run], {run: totals[run]}
+    shown = lines if last is None else lines[-last:]
+    if as_json:
+        runs = {name: asdict(total) for name, total in totals.items()}
+        put_json({"file": path, "is_sound": error is None, "runs": runs, "lines": shown})
+    else:
+        _put_table(COLUMNS, [row_of(line) for line in shown], left={1, 2, 4, 9, 10})
+        typer.echo("")
+        rows = [_cells(name, asdict(total)) for name, total in totals.items()]
+        _put_table(TOTALS, rows, left={0})
+        typer.echo(
+            "\nEach message is counted as often as it left; `again` is the same bytes once more, to the same request."
+        )
+    if error is not None:
+        tell(error)
+        raise typer.Exit(BAD_INPUT) from error
+
+
+def _cells(name: str, total: dict[str, Any]) -> tuple[str, ...]:
+    epsilon = "" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
+    return (name, *(str(total[key]) for key in ("messages", "bytes", "again", "refusals", "rounds")), epsilon)
+
+
+def _put_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> None:
+    """Columns as wide as they have to be, also in a pipe; the last one is not padded."""
+    clean = [tuple(visible(cell) for cell in row) for row in (titles, *rows)]
+    widths = [max(len(row[at]) for row in clean) for at in range(len(titles))]
+    for row in clean:
+        cells = [
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        typer.echo("  ".join(cells).rstrip())

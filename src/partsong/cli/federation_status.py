@@ -1,0 +1,162 @@
+"""`partsong federation status`: how a federation is, at its server or at one of its sites."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.guard import guarded
+from partsong.cli.options import AsJson, examples
+from partsong.cli.outputs import put_json, visible
+from partsong.errors import BrokenChain, CompositionError
+
+if TYPE_CHECKING:
+    from partsong.consortium.server_folder import RunPlace, ServerFolder
+    from partsong.consortium.site_folder import SiteFolder
+
+STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
+
+
+@guarded
+def status(
+    folder: Annotated[
+        Path, typer.Option("--folder", "-f", help="The federation's folder, or that of a site.")
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Say who is there and how every run is; at a site: what has left, what was spent, and where results are."""
+    if (folder / "joined.toml").exists():
+        from partsong.consortium.site_folder import SiteFolder
+
+        told = site_told(SiteFolder.at(folder))
+        show = _show_site
+    else:
+        from partsong.consortium.server_folder import ServerFolder
+
+        told = server_told(ServerFolder.at(folder))
+        show = _show_server
+    if as_json:
+        put_json(told)
+    else:
+        show(told)
+
+
+def server_told(server: ServerFolder) -> dict[str, Any]:
+    """Sites and runs, as the coordinator sees them."""
+    sites, is_up = _sites(server)
+    runs = {name: _run_told(server.run(name)) for name in server.runs()}
+    models = {name: server.run(name).model for name in runs if server.run(name).model.exists()}
+    told: dict[str, Any] = {"name": server.name, "address": server.address, "server": "running" if is_up else "stopped"}
+    told |= {"certificate_days": round(server.require_valid()), "fingerprint": server.roster().fingerprint}
+    return {**told, "sites": sites, "runs": runs, "models": models}
+
+
+def site_told(site: SiteFolder) -> dict[str, Any]:
+    """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results."""
+    from partsong.consortium.locking import holder_of
+    from partsong.federation.finishing import MODEL
+
+    roster = site.roster()
+    names = {path.name for place in ("state/runs", "results") for path in (site.path / place).glob("*")}
+    runs: dict[str, dict[str, Any]] = {}
+    for name in sorted(names):
+        result = site.path / "results" / name
+        is_over = (result / MODEL).exists()
+        runs[name] = {"status": "over" if is_over else "begun", "result": result if is_over else None}
+    told: dict[str, Any] = {
+        "site": site.site,
+        "federation": site.federation,
+        "address": site.address,
+        "folder": site.path,
+    }
+    told["node"] = "stopped" if holder_of(site.path / "node.lock") is None else "running"
+    told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": site.shared_key() is not None}
+    return {**told, **_spent(site), "audit": _audit_told(site), "runs": runs}
+
+
+def _spent(site: SiteFolder) -> dict[str, Any]:
+    from partsong.federation.ledger import SiteLedger
+    from partsong.spending import USUAL_DELTA
+
+    allowance, ledger = site.policy().privacy, SiteLedger(site.path / "state" / "ledger.jsonl")
+    noiseless = sum(line["release"] is None for line in ledger.chain.lines())
+    told: dict[str, Any] = {"releases": ledger.serial, "releases_without_noise": noiseless}
+    told |= {"epsilon_spent": None, "epsilon_allowed": None}
+    if allowance is not None:
+        told["epsilon_allowed"] = allowance.epsilon
+    try:
+        spent = ledger.spent()
+        if len(spent):
+            told["epsilon_spent"] = float(spent.epsilon(USUAL_DELTA if allowance is None else allowance.delta))
+    except CompositionError:
+        pass
+    return told
+
+
+def _audit_told(site: SiteFolder) -> dict[str, Any]:
+    from partsong.federation.audit_report import verified
+
+    path = site.path / "state" / "audit.jsonl"
+    try:
+        found = verified(path)
+    except BrokenChain as error:
+        return {"file": path, "is_sound": False, "first_bad_line": error.line}
+    return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
+
+
+def _show_server(told: dict[str, Any]) -> None:
+    typer.echo(f"Federation {told['name']!r}, {told['address']}: the server is {told['server']}.")
+    roster = told["fingerprint"] if told["sites"] else "nobody yet"
+    typer.echo(f"Certificate: {told['certificate_days']} days left. Roster: {roster}")
+    for site, state in told["sites"].items():
+        typer.echo(f"  site {site:<24}{state}")
+    for name, run in told["runs"].items():
+        where = f"; model: {told['models'][name]}" if name in told["models"] else ""
+        typer.echo(f"  run  {name:<24}{run['status']}, {run['rounds_done']} exchanges done{where}")
+
+
+def _show_site(told: dict[str, Any]) -> None:
+    typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
+    typer.echo(f"Roster: {told['fingerprint'] or 'none yet: partsong federation join KIT --roster roster.toml'}")
+    typer.echo(f"Shared key: {'yes' if told['shared_key'] else 'NONE: the server can test likely names of columns'}")
+    spent, allowed = told["epsilon_spent"], told["epsilon_allowed"]
+    budget = "no budget in site.toml" if allowed is None else f"of {allowed:g} allowed"
+    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
+    spent_by = "ε spent by the others" if noiseless else "ε spent"
+    typer.echo(f"Released: {told['releases']} times{noiseless}; {spent_by}: {spent or 0:.4g} ({budget})")
+    audit = told["audit"]
+    if audit["is_sound"]:
+        typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
+    else:
+        typer.echo(f"Audit log: EDITED at line {audit['first_bad_line']}: partsong audit verify {told['folder']}")
+    for name, run in told["runs"].items():
+        where = f": {run['result']}" if run["result"] else ""
+        typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
+
+
+def _sites(server: ServerFolder) -> tuple[dict[str, str], bool]:
+    """Who is there, if the server can be asked."""
+    from partsong.consortium.locking import holder_of
+
+    if holder_of(server.path / "server.lock") is None:
+        return dict.fromkeys(server.cards(), "unknown"), False
+    from partsong.flower_app.control import controlling
+
+    with controlling(server) as control:
+        nodes = control.nodes()
+    found = {site: nodes.get(server.node_of(site) or 0) for site in server.cards()}
+    return {site: "not registered" if node is None else node.status for site, node in found.items()}, True
+
+
+def _run_told(place: RunPlace) -> dict[str, Any]:
+    from partsong.consortium.locking import holder_of
+
+    done = len(place.progress.read_text().splitlines()) if place.progress.exists() else 0
+    if holder_of(place.lock) is not None:
+        return {"status": "running", "rounds_done": done}
+    if place.result.exists():
+        return {"status": json.loads(place.result.read_text())["status"], "rounds_done": done}
+    return {"status": "broken off", "rounds_done": done}

@@ -1,0 +1,58 @@
+"""The folder of one run at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """That folder, and what is where in it."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self.folder.name
+
+    @property
+    def experiment(self) -> Path:
+        """What is run."""
+        return self.folder / "experiment.toml"
+
+    @property
+    def settings(self) -> Path:
+        """How patiently, as JSON."""
+        return self.folder / "settings.json"
+
+    @property
+    def state(self) -> Path:
+        """The journal of the run."""
+        return self.folder / "state"
+
+    @property
+    def progress(self) -> Path:
+        """One line of JSON for each round that was done."""
+        return self.folder / "progress.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """How it ended, as JSON."""
+        return self.folder / "result.json"
+
+    @property
+    def model(self) -> Path:
+        """What came out."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def number(self) -> Path:
+        """The number that Flower gave it last."""
+        return self.folder / "flower-run"
+
+    @property
+    def lock(self) -> Path:
+        """Held while somebody works on it."""
+        return self.folder / "lock"

@@ -1,0 +1,138 @@
+"""Following a run: one that was stopped leaves no process, one that is worked on is not begun twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from partsong.consortium.locking import holder_of
+from partsong.consortium.run_place import RunPlace
+from partsong.errors import SiteLost
+from partsong.flower_app import following
+from partsong.flower_app.control import ServerError, Status
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and locks")
+
+WORK = """
+import signal, sys, time
+from pathlib import Path
+from partsong.consortium.locking import held
+if sys.argv[2] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with held(Path(sys.argv[1]), ""):
+    time.sleep(60)
+"""
+
+
+class Control:
+    """Flower's answers, one after another; the last one stays."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.started, self.stopped = list(statuses), [], []
+
+    def start(self, name):
+        self.started.append(name)
+        return 10 + len(self.started)
+
+    def status(self, number):
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def stop(self, number):
+        self.stopped.append(number)
+        return True
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "POLL", 0.01)
+    monkeypatch.setattr(following, "GRACE", 0.5)
+    return RunPlace(tmp_path)
+
+
+@pytest.fixture
+def worker(place):
+    """Starts a process that works on the run; it is gone in the end."""
+    made = []
+
+    def start(kind="mild"):
+        made.append(subprocess.Popen([sys.executable, "-c", WORK, str(place.lock), kind]))
+        until = time.monotonic() + 30
+        while holder_of(place.lock) != made[-1].pid and time.monotonic() < until:
+            time.sleep(0.02)
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def follow(place, control, monkeypatch):
+    @contextmanager
+    def controlling(server):
+        yield control
+
+    monkeypatch.setattr(following, "controlling", controlling)
+    told = []
+    try:
+        return following.run_to_end(None, place, told.append), told
+    finally:
+        assert holder_of(place.lock) is None
+
+
+def test_a_run_that_was_stopped_is_not_started_again(place, monkeypatch):
+    control = Control(Status("running"), Status("finished", "stopped"))
+    with pytest.raises(ServerError, match="was stopped"):
+        follow(place, control, monkeypatch)
+    assert control.started == [place.name]
+
+
+def test_a_run_that_ends_without_a_word_is_started_again(place, monkeypatch):
+    control = Control(Status("finished", "failed", "why"))
+    with pytest.raises(ServerError, match=r"without a word \(why\)"):
+        follow(place, control, monkeypatch)
+    assert len(control.started) == following.STARTS
+
+
+@pytest.mark.parametrize("kind", ["mild", "stubborn"])
+def test_a_run_that_is_worked_on_is_followed_and_its_process_does_not_outlive_a_stop(place, worker, monkeypatch, kind):
+    place.number.write_text("7")
+    process = worker(kind)
+    control = Control(Status("running"), Status("running"), Status("finished", "stopped"))
+    with pytest.raises(ServerError, match="was stopped"):
+        follow(place, control, monkeypatch)
+    assert control.started == []
+    assert process.wait(5) != 0
+
+
+def test_what_is_left_of_a_run_that_is_over_is_ended_before_it_is_started_again(place, worker, monkeypatch):
+    place.number.write_text("7")
+    process = worker()
+    control = Control(Status("finished", "failed"))
+    with pytest.raises(ServerError):
+        follow(place, control, monkeypatch)
+    assert len(control.started) == following.STARTS
+    assert process.wait(5) != 0
+
+
+def test_the_result_and_the_error_of_a_run_are_told(place, monkeypatch):
+    def ending(content):
+        class Ending(Control):
+            def start(self, name):
+                place.result.write_text(json.dumps(content))
+                place.progress.write_text('{"round": 1}\n{"rou')
+                return super().start(name)
+
+        place.progress.unlink(missing_ok=True)
+        return follow(place, Ending(Status("finished", "completed")), monkeypatch)
+
+    assert ending({"status": "done", "rounds": 1}) == ({"status": "done", "rounds": 1}, [{"round": 1}])
+    with pytest.raises(SiteLost, match="east") as caught:
+        ending({"status": "failed", "type": "SiteLost", "error": "east", "notes": ["resume"]})
+    assert caught.value.__notes__ == ["resume"]
