@@ -336,6 +336,14 @@ class TestMasks:
         assert masks.fewest == n_parties
         assert n_parties - (masks.threshold(n_parties) - 1) >= program.shares == math.ceil(n_parties / 2)
 
+    @pytest.mark.parametrize("n_parties", [3, 32, 1023])
+    def test_who_chooses_the_noise_cannot_search_for_the_number_of_rows(self, n_parties):
+        program = ROWS.program(recipes.shared_statistics(2), 2, n_parties, True)
+        most = {replace(program, noise_multiplier=float(one)).most_rows(4) for one in np.geomspace(1e-4, 1e6, 300)}
+        assert len(most) == 2
+        assert min(most) == 0
+        assert max(most) > 2**15
+
     def test_a_party_of_too_many_rows_is_refused_by_their_number_alone_before_anything_is_sent(self):
         program = replace(ROWS.program(recipes.shared_statistics(2), 2, 3, True), sum_bound=2.0**46)
         most, layout = program.most_rows(4), Layout(("a", "b", "c"), 4, 0)

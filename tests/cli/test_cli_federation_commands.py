@@ -20,11 +20,14 @@ from partsong.consortium.kit import Kit
 from partsong.consortium.roster import Card, Listed
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
-from partsong.errors import FormatError, ParameterError
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.federation.chain import Chain
 from partsong.federation.conducting import conduct
 from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import SiteLedger
 from partsong.federation.transport import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from partsong.flower_app.superlink import Gate
 
 
 @pytest.fixture
@@ -140,6 +143,12 @@ def test_what_would_leave_is_shown_and_no_means_no(made, invoke, tmp_path):
     result = runner().invoke(app, ["federation", "join", "north.zip", "--data", "rows.npy"], input="n\n")
     assert result.exit_code == 1
     assert "never    rows" in result.stdout
+    assert "names of columns to the server" in result.stdout
+    assert "to a site of the roster that lacks some of them: their names, sealed" in result.stdout
+    (tmp_path / "site-north" / "site.toml").write_text("tell_names = false\n")
+    again = runner().invoke(app, ["federation", "join", "north.zip"], input="n\n")
+    assert "also not the names of columns that one of them lacks" in again.stdout
+    assert "sealed" not in again.stdout
     assert "20 rows" in result.stdout
     assert "Nothing has left this machine" in result.stderr
 
@@ -227,9 +236,84 @@ def test_another_roster_needs_another_telephone_call(joined, told, tmp_path):
     assert SiteFolder.at(tmp_path / "site-north").roster() == changed
 
 
+def test_one_key_under_two_names_is_refused_in_rosters_and_cards(joined, told, tmp_path):
+    roster = joined.roster()
+    for key in (roster.keys["east"], roster.coordinator):
+        with pytest.raises(ParameterError, match="one party under two names"):
+            replace(roster, keys={**roster.keys, "west": key})
+    text = (joined.path / "roster.toml").read_text()
+    assert text.count(roster.keys["south"].hex()) == 1
+    (tmp_path / "forged.toml").write_text(text.replace(roster.keys["south"].hex(), roster.keys["east"].hex()))
+    words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
+    assert "one party under two names" in told(*words, code=1)["error"]
+    card = Card.read(tmp_path / "site-south" / "card.toml")
+    fresh = Card("liver", "west", certificates.new_node_key().certificate.decode(), "ab" * 32)
+    for taken in ({"node_key": card.node_key}, {"signing_key": card.signing_key}):
+        with pytest.raises(ParameterError, match="a key of 'south'"):
+            joined.admit(replace(fresh, **taken))
+    assert joined.roster() == roster
+
+
+def test_sites_compare_a_roster_with_each_other_and_not_with_the_coordinator_alone(joined, tmp_path):
+    from partsong.cli.main import app
+    from tests.cli.conftest import runner
+
+    words = ["federation", "join", "north.zip", "--roster", str(joined.path / "roster.toml"), "--no-start"]
+    result = runner().invoke(app, words, input="y\nn\n")
+    assert result.exit_code == 1
+    assert "TWO OF THEM read you this same fingerprint" in result.output
+    assert SiteFolder.at(tmp_path / "site-north").roster() is None
+    with zipfile.ZipFile(joined.invite("north", tmp_path / "kit.zip")) as archive:
+        assert "two other sites" in archive.read("README.txt").decode()
+
+
+def test_a_new_folder_goes_on_with_the_ledger_of_the_old_one(joined, told, tmp_path):
+    old, words = tmp_path / "site-north", ("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
+    SiteLedger(old / "state" / "ledger.jsonl").make_up(3, None, "before")
+    Chain(old / "state" / "audit.jsonl").append({"kind": "work"})
+    with (old / "state" / "ledger.jsonl").open("a") as file:
+        file.write('{"cut off')
+    (old / "site.toml").write_text("minimum_parties = 5\n")
+    for _ in range(2):
+        told(*words, "--folder", "anew", "--continues", "site-north")
+        ledger = SiteLedger(tmp_path / "anew" / "state" / "ledger.jsonl")
+        assert ledger.serial == 3
+        assert Chain(tmp_path / "anew" / "state" / "audit.jsonl").head()[0] == 1
+        assert SiteFolder.at(tmp_path / "anew").policy().minimum_parties == 5
+    assert (tmp_path / "anew" / "secret").read_bytes() != (old / "secret").read_bytes()
+    ledger.make_up(1, None, "after")
+    told(*words, "--folder", "anew", "--continues", "site-north")
+    assert ledger.serial == 4
+    assert "lines of its own" in told(*words, "--continues", "anew", code=1)["error"]
+    assert "not an earlier folder" in told(*words, "--folder", "x", "--continues", "liver", code=1)["error"]
+    text = (old / "state" / "ledger.jsonl").read_text()
+    (old / "state" / "ledger.jsonl").write_text(text.replace("before", "behind", 1))
+    assert told(*words, "--folder", "x", "--continues", "site-north", code=1)["type"] == "BrokenChain"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of files")
+def test_a_folder_that_was_there_before_is_kept_from_others(made, told, tmp_path):
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    (tmp_path / "here").mkdir(mode=0o755)
+    told("federation", "join", "north.zip", "--data", "rows.npy", "--yes", "--folder", "here")
+    (tmp_path / "there").mkdir(mode=0o755)
+    told("federation", "init", "there", "--name", "there", "--address", "a.b:1")
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("here", "there")} == {0o700}
+
+
+@pytest.mark.parametrize("key", ["", "a" * 63, "a" * 65, "a" * 63 + "\n", "é" * 64])
+def test_nothing_is_served_without_a_whole_control_key(made, key):
+    assert len(ServerFolder.at(made).control_key) == 64
+    (made / "control.key").write_text(key)
+    with pytest.raises(FileError, match=r"control\.key"):
+        _ = ServerFolder.at(made).control_key
+    assert not Gate(None, "").admits({"path": "/v1/control/start-run", "headers": [], "client": ("10.0.0.7", 1)})
+
+
 def test_a_roster_without_this_site_s_own_key_is_refused(joined, told, tmp_path):
     roster = joined.roster()
-    forged = replace(roster, keys={**roster.keys, "north": roster.keys["east"]})
+    forged = replace(roster, keys={**roster.keys, "north": bytes(range(32))})
     (tmp_path / "forged.toml").write_bytes(forged.written())
     words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
     assert "under the key that was made here" in told(*words, code=1)["error"]
@@ -280,7 +364,7 @@ def test_the_fingerprint_is_of_names_keys_and_federation():
     one = Listed("liver", keys).fingerprint
     swapped = {"east": keys["north"], "north": keys["east"]}
     others = [Listed("heart", keys), Listed("liver", swapped), Listed("liver", {"east": keys["east"]})]
-    others += [Listed("liver", keys, bytes(32)), Listed("liver", keys, b"", "0" * 64)]
+    others += [Listed("liver", keys, bytes([2] * 32)), Listed("liver", keys, b"", "0" * 64)]
     assert len({one, *(other.fingerprint for other in others)}) == 6
     assert Listed("liver", dict(reversed(keys.items()))).fingerprint == one
 

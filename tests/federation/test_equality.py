@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 from federations import NAMES, Federation, Killed, assert_same, model_of, shards_of
 
 from partsong.core import Message
-from partsong.errors import FileError, ParameterError, PartyError, TooFewParties
+from partsong.errors import FeatureError, FileError, ParameterError, PartyError, SiteRefused, TooFewParties, UploadError
 from partsong.federation.conducting import conduct
 from partsong.federation.experiment import Experiment
 from partsong.federation.locks import locked
 from partsong.federation.refusals import SiteLost
+from partsong.federation.serials import Serials
 from partsong.federation.states import load_state
 from partsong.federation.transport import InProcess, Lost
 from partsong.federation.wire import Kind, Reply, Request
@@ -297,6 +299,97 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     other = Federation(tmp_path, Experiment("exact", 3, 2))
     with pytest.raises(ParameterError, match="other settings"):
         list(other.rounds())
+
+
+@pytest.mark.parametrize("method", ["exact", "asyn-sd"])
+def test_a_site_that_was_restored_from_an_older_copy_is_noticed_in_another_run(tmp_path, method):
+    federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=2 if method == "asyn-sd" else None))
+    shared = {"timeout": 5.0, "serials": tmp_path / "serials.json"}
+    list(conduct(federation.experiment, federation.transport(), tmp_path / "a", "run-a", **shared))
+    shutil.copytree(tmp_path / "north", tmp_path / "copy")
+    list(conduct(federation.experiment, federation.transport(), tmp_path / "b", "run-b", **shared))
+    shutil.rmtree(tmp_path / "north")
+    shutil.copytree(tmp_path / "copy", tmp_path / "north")
+    with pytest.raises(SiteRefused, match=r"'north'.*'behind'"):
+        list(conduct(federation.experiment, federation.transport(), tmp_path / "c", "run-c", **shared))
+    released = federation.site("east").ledger.serial
+    without = replace(federation.experiment, faulty="leave out")
+    rounds = list(conduct(without, federation.transport(), tmp_path / "d", "run-d", **shared))
+    assert all("north" not in done.participants for done in rounds)
+    assert federation.site("east").ledger.serial > released
+
+
+def test_serials_of_a_federation_only_grow_and_what_is_no_such_file_is_refused(tmp_path):
+    serials = Serials(tmp_path / "serials.json")
+    serials.keep({"east": 3, "north": 1})
+    serials.keep({"east": 2, "south": 5})
+    assert serials.known(("east", "south", "west")) == {"east": 3, "south": 5}
+    for text in ("", "[]", '{"east": "3"}', '{"east": -1}'):
+        serials.path.write_text(text)
+        with pytest.raises(FileError, match="from a copy"):
+            serials.known(("east",))
+
+
+class Lying(InProcess):
+    """South says something else to hello."""
+
+    __slots__ = ("offer",)
+
+    def __init__(self, sites, offer):
+        object.__setattr__(self, "sites", sites)
+        object.__setattr__(self, "offer", offer)
+
+    def ask(self, requests, timeout):
+        replies = InProcess.ask(self, requests, timeout)
+        if "south" in requests and Request.read(requests["south"]).nonce.kind is Kind.HELLO:
+            replies["south"] = replace(Reply.read(replies["south"]), answer=Message(self.offer)).written()
+        return replies
+
+
+OFFERS = {
+    "nothing": {},
+    "no list": {"columns": np.zeros(3, np.uint8)},
+    "other numbers": {"columns": np.zeros((3, 16))},
+    "one column thrice": {"columns": np.zeros((3, 16), np.uint8)},
+    "no column": {"columns": np.zeros((0, 16), np.uint8)},
+    "too much": {"columns": np.ones((1, 16), np.uint8), "more": np.ones(3)},
+}
+
+
+@pytest.mark.parametrize("rule", ["same", "common"])
+@pytest.mark.parametrize("offer", OFFERS)
+def test_a_site_that_says_nonsense_to_hello_is_named_and_can_be_left_out(tmp_path, rule, offer):
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, columns=rule, faulty="leave out"))
+    transport = Lying(federation.transport().sites, OFFERS[offer])
+    (done,) = conduct(federation.experiment, transport, tmp_path / "server", "run-1")
+    assert {"east", "north"} <= set(done.participants)
+    with pytest.raises(UploadError, match="'south'"):
+        list(conduct(replace(federation.experiment, faulty="stop"), transport, tmp_path / "other", "run-2"))
+
+
+@pytest.mark.parametrize("faulty", ["stop", "leave out"])
+def test_a_site_that_shares_no_column_with_others_that_do_is_named_and_can_be_left_out(tmp_path, faulty):
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, columns="common", faulty=faulty))
+    transport = Lying(federation.transport().sites, {"columns": np.ones((1, 16), np.uint8)})
+    rounds = conduct(federation.experiment, transport, tmp_path / "server", "run-1")
+    if faulty == "stop":
+        with pytest.raises(FeatureError, match="Without 'south'"):
+            list(rounds)
+    else:
+        (done,) = rounds
+        assert {"east", "north"} <= set(done.participants)
+
+
+@pytest.mark.parametrize("method", ["exact", "asyn-sd"])
+@pytest.mark.parametrize("now", [NAMES[:2], NAMES])
+def test_a_run_does_not_go_on_with_other_sites(tmp_path, method, now):
+    federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=2 if method == "asyn-sd" else None))
+    rounds = conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1", timeout=5.0)
+    next(rounds)
+    rounds.close()
+    federation.names = now
+    with pytest.raises(ParameterError, match=r"sites have changed.*(gone: south|new: west)"):
+        list(conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1", timeout=5.0))
 
 
 def test_a_planned_absence_is_as_in_one_process(tmp_path):

@@ -220,7 +220,7 @@ def test_secrets_of_a_sum_are_gone_when_it_is_over(inside):
 
 def test_old_rounds_and_strange_histories_are_refused(tmp_path):
     federation = Federation(tmp_path, Experiment("fedavg", 3, 3))
-    asked = recorded(federation)
+    asked = recorded(federation, 3)
     works = [Request.read(request) for request, _ in of_kind(asked, "east", Kind.WORK)]
     site = federation.site("east")
     assert code_of(site.answer(works[0].written())) == "out-of-step"

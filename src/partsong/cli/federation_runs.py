@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.federation_server import Folder
+from partsong.cli.federation_server import ENGINE, Engine, Folder
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
 from partsong.cli.outputs import put_json, require_writable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RUN = examples(
     "partsong federation run experiment.toml --folder liver -o model.safetensors",
     "partsong federation run experiment.toml --folder liver --resume",
+    "partsong federation run experiment.toml --folder liver --engine files --drop /mnt/liver",
 )
 STOP = examples("partsong federation stop first-try --folder liver", "partsong federation stop --server --folder liver")
 
@@ -35,6 +36,10 @@ def run(
     name: Annotated[OptionalText, typer.Option(help="What the run is called.", show_default="the file's name")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that a site may take to answer.")] = 600.0,
+    engine: Annotated[Engine, typer.Option(help=ENGINE)] = Engine.FLOWER,
+    drop: Annotated[
+        OptionalPath, typer.Option(help="With --engine files: where requests are dropped.", show_default=False)
+    ] = None,
     output: Annotated[
         OptionalPath, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
     ] = None,
@@ -50,17 +55,22 @@ def run(
     """Run an experiment over all sites, follow it, and write the model."""
     if output is not None:
         require_writable("--output", output, (".safetensors",))
+    if (drop is None) == (engine is Engine.FILES):
+        raise ParameterError("--engine files and --drop FOLDER go together.")
     from partsong.consortium.server_folder import ServerFolder
     from partsong.consortium.toml_text import write
 
     public = [] if names is None else _names_in(names)
     server = ServerFolder.at(folder)
-    place = _prepared(server, experiment, name or experiment.stem, resume)
+    place = _prepared(server, experiment, name or experiment.stem, resume, engine)
     write(place.settings, json.dumps({"timeout": timeout, "names": public}) + "\n")
-    from partsong.flower_app.following import run_to_end
+
+    def tell(line: Mapping[str, Any]) -> None:
+        if not as_json:
+            typer.echo(_line(line))
 
     try:
-        told = run_to_end(server, place, lambda line: None if as_json else typer.echo(_line(line)))
+        told = _run_to_end(server, place, drop, tell)
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
@@ -101,7 +111,9 @@ def stop(
 
         place = server.known_run(str(name))
         if not place.number.exists():
-            raise FileError(f"Run {name!r} was never started.")
+            if holder_of(place.lock) is not None:
+                raise FileError(f"Run {name!r} goes over files: end it with Ctrl-C where it was started.")
+            raise FileError(f"Run {name!r} was never started, or is over.")
         number = int(place.number.read_text())
         with controlling(server) as control:
             is_over = control.status(number).is_over
@@ -115,6 +127,18 @@ def stop(
         typer.echo(f"Stopped: {told['stopped']}.")
 
 
+def _run_to_end(
+    server: ServerFolder, place: RunPlace, drop: Path | None, tell: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """By the server that runs, or over files by this process."""
+    from partsong.flower_app.following import run_to_end
+    from partsong.flower_app.running import run_over
+
+    if drop is None:
+        return run_to_end(server, place, tell)
+    return run_over(lambda: server.over_files(drop), server, place, tell)
+
+
 def _names_in(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -123,9 +147,11 @@ def _names_in(path: Path) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line))
 
 
-def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool) -> RunPlace:
+def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine) -> RunPlace:
     """The folder of a run with its experiment; everything that can be checked here is."""
     from partsong.consortium.toml_text import write
+    from partsong.federation.beginning import require_same_sites
+    from partsong.federation.conducting import record_in
     from partsong.federation.experiment import Experiment
     from partsong.federation.site_files import make_folder
     from partsong.flower_app.control import require_flower
@@ -138,11 +164,15 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool) -
             raise ParameterError(
                 f"Run {name!r} was begun with other settings. Resume it with its own, or name another."
             )
+        record = record_in(place.state)
+        if record is not None:
+            require_same_sites(record, server.cards())
     elif place.folder.exists():
         raise FileError(f"There is a run {name!r} already. Go on with it by --resume, or choose another --name.")
-    require_flower()
-    nodes = nodes_of(server)
-    if not nodes:
+    if engine is Engine.FLOWER:
+        require_flower()
+        nodes_of(server)
+    if not server.cards():
         raise ParameterError("No site has been admitted yet: partsong federation admit CARD …")
     plan_for(wanted, server)
     make_folder(place.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,10 @@ from partsong.cli.outputs import put_json
 from partsong.errors import ParameterError, PartsongError
 
 if TYPE_CHECKING:
-    from partsong.consortium.roster import Listed
+    from collections.abc import Sequence
+
+    from partsong.consortium.roster import Card, Listed
+    from partsong.consortium.server_folder import ServerFolder
 
 INIT = examples(
     "partsong federation init liver --name liver --address nmf.example.org:8443",
@@ -23,6 +27,17 @@ INVITE = examples("partsong federation invite north --folder liver")
 ADMIT = examples("partsong federation admit north-card.toml south-card.toml --folder liver")
 REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
+COMPARE = "Each site compares its fingerprint BY TELEPHONE with two other sites:"
+
+ENGINE = "flower: over TLS; files: through a folder that all reach, or that somebody carries."
+
+
+class Engine(StrEnum):
+    """What carries messages."""
+
+    FLOWER = "flower"
+    FILES = "files"
+
 
 Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's folder, as made by init.")]
 
@@ -113,34 +128,27 @@ def serve(
 def admit(
     cards: Annotated[list[Path], typer.Argument(help="card.toml files of sites.", show_default=False)],
     folder: Folder = Path(),
+    engine: Annotated[Engine, typer.Option(help=f"{ENGINE} Then no server has to run.")] = Engine.FLOWER,
     as_json: AsJson = False,
 ) -> None:
     """Take in cards of sites: their nodes are let in from now on, and the roster has their keys."""
     from partsong.consortium.roster import Card
     from partsong.consortium.server_folder import ServerFolder
-    from partsong.flower_app.control import controlling
 
     server = ServerFolder.at(folder)
     taken = [Card.read(path) for path in cards]
-    with controlling(server) as control:
-        known = control.nodes()
+    if engine is Engine.FLOWER:
+        _admit_nodes(server, taken)
+    else:
         for card in taken:
-            is_new = card.site not in server.cards()
             server.admit(card)
-            if server.node_of(card.site) in known:
-                continue
-            try:
-                server.set_node(card.site, control.register(card.node_key, card.site))
-            except PartsongError:
-                if is_new:
-                    server.remove(card.site)
-                raise
     roster = server.roster()
     if as_json:
         put_json({"admitted": [card.site for card in taken], **_told(roster), "file": server.path / "roster.toml"})
         return
     typer.echo(f"Admitted: {', '.join(card.site for card in taken)}. Sites are now: {', '.join(sorted(roster.keys))}.")
-    typer.echo(f"When all are in, send {server.path / 'roster.toml'} to all, and READ THEM ITS FINGERPRINT:")
+    typer.echo(f"When all are in, send {server.path / 'roster.toml'} to all.")
+    typer.echo(COMPARE)
     typer.echo(f"  {roster.fingerprint}")
 
 
@@ -166,8 +174,27 @@ def remove(
         put_json({"removed": site, **_told(roster), "file": server.path / "roster.toml"})
         return
     typer.echo(f"Removed: {site}. Sites are now: {', '.join(sorted(roster.keys)) or 'none'}.")
-    typer.echo(f"Send {server.path / 'roster.toml'} to all others, and READ THEM ITS FINGERPRINT:")
+    typer.echo(f"Send {server.path / 'roster.toml'} to all others.")
+    typer.echo(COMPARE)
     typer.echo(f"  {roster.fingerprint}")
+
+
+def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
+    from partsong.flower_app.control import controlling
+
+    with controlling(server) as control:
+        known = control.nodes()
+        for card in cards:
+            is_new = card.site not in server.cards()
+            server.admit(card)
+            if server.node_of(card.site) in known:
+                continue
+            try:
+                server.set_node(card.site, control.register(card.node_key, card.site))
+            except PartsongError:
+                if is_new:
+                    server.remove(card.site)
+                raise
 
 
 def _told(roster: Listed) -> dict[str, object]:

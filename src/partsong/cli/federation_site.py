@@ -26,15 +26,19 @@ if TYPE_CHECKING:
 JOIN = examples(
     "partsong federation join liver-north.zip --data mine.h5ad --shared-key sites.key",
     "partsong federation join liver-north.zip --roster roster.toml",
+    "partsong federation join liver-north.zip --data mine.h5ad --folder anew --continues site-north",
 )
+NAMES_TOLD = "to a site of the roster that lacks some of them: their names, sealed, so that it alone reads them"
+NAMES_KEPT = "nothing to other sites, also not the names of columns that one of them lacks"
 NO_SHARED_KEY = (
     "This site shares no key with the others: a server with a list of likely names of columns can test them against "
     "the hashes that it is sent. One site makes a key (partsong federation secret), tells the others by a way that "
     "does not lead through the server, and all join with --shared-key."
 )
 LEAVES = """What leaves this site, and what does not:
-  never    rows, weights of rows (W), names of rows, names of columns
-  a run    a hash of the name of each column that site.toml lets out ({columns} now), {keyed}; the number type
+  never    rows, weights of rows (W), names of rows; names of columns to the server
+  a run    a hash of the name of each column that site.toml lets out ({columns} now), {keyed}; the number type;
+           {names} (tell_names)
   a round  what the recipe sends: sums or factors of k × {columns} numbers, of all {rows} rows; masked where site.toml
            says so ({masked}), so that the server sees sums over at least {parties} sites alone
   always   names of arrays, refusals as codes, and counts; the reasons stay here
@@ -53,13 +57,24 @@ def join(
     ] = None,
     roster: Annotated[OptionalPath, typer.Option(help="roster.toml, from the coordinator.", show_default=False)] = None,
     fingerprint: Annotated[
-        OptionalText, typer.Option(help="The roster's fingerprint, as heard by telephone.", show_default=False)
+        OptionalText,
+        typer.Option(help="The roster's fingerprint, as heard from other sites by telephone.", show_default=False),
     ] = None,
     shared_key: Annotated[
         OptionalPath,
         typer.Option(help="File with the key that all sites share; - for standard input.", show_default=False),
     ] = None,
+    continues: Annotated[
+        OptionalPath,
+        typer.Option(
+            help="The folder that these rows were in before: its ledger and audit log go on.", show_default=False
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
+    drop: Annotated[
+        OptionalPath,
+        typer.Option(help="Answer through this folder, and not over the network.", show_default=False),
+    ] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the node once all is there.")] = True,
     label: Label = None,
     transpose: Transpose = False,
@@ -76,7 +91,8 @@ def join(
         read = Kit.read(kit, Path(scratch))
     place = folder or Path(f"site-{read.site}")
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
-    site = _joined(place, read, data, {name: value for name, value in reading.items() if value is not None}, as_json)
+    options = {name: value for name, value in reading.items() if value is not None}
+    site = _joined(place, read, data, options, continues, as_json)
     if shared is not None:
         site.take(shared)
     _show_and_ask(site, yes, as_json)
@@ -94,11 +110,13 @@ def join(
             typer.echo(f"With the roster that comes back: partsong federation join {kit} --roster roster.toml")
         return
     if start:
-        _start(site)
+        _start(site, drop)
 
 
-def _joined(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], as_json: bool) -> SiteFolder:
-    """The site's folder, with data that were checked."""
+def _joined(
+    place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], continues: Path | None, as_json: bool
+) -> SiteFolder:
+    """The site's folder, with data that were checked, and with what they were released in before."""
     from partsong.consortium.site_folder import SiteFolder
 
     if data is None:
@@ -107,6 +125,11 @@ def _joined(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], a
         before = SiteFolder.at(place)
         data, reading = before.data, {**before.reading, **reading}
     _check(data, Wanted(**reading), as_json)
+    if continues is not None:
+        from partsong.consortium.continuing import continue_from
+
+        releases = continue_from(continues, place)
+        typer.echo(f"Ledger and audit log go on from {continues}: {releases} releases so far.", err=as_json)
     return SiteFolder.joining(place, kit, data, reading)
 
 
@@ -143,11 +166,13 @@ def _show_and_ask(site: SiteFolder, yes: bool, as_json: bool) -> None:
     policy, n_columns = site.policy(), int(table.X.shape[1])
     leaving = n_columns if table.feature_names is None else len(policy.leaving(table.feature_names))
     typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
+    tells_names = site.shared_key() is None if policy.tell_names is None else policy.tell_names
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
     text = LEAVES.format(
         rows=int(table.X.shape[0]),
         columns=leaving,
         keyed="with the key that sites share" if site.shared_key() else "WITHOUT a key that sites share",
+        names=NAMES_TOLD if tells_names else NAMES_KEPT,
         masked=masked,
         parties=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
@@ -164,9 +189,10 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
     is_unseen = site.roster() != listed and fingerprint is None
     if is_unseen and not yes:
         typer.echo(f"\nThe roster names: {', '.join(sorted(listed.keys))}")
+        typer.echo("Call two of these sites, at numbers that you know; the coordinator has made this list.")
         typer.echo(f"Its fingerprint is  {listed.fingerprint}")
-        if not typer.confirm("Did the coordinator READ YOU this same fingerprint?"):
-            raise ParameterError("The roster was not taken. Call the coordinator and compare; nothing has left.")
+        if not typer.confirm("Do you know all these sites, and did TWO OF THEM read you this same fingerprint?"):
+            raise ParameterError("The roster was not taken. Call other sites and compare; nothing has left.")
         fingerprint = listed.fingerprint
     site.pin(listed, fingerprint)
     if is_unseen and yes:
@@ -176,11 +202,16 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
         )
 
 
-def _start(site: SiteFolder) -> None:
+def _start(site: SiteFolder, drop: Path | None) -> None:
+    from partsong.consortium.file_drop import answer_in
     from partsong.flower_app import supernode
 
-    typer.echo(f"Starting the node of {site.site!r}; it calls {site.address}. End with Ctrl-C.", err=True)
+    way = f"calls {site.address}" if drop is None else f"answers what is dropped in {drop / site.site / 'in'}"
+    typer.echo(f"Starting the node of {site.site!r}; it {way}. End with Ctrl-C.", err=True)
     try:
-        supernode.join(site)
+        if drop is None:
+            supernode.join(site)
+        else:
+            answer_in(drop, site, lambda word: typer.echo(word, err=True))
     except KeyboardInterrupt:
         typer.echo("The node has stopped.", err=True)

@@ -4,14 +4,18 @@ POLICY = """# What this site lets itself be asked for. It is read here alone, an
 # Remove the # before a line to set it; an unknown key is an error.
 
 # recipes = ["exact", "fedavg"]     # others are refused; without this line: all
-# minimum_rows = 100                # without this line: twice the rank, where uploads are seen one by one
+# minimum_rows = 100                # without this line: twice the rank or more, where uploads are seen one by one
 minimum_parties = 3                 # fewer in a sum are refused
 maximum_rounds = 1000               # in one run
 # maximum_runs = 20                 # over all time; without this line: any number
 masked = true                       # the server sees sums alone
+minimum_mask_bound = 1e6            # a smaller mask_bound is refused: with a refusal your numbers are compared with it
 # columns = ["gene-*"]              # names or patterns of those that may leave; without this line: all
+# tell_names = false                # names of columns to a site that lacks them, sealed; without this line: only
+                                    # where sites share no key
 
-# [privacy]                         # over everything that this site ever releases
+# [privacy]                         # over everything that this site releases from now on
 # epsilon = 3.0
 # unit = "row"
+# noiseless_before = 0              # releases without noise that there were before, which epsilon does not cover
 """

@@ -32,7 +32,8 @@ README = """You are invited as {site!r} to the federation {federation!r}.
    One of you makes it, and tells the others:  partsong federation secret
    The command checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
 3. Send back the file card.toml that it names, over a channel that others cannot write to.
-4. You then get roster.toml. Compare its fingerprint with the coordinator BY TELEPHONE, and start your node:
+4. You then get roster.toml. Compare its fingerprint BY TELEPHONE with two other sites that you know, not with the
+   coordinator alone, who has made it; look whether you know all that it names, and start your node:
                    partsong federation join {kit} --roster roster.toml
 
 Authority (SHA-256): {authority}

@@ -1,6 +1,7 @@
-"""Cards and rosters: who is known by which keys. A roster's fingerprint is what people compare by telephone.
+"""Cards and rosters: who is known by which keys. A roster's fingerprint is what sites compare, by telephone.
 
-A site that has pinned a roster takes part in sums with exactly these parties: a server cannot invent sites.
+A site that has pinned a roster takes part in sums with exactly these parties: once sites that know each other have
+compared it, a server cannot invent sites.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class Listed:
     def __post_init__(self) -> None:
         for name in self.keys:
             require_name(name, "A site")
+        owners: dict[bytes, str] = {self.coordinator: "the coordinator"} if self.coordinator else {}
+        for name, key in sorted(self.keys.items()):
+            if key in owners:
+                raise ParameterError(
+                    f"The roster has one key for {owners[key]} and for {name}: they would be one party under two "
+                    "names. Do not use it, and call the sites that it names."
+                )
+            owners[key] = name
 
     @property
     def fingerprint(self) -> str:

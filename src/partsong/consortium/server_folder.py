@@ -6,6 +6,7 @@ control.key           who may start and stop runs here
 coordinator.key       what requests are signed with; sites have pinned its public part
 sites/NAME.toml       cards of sites           sites/NAME.node           the number of its node, once admitted
 roster.toml           names and keys, for all sites
+serials.json          the most releases that each site has told of, over all runs
 kits/                 startup kits
 flower/               Flower's own files
 runs/NAME/            experiment.toml, state/, progress.jsonl, result.json, model.safetensors
@@ -13,6 +14,7 @@ runs/NAME/            experiment.toml, state/, progress.jsonl, result.json, mode
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +22,22 @@ from pathlib import Path
 from partsong.consortium import certificates
 from partsong.consortium.certificates import Pair
 from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.private_folder import make_private
 from partsong.consortium.roster import Card, Listed, require_name
 from partsong.consortium.run_place import RunPlace
 from partsong.consortium.toml_text import toml_of, write
+from partsong.engines.files import Folders
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import nearest, only, read_toml
 from partsong.federation.sealed import Signed
-from partsong.federation.signatures import COORDINATOR, public_key, signer, verifier
-from partsong.federation.site_files import make_folder
+from partsong.federation.signatures import COORDINATOR, Verify, public_key, signer, verifier
 from partsong.federation.transport import Transport
 from partsong.federation.wire import RUN
 
 __all__ = ["RunPlace", "ServerFolder"]
+
+CONTROL_BYTES = 32
+CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,11 @@ class ServerFolder:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise FileError(f"{path} is not an empty folder; nothing was touched. Choose another name.")
         for folder in (path, path / "sites", path / "kits", path / "runs", path / "flower"):
-            make_folder(folder)
+            make_private(folder)
         authority = certificates.new_authority(name)
         write(path / "ca.crt", authority.certificate)
         write(path / "ca.key", authority.key, private=True)
-        write(path / "control.key", secrets.token_hex(32), private=True)
+        write(path / "control.key", secrets.token_hex(CONTROL_BYTES), private=True)
         write(path / "coordinator.key", secrets.token_bytes(32), private=True)
         made = ServerFolder(path, name, address)
         made._certify(authority, host)
@@ -102,9 +108,24 @@ class ServerFolder:
         return (self.path / "ca.crt").read_bytes()
 
     @property
+    def serials(self) -> Path:
+        """By which a site that was restored from an older copy is noticed; it stays when a site is removed."""
+        return self.path / "serials.json"
+
+    @property
     def control_key(self) -> str:
-        """For starting and stopping runs; not for sites."""
-        return (self.path / "control.key").read_text()
+        """For starting and stopping runs; not for sites. FileError where it is not whole."""
+        place = self.path / "control.key"
+        try:
+            key = place.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            key = ""
+        if not CONTROL_KEY.fullmatch(key):
+            raise FileError(
+                f"{place} does not hold the key of this federation: whoever reaches the port could start runs. Take it "
+                f"from a copy, or write {2 * CONTROL_BYTES} random hexadecimal letters there."
+            )
+        return key
 
     @property
     def coordinator(self) -> bytes:
@@ -113,8 +134,14 @@ class ServerFolder:
 
     def signed(self, transport: Transport) -> Signed:
         """The same transport, with requests that are signed here, and replies by the keys of the roster."""
-        known = {name: verifier(key) for name, key in self.roster().keys.items()}
-        return Signed(transport, signer(self._secret(), COORDINATOR), known)
+        return Signed(transport, signer(self._secret(), COORDINATOR), self._known())
+
+    def over_files(self, drop: Path) -> Signed:
+        """The same over a folder in which requests are dropped and replies are picked up; the files are signed too."""
+        return self.signed(Folders(drop, signer(self._secret(), COORDINATOR), self._known()))
+
+    def _known(self) -> dict[str, Verify]:
+        return {name: verifier(key) for name, key in self.roster().keys.items()}
 
     def _secret(self) -> int:
         try:
@@ -133,6 +160,12 @@ class ServerFolder:
         """Take a card in; another one under the same name is refused."""
         if card.federation != self.name:
             raise ParameterError(f"This card is for federation {card.federation!r}, and this is {self.name!r}.")
+        for site, other in self.cards().items():
+            if site != card.site and {card.node_key, card.signing_key} & {other.node_key, other.signing_key}:
+                raise ParameterError(
+                    f"The card of {card.site!r} has a key of {site!r}, and two sites never have one in common. Ask "
+                    "both, by telephone, for the cards that they have made."
+                )
         place = self.path / "sites" / f"{card.site}.toml"
         if place.exists() and Card.read(place) != card:
             raise ParameterError(

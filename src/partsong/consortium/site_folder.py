@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from partsong.consortium import certificates
 from partsong.consortium.first_policy import POLICY
 from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.private_folder import make_private
 from partsong.consortium.roster import Card, Listed, key_in, require_name, same_fingerprint
 from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.toml_text import toml_of, write
@@ -31,7 +32,6 @@ from partsong.federation.policy import Policy
 from partsong.federation.sealed import SignedSite
 from partsong.federation.signatures import public_key, signer, verifier
 from partsong.federation.site import Site
-from partsong.federation.site_files import make_folder
 from partsong.federation.site_plan import Data
 
 if TYPE_CHECKING:
@@ -87,10 +87,11 @@ class SiteFolder:
             if (path / "ca.crt").read_bytes() != kit.authority or before.coordinator != kit.coordinator:
                 raise ParameterError(
                     f"The authority or the coordinator's key in this kit is not the one that {path} trusts. Ask the "
-                    "coordinator, by telephone, whether it was made anew; if so, join in a new folder."
+                    "coordinator, by telephone, whether it was made anew; if so, join in a new folder, with "
+                    f"--continues {path}: what was released before still counts."
                 )
         for folder in (path, path / "state", path / "flower"):
-            make_folder(folder)
+            make_private(folder)
         write(path / "ca.crt", kit.authority)
         place._make_keys()
         if not (path / "site.toml").exists():
@@ -119,13 +120,13 @@ class SiteFolder:
         if spoken is not None and not same_fingerprint(roster.fingerprint, spoken):
             raise ParameterError(
                 f"The fingerprint of this roster is {roster.fingerprint}, and not the one that was given. Somebody has "
-                "changed it, or it is an old one: do not use it, and call the coordinator."
+                "changed it, or it is an old one: do not use it, and call the other sites."
             )
         pinned = self.roster()
         if pinned is not None and pinned != roster and spoken is None:
             raise ParameterError(
                 "This site has pinned another roster. If parties have changed, have the new fingerprint read to you by "
-                "telephone, and give what you hear with --fingerprint."
+                "two other sites, by telephone, and give what you hear with --fingerprint."
             )
         write(self.path / "roster.toml", roster.written())
 

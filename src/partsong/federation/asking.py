@@ -10,6 +10,7 @@ from partsong.core import Message
 from partsong.engines.rounds import nobody_left
 from partsong.errors import FormatError, PartsongError, UploadError
 from partsong.federation.refusals import SiteLost, error_of
+from partsong.federation.serials import Serials
 from partsong.federation.transport import Lost, Transport
 from partsong.federation.wire import Nonce, Refusal, Reply, Request
 
@@ -50,7 +51,7 @@ class Asked:
             raise nobody_left(self.faults, index)
 
     def checked(self, check: Callable[[str, Message], None]) -> Asked:
-        """The same, without the messages that do not pass."""
+        """The same, without the messages that do not pass, and what was told beside them."""
         faults, inbox = dict(self.faults), dict[str, Message]()
         for name, message in self.inbox.items():
             try:
@@ -58,17 +59,21 @@ class Asked:
                 inbox[name] = message
             except PartsongError as error:
                 faults[name] = error
-        return Asked(self.faulty, inbox, self.notes, self.refusals, faults)
+        notes = {name: note for name, note in self.notes.items() if name in inbox}
+        return Asked(self.faulty, inbox, notes, self.refusals, faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where the server writes and reads; `seen` has the largest serial number of each site."""
+    """Where the server writes and reads; `seen` has the largest serial number of each site, and `serials` keeps it for
+    runs to come.
+    """
 
     transport: Transport
     timeout: float
     faulty: str
     seen: dict[str, int] = field(default_factory=dict)
+    serials: Serials = Serials()
 
     def ask(
         self,
@@ -86,9 +91,11 @@ class Desk:
             for name in sorted(names)
         }
         replies = self.transport.ask(requests, self.timeout)
-        asked = Asked(self.faulty)
+        asked, before = Asked(self.faulty), dict(self.seen)
         for name in requests:
             self._take(asked, name, nonce, replies.get(name, Lost("nothing was heard in time")))
+        if self.seen != before:
+            self.serials.keep(self.seen)
         return asked
 
     def _take(self, asked: Asked, name: str, nonce: Nonce, reply: bytes | Lost) -> None:

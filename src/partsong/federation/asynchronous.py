@@ -19,6 +19,7 @@ from partsong.federation.columns import SAME
 from partsong.federation.errands import Errands
 from partsong.federation.locks import locked
 from partsong.federation.reception import End, Reception
+from partsong.federation.serials import Serials, larger
 from partsong.federation.site_files import make_folder
 from partsong.federation.transport import Transport
 
@@ -29,7 +30,8 @@ class AsynchronousCoordinator:
 
     That order is in the record of the run (`Ongoing.order`), and with it the engine in one process gives the same
     models. `Schedule.rounds` counts arrivals; a Round is one of them. `folder` belongs to one run; if there is
-    something in it, the run goes on from there.
+    something in it, the run goes on from there; `serials` is the file with what sites have told of their ledgers, for
+    all runs of a federation.
 
     faulty "stop": a site that refuses, or is silent for longer than `timeout`, ends the run with an error, after which
     it can be resumed. "leave out": the others go on, and the site is asked for the same work until it has done it; work
@@ -47,6 +49,7 @@ class AsynchronousCoordinator:
     pause: float = 5.0
     time_budget: float | None = None
     tol: float = 0.0
+    serials: Path | None = None
 
     def run(
         self,
@@ -84,21 +87,26 @@ class AsynchronousCoordinator:
     def _opened(self, program: Program, schedule: Schedule, reduction: Reduction) -> Reception:
         """A run as it stands in the folder; one that has not begun begins here, with all who can be heard now."""
         agenda, journal = Agenda(self.name, self.experiment, self.rule), ArrivalsJournal(self.folder)
-        record = self._found(journal)
+        record, desk = self._found(journal), self._desk(schedule)
         if record is None:
-            record = self._begun(agenda, program, schedule, reduction)
+            record = self._begun(agenda, program, schedule, reduction, desk)
             journal.save(record)
+        beginning.require_same_sites(record, self.transport.names())
+        desk.seen.update(larger(desk.seen, record.seen))
         if not record.started:
-            desk = Desk(self.transport, self.timeout, schedule.faulty, dict(record.seen))
-            started, _ = beginning.joined(agenda, desk, record, desk.seen.keys())
-            record = replace(record, started=started.started, seen=started.seen)
+            started, _ = beginning.joined(agenda, desk, record, record.seen.keys())
+            record = replace(record, started=started.started)
             journal.save(record)
+        record = replace(record, seen=dict(desk.seen))
         terms = agreed_terms(program, schedule, record.layout, reduction, self.record)
         end, errands = End(self.time_budget, self.tol), Errands(self.timeout, self.pause, schedule.faulty == "stop")
-        return Reception(agenda, terms, self.transport, journal, end, record, errands)
+        return Reception(agenda, terms, self.transport, journal, end, record, errands, desk.serials)
 
-    def _begun(self, agenda: Agenda, program: Program, schedule: Schedule, reduction: Reduction) -> Ongoing:
-        desk = Desk(self.transport, self.timeout, schedule.faulty)
+    def _desk(self, schedule: Schedule) -> Desk:
+        serials = Serials(self.serials)
+        return Desk(self.transport, self.timeout, schedule.faulty, serials.known(self.transport.names()), serials)
+
+    def _begun(self, agenda: Agenda, program: Program, schedule: Schedule, reduction: Reduction, desk: Desk) -> Ongoing:
         first = beginning.begun(agenda, program, schedule, desk)
         terms = agreed_terms(program, schedule, first.layout, reduction, self.record)
         return Ongoing.of(first, begun_pieces(terms, Checkpoint(0, {}, first.server, first.model)))

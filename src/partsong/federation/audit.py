@@ -12,9 +12,19 @@ from typing import Any
 import numpy as np
 
 from partsong.core import Message, Program, type_name
+from partsong.errors import FormatError
 from partsong.federation.audit_report import Verified, row_of, verified
 from partsong.federation.chain import Chain
+from partsong.federation.refusals import Denied
 from partsong.federation.wire import Refusal, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Rounds and attempts of a run of which something has left, and whether its end was answered."""
+
+    works: frozenset[tuple[int, int]]
+    is_over: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,16 @@ class Audit:
                 **protection,
             }
         )
+
+    def released(self, run: str) -> Released | None:
+        """What of a run has left, as far as it was no refusal; None where the log does not know the run."""
+        try:
+            lines = [line for line in Chain(self.path).lines() if line["run"] == run]
+        except FormatError as error:
+            raise Denied("ledger", str(error)) from error
+        answers = [line for line in lines if line["refusal"] is None]
+        works = frozenset((line["round"], line["attempt"]) for line in answers if line["kind"] in ("work", "reduce"))
+        return Released(works, any(line["kind"] == "finish" for line in answers)) if lines else None
 
     def verify(self, noted: str | None = None) -> Verified:
         """The number of lines, times and the last hash, if each follows from the one before; BrokenChain else."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partsong.core import Layout, Message, Program, Schedule
-from partsong.errors import FeatureError, ParameterError, PartsongError
+from partsong.errors import FeatureError, ParameterError, PartsongError, UploadError
 from partsong.federation.asking import Asked, Desk
-from partsong.federation.columns import agreed, strangers_in
+from partsong.federation.columns import SAME, agreed, listed, strangers_in
 from partsong.federation.naming import ASK, READ, TELL, missing_at
 from partsong.federation.record import Record
 from partsong.federation.wire import Kind, Nonce
@@ -31,11 +31,26 @@ def begun(agenda: Agenda, program: Program, schedule: Schedule, desk: Desk) -> R
         raise ParameterError("A federation needs at least one site; the transport knows none.")
     hello = _with_one_key(agenda, desk, _hello(agenda, desk, names, names), names)
     hello.require_some("hello", 0)
+    if agenda.rule != SAME:
+        hello = _with_common_columns(hello)
     columns = agreed({name: message["columns"] for name, message in hello.inbox.items()}, agenda.rule)
     types = {str(note.get("type")) for note in hello.notes.values()}
+    seen = {name: desk.seen.get(name, 0) for name in sorted(hello.inbox.keys() | hello.refusals.keys())}
     layout = Layout(names, len(columns), schedule.seed, "float64" if "float64" in types else "float32")
     server, model = program.start_server(layout)
-    return Record(agenda.run, dict(agenda.experiment), layout, columns, 0, server, model, seen=dict(desk.seen))
+    return Record(agenda.run, dict(agenda.experiment), layout, columns, 0, server, model, seen=seen)
+
+
+def require_same_sites(record: Record, names: Collection[str]) -> None:
+    """A run is over the same sites from its start to its end."""
+    gone, new = sorted(set(record.layout.parties) - set(names)), sorted(set(names) - set(record.layout.parties))
+    if gone or new:
+        told = [f"gone: {', '.join(gone)}"] if gone else []
+        told += [f"new: {', '.join(new)}"] if new else []
+        raise ParameterError(
+            f"The sites have changed since run {record.run!r} was begun ({'; '.join(told)}), and it cannot go on "
+            "without the same ones. Begin a new run, under another name and with another seed."
+        )
 
 
 def joined(
@@ -93,7 +108,44 @@ def _hello(
     note = {"experiment": dict(agenda.experiment), "parties": list(parties)}
     if usual_key is not None:
         note["shared_key"] = usual_key
-    return desk.ask(names, Nonce(agenda.run, kind=Kind.HELLO), note=note)
+    return desk.ask(names, Nonce(agenda.run, kind=Kind.HELLO), note=note).checked(_require_columns)
+
+
+def _require_columns(name: str, offer: Message) -> None:
+    """A site that takes part names columns by hashes, each once."""
+    try:
+        is_sound = set(offer.arrays) == {"columns"} and bool(listed(offer["columns"]))
+    except ParameterError:
+        is_sound = False
+    if not is_sound:
+        raise UploadError(
+            f"Site {name!r} has not told its columns as one list of different hashes: nothing of it was used. Look at "
+            "the partsong that is installed there."
+        )
+
+
+def _with_common_columns(hello: Asked) -> Asked:
+    """The same, where one site alone keeps all others from having a column in common: that one is at fault."""
+    offers = {name: set(listed(message["columns"])) for name, message in hello.inbox.items()}
+    if set.intersection(*offers.values()):
+        return hello
+    odd = [name for name in offers if len(offers) > 2 and set.intersection(*_without(offers, name))]
+    told = f" Without {' or '.join(map(repr, odd))} the others do have some." if odd else ""
+    error = FeatureError(f"No column is held by all of {', '.join(offers)}.{told} Compare the names at two of them.")
+    if len(odd) != 1:
+        raise error
+
+    def require_usual(name: str, _: Message) -> None:
+        if name == odd[0]:
+            raise error
+
+    rest = hello.checked(require_usual)
+    rest.require("hello", 0)
+    return rest
+
+
+def _without(offers: Mapping[str, set[bytes]], name: str) -> list[set[bytes]]:
+    return [rows for other, rows in offers.items() if other != name]
 
 
 def _with_one_key(agenda: Agenda, desk: Desk, hello: Asked, parties: tuple[str, ...]) -> Asked:

@@ -24,31 +24,39 @@ def conduct(
     *,
     roster: Roster | None = None,
     timeout: float = 600.0,
+    serials: Path | None = None,
 ) -> Iterator[Round]:
     """All rounds of an experiment among the sites of a transport, each on the disk before it is handed out.
 
     Where `folder` holds a part of this run, it goes on from there. A site that is lost or refuses stops it with an
     error, after which it can be resumed, or is left out of the round, as the experiment says. A round of an
-    asynchronous method is one arrival.
+    asynchronous method is one arrival. `serials`: a file for all runs of a federation, by which a site that was
+    restored from an older copy is noticed in a new run as well.
     """
     n_parties = len(transport.names())
-    coordinator = coordinator_of(experiment, transport, folder, run, timeout=timeout)
+    coordinator = coordinator_of(experiment, transport, folder, run, timeout=timeout, serials=serials)
     reduction = experiment.reduction(n_parties, roster)
     return coordinator.run(experiment.program(n_parties), (), experiment.schedule(n_parties), reduction=reduction)
 
 
 def coordinator_of(
-    experiment: Experiment, transport: Transport, folder: Path, run: str, *, timeout: float
+    experiment: Experiment,
+    transport: Transport,
+    folder: Path,
+    run: str,
+    *,
+    timeout: float,
+    serials: Path | None = None,
 ) -> Coordinator | AsynchronousCoordinator:
     """The engine for an experiment: with rounds that all sites share, or with arrivals."""
     told, rule = experiment.told(), experiment.columns
     if not experiment.is_asynchronous:
         if ArrivalsJournal(folder).path.exists():
             raise ParameterError(f"{folder} holds an asynchronous run. Take another folder.")
-        return Coordinator(transport, folder, run, told, rule, timeout)
-    return AsynchronousCoordinator(
-        transport, folder, run, told, rule, timeout, time_budget=experiment.time_budget, tol=experiment.tol
-    )
+        return Coordinator(transport, folder, run, told, rule, timeout, serials=serials)
+    budget, tol = experiment.time_budget, experiment.tol
+    own = (transport, folder, run, told, rule, timeout)
+    return AsynchronousCoordinator(*own, time_budget=budget, tol=tol, serials=serials)
 
 
 def record_in(folder: Path) -> Record | None:

@@ -20,6 +20,7 @@ from partsong.federation.beginning import Agenda
 from partsong.federation.columns import SAME
 from partsong.federation.locks import locked
 from partsong.federation.record import Absence, Journal, Opening, Record
+from partsong.federation.serials import Serials, larger
 from partsong.federation.site_files import make_folder
 from partsong.federation.transport import Transport
 from partsong.federation.wire import Kind, Nonce
@@ -58,7 +59,8 @@ class Coordinator:
     """An engine whose parties are elsewhere: `run` takes no shards, and its checkpoints hold no states of parties.
 
     `folder` belongs to one run; if there is something in it, the run goes on from there. `experiment` are the plain
-    values from which each site makes the program for itself; `rule` says which columns are agreed on.
+    values from which each site makes the program for itself; `rule` says which columns are agreed on; `serials` is the
+    file with what sites have told of their ledgers, for all runs of a federation.
     """
 
     transport: Transport
@@ -68,6 +70,7 @@ class Coordinator:
     rule: str = SAME
     timeout: float = 600.0
     record: bool = False
+    serials: Path | None = None
 
     @property
     def agenda(self) -> Agenda:
@@ -100,7 +103,8 @@ class Coordinator:
 
     def _opened_run(self, program: Program, schedule: Schedule, reduction: Reduction) -> tuple[Setting, Record]:
         """A run as it stands in the folder; one that has not begun begins here."""
-        journal, desk = Journal(self.folder), Desk(self.transport, self.timeout, schedule.faulty)
+        journal, serials, names = Journal(self.folder), Serials(self.serials), self.transport.names()
+        desk = Desk(self.transport, self.timeout, schedule.faulty, serials.known(names), serials)
         record = journal.load()
         if record is None:
             record = beginning.begun(self.agenda, program, schedule, desk)
@@ -110,7 +114,8 @@ class Coordinator:
                 f"{self.folder} holds run {record.run!r}, with other settings than these. Resume it with its own, or "
                 "take another folder."
             )
-        desk.seen.update(record.seen)
+        beginning.require_same_sites(record, names)
+        desk.seen.update(larger(desk.seen, record.seen))
         expected = stated_by(program, record.layout)
         check_together(program, reduction, expected)
         schedule.check(record.layout.parties)

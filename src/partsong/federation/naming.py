@@ -1,6 +1,7 @@
 """Names of columns from one site to another, past the server: sealed for the one that lacks them.
 
-    the lacking site:  an X25519 key from its secret and the run, signed           → a site that has the names
+    the lacking site:  an X25519 key from its secret and the run, signed, and a    → a site that has the names
+                       proof that it knows the key that sites share
     that site:         a fresh key, names sealed with the agreed secret, signed    → the lacking site, for its log
 
 Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's.
@@ -8,6 +9,7 @@ Only where a roster is pinned: the server could otherwise put a key of its own i
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,18 +50,23 @@ class Correspondent:
     run: str
     secret: int = field(repr=False)
     roster: Roster | None
+    shared: bytes = field(repr=False, default=b"")
 
     def asks(self) -> Message:
-        """Its key, signed."""
+        """Its key, signed, with a proof that it knows the shared key."""
         self._require_roster()
         public = public_key(self._private())
-        return Message({"key": as_array(public), "signature": as_array(self._signed("key", public))})
+        signed = {"key": as_array(public), "signature": as_array(self._signed("key", public))}
+        return Message({**signed, "proof": as_array(self._proof(self.name, public))})
 
-    def tells(self, other: str, letter: Message, own: Sequence[str], key: bytes) -> Message:
+    def tells(self, other: str, letter: Message, own: Sequence[str]) -> Message:
         """The names behind some hashes, as far as they may leave, so that the other alone can read them."""
         self._require_roster()
         theirs = self._verified("key", other, letter, "key")
-        known = dict(zip(listed(hashed(own, self.run, key)), own, strict=True))
+        proof = np.asarray(letter.arrays.get("proof", np.zeros(1))).tobytes()
+        if not hmac.compare_digest(proof, self._proof(other, theirs)):
+            raise Denied("shared-key", f"{other!r} asks for names, and does not know the shared key of this site.")
+        known = dict(zip(listed(hashed(own, self.run, self.shared)), own, strict=True))
         names = [known[row] for row in listed(letter["columns"]) if row in known]
         fresh = key_pair(system_source)
         try:
@@ -83,6 +90,13 @@ class Correspondent:
 
     def _private(self) -> bytes:
         return derived(signing_key(self.secret, self.name), "partsong column names", self.run)
+
+    def _proof(self, party: str, public: bytes) -> bytes:
+        """That a party knows the shared key, which the mark of the key does not show: the server has seen that."""
+        if not self.shared:
+            return b""
+        said = fingerprint("partsong column names", "proof", self.run, party, public)
+        return hmac.digest(self.shared, said, "sha256")
 
     def _sealing(self, secret: bytes, teller: str, reader: str, fresh: bytes) -> bytes:
         return derived(secret, "partsong column names", self.run, teller, reader, fresh)

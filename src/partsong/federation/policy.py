@@ -16,20 +16,25 @@ from partsong.methods import METHODS
 from partsong.privacy.gaussian_curve import check_budget
 from partsong.spending import USUAL_DELTA
 
-PRIVACY_KEYS = ("epsilon", "delta", "unit", "insecure_noise")
+PRIVACY_KEYS = ("epsilon", "delta", "unit", "insecure_noise", "noiseless_before")
 POLICY_KEYS = (
-    "recipes", "minimum_rows", "minimum_parties", "maximum_rounds", "maximum_runs", "masked", "columns", "privacy",
+    "recipes", "minimum_rows", "minimum_parties", "maximum_rounds", "maximum_runs", "masked", "minimum_mask_bound",
+    "columns", "tell_names", "privacy",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """(ε, δ) about one unit over everything that the site ever releases; noise from a seed is for tests alone."""
+    """(ε, δ) about one unit over everything that the site ever releases; noise from a seed is for tests alone.
+
+    `noiseless_before`: releases without noise, made before there was a budget, that it is known not to cover.
+    """
 
     epsilon: float
     delta: float = USUAL_DELTA
     unit: str = "row"
     insecure_noise: bool = False
+    noiseless_before: int = 0
 
     def __post_init__(self) -> None:
         check_budget(self.epsilon, self.delta, needs_delta=False)
@@ -54,8 +59,11 @@ class Wish:
 class Policy:
     """Which recipes, how many rows, parties, rounds and runs, whether masks are needed, which columns, what privacy.
 
-    `minimum_rows` None: 2k where uploads are seen one by one, and 1 where masks hide them. `columns`: names, or
-    patterns with * and ?, of those that may leave; None: all. `maximum_runs`: over all time; None: any number.
+    `minimum_rows` None: 1 where masks or noise hide uploads, else 2k, rounded up to a power of two: who may choose k
+    learns no more of the number of rows than that of its binary digits. `columns`: names, or patterns with * and ?, of
+    those that may leave; None: all. `maximum_runs`: over all time; None: any number. `minimum_mask_bound`: of the
+    largest number that a masked upload may hold. `tell_names`: whether another site that lacks agreed columns is told
+    their names, sealed; None: only where sites share no key.
     """
 
     recipes: tuple[str, ...] = METHODS
@@ -66,6 +74,8 @@ class Policy:
     columns: tuple[str, ...] | None = None
     privacy: Allowance | None = None
     maximum_runs: int | None = None
+    minimum_mask_bound: float = 0.0
+    tell_names: bool | None = None
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Policy:
@@ -78,6 +88,12 @@ class Policy:
         masked = table.get("masked", False)
         if not isinstance(masked, bool):
             raise ParameterError(f"masked is true or false; got {masked!r}.")
+        tells = table.get("tell_names")
+        if tells is not None and not isinstance(tells, bool):
+            raise ParameterError(f"tell_names is true or false; got {tells!r}.")
+        bound = table.get("minimum_mask_bound", 0.0)
+        if type(bound) not in (int, float) or not 0 <= bound < math.inf:
+            raise ParameterError(f"minimum_mask_bound must be a number, not negative; got {bound!r}.")
         return Policy(
             recipes,
             whole(table, "minimum_rows", None),
@@ -87,6 +103,8 @@ class Policy:
             words(table, "columns", None),
             _allowance(table.get("privacy")),
             whole(table, "maximum_runs", None),
+            float(bound),
+            tells,
         )
 
     @staticmethod
@@ -102,13 +120,25 @@ class Policy:
             raise Denied("rounds", f"{wish.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
         if self.masked and not wish.masked:
             raise Denied("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
-        least = self.minimum_rows if self.minimum_rows is not None else 1 if wish.masked else 2 * wish.rank
+        least = self._least_rows(wish)
         if rows < least:
             raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {wish.rank}.")
         if wish.parties < self.minimum_parties:
             raise Denied(
                 "parties", f"{wish.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
             )
+
+    def require_mask_bound(self, bound: float | None) -> None:
+        """Refuse masked sums whose numbers are bounded by less; None: they are not."""
+        if bound is not None and bound < self.minimum_mask_bound:
+            raise Denied(
+                "mask-bound", f"mask_bound would be {bound:g}; at least {self.minimum_mask_bound:g} is needed."
+            )
+
+    def _least_rows(self, wish: Wish) -> int:
+        if self.minimum_rows is not None:
+            return self.minimum_rows
+        return 1 if wish.masked or self.privacy is not None else 1 << (2 * wish.rank - 1).bit_length()
 
     def require_run(self, run: str, before: Collection[str]) -> None:
         """Refuse a run that is one too many; `before` are all that there ever were."""
@@ -119,7 +149,8 @@ class Policy:
         """Those of the columns that may leave, in their order."""
         if self.columns is None:
             return tuple(columns)
-        return tuple(name for name in columns if any(fnmatchcase(name, pattern) for pattern in self.columns))
+        patterns = [pattern.replace("[", "[[]") for pattern in self.columns]
+        return tuple(name for name in columns if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def _allowance(table: Any) -> Allowance | None:
@@ -131,5 +162,5 @@ def _allowance(table: Any) -> Allowance | None:
     numbers = (table["epsilon"], table.get("delta", USUAL_DELTA))
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
         raise ParameterError(f"epsilon and delta must be numbers; got {numbers}.")
-    rest = (table.get("unit", "row"), table.get("insecure_noise", False))
+    rest = (table.get("unit", "row"), table.get("insecure_noise", False), whole(table, "noiseless_before", 0, 0))
     return Allowance(float(numbers[0]), float(numbers[1]), *rest)

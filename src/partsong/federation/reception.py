@@ -23,6 +23,7 @@ from partsong.federation.arrivals_record import ArrivalsJournal, Ongoing
 from partsong.federation.beginning import Agenda, start_of
 from partsong.federation.errands import Errand, Errands
 from partsong.federation.refusals import SiteLost, error_of
+from partsong.federation.serials import Serials
 from partsong.federation.transport import Lost, Transport
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 
@@ -54,6 +55,7 @@ class Reception:
     end: End
     record: Ongoing
     errands: Errands
+    serials: Serials = Serials()
     began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -147,8 +149,9 @@ class Reception:
                 f"Site {name!r} sent the answer to another request than that of its round {number}: repeated, or for "
                 "somebody else. Nothing of it was used."
             )
-        seen = {**self.record.seen, name: max(self._seen(name), read.serial)}
-        self.record = replace(self.record, seen=seen)
+        if read.serial > self._seen(name):
+            self.record = replace(self.record, seen={**self.record.seen, name: read.serial})
+            self.serials.keep({name: read.serial})
         if isinstance(read.answer, Refusal):
             said = error_of(name, read.answer, number)
             raise SiteLost(str(said)) if isinstance(said, SPOILED) and read.nonce != errand.nonce else said

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from partsong.engines.boundary import check_together, stated_by
 from partsong.errors import CompositionError, FormatError, PartsongError
 from partsong.federation.audit import Audit, protection_of
 from partsong.federation.columns import SAME, Names, Wanted, hashed, key_mark, require_key_mark
-from partsong.federation.finishing import Ending
-from partsong.federation.ledger import SiteLedger, require_within
+from partsong.federation.finishing import Ending, components_in
+from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.naming import ASK, TELL, Correspondent
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import Denied, refusal_of
 from partsong.federation.site_files import RunFolder, Started, Tally, make_folder
+from partsong.federation.site_log import write_down
 from partsong.federation.site_plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
 from partsong.federation.site_work import Answered, Workplace
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
@@ -65,8 +65,7 @@ class Site:
 
     def answer(self, data: bytes) -> bytes:
         """The bytes to send back; they are in the audit log when this returns. FileError: nothing may be sent."""
-        make_folder(self.folder)
-        with locked(self.folder / "lock", waits=True):
+        with self._alone():
             nonce = Nonce("unknown")
             try:
                 request = Request.read(data)
@@ -80,9 +79,18 @@ class Site:
 
     def refuse(self, code: str, reason: str) -> bytes:
         """The bytes that say no to what is not even read; in the audit log as all that leaves."""
-        make_folder(self.folder)
-        with locked(self.folder / "lock", waits=True):
+        with self._alone():
             return self._noted(self._refused(Nonce("unknown"), Refusal(code), reason))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process answers for this site meanwhile."""
+        make_folder(self.folder)
+        lock = self.folder / "lock"
+        with contextlib.suppress(OSError):
+            lock.touch(0o600)
+        with locked(lock, waits=True):
+            yield
 
     def _noted(self, done: Answered) -> bytes:
         program = None if done.plan is None else done.plan.program
@@ -119,6 +127,7 @@ class Site:
         parties = names_in(request.note.get("parties"))
         plan = self.build(experiment_in(request.note), len(parties), self.roster)
         self.policy.require(plan.wish, self.data.n_rows)
+        self.policy.require_mask_bound(plan.mask_bound)
         self._require_roster(parties)
         columns = self.policy.leaving(self.data.columns)
         if not columns:
@@ -132,10 +141,13 @@ class Site:
         """Look at what is asked for, match the columns, and make the first state; nothing is released."""
         files = self._files(request)
         before = files.started()
+        if before is not None and self._workplace(request).tally.over is not None:
+            raise Denied("over", "The run is over here.")
         if before is not None and before.digest != request.digest:
             raise Denied("conflict", "This run was started here before, with other settings.")
         if before is None:
             self.policy.require_run(request.nonce.run, self._runs())
+            passed = self._passed(request.nonce.run)
             layout, experiment = layout_in(request.note), experiment_in(request.note)
             plan = self.build(experiment, len(layout.parties), self.roster)
             order = self._order(request)
@@ -143,39 +155,55 @@ class Site:
             self._check(plan, layout, shard)
             with threads.kernels_on(self.kernel_threads):
                 state = plan.program.start_party(shard, layout)
-            files.save_tally(Tally(None, plan.reduction.enrol(self.name, self.data.secret, layout)), plan.source)
-            files.save_start(Started(request.digest, experiment, layout, order, state))
+            standing = plan.reduction.enrol(self.name, self.data.secret, layout)
+            files.save_tally(Tally(None, standing, passed=passed), plan.source)
+            columns = tuple(self.data.columns[at] for at in order)
+            rows = (self.data.n_rows, self.data.type)
+            files.save_start(Started(request.digest, experiment, layout, columns, rows, state))
         return self._plain(request, Message({}))
 
     def _names(self, request: Request) -> Answered:
         """Ask for the names of missing columns, tell them to another site, or read them; the server cannot."""
         nonce, note = request.nonce, request.note
-        own = Correspondent(self.name, nonce.run, self.data.secret, self.roster)
+        own = Correspondent(self.name, nonce.run, self.data.secret, self.roster, self.key)
         if nonce.phase == ASK:
             return self._plain(request, own.asks())
         if nonce.phase == TELL:
-            leaving = self.policy.leaving(self.data.columns)
-            return self._plain(request, own.tells(str(note.get("for")), request.body, leaving, self.key))
+            return self._plain(request, own.tells(str(note.get("for")), request.body, self._told(request)))
         names = own.reads(str(note.get("from")), request.body)
         self._log(nonce, "columns", f"By {note.get('from')!r}, missing here are: {', '.join(names) or 'none'}.")
         return self._plain(request, Message({}))
 
+    def _told(self, request: Request) -> tuple[str, ...]:
+        """Names that may be told to other sites: of agreed columns that may leave, in a run that is under way here."""
+        tells = self.policy.tell_names if self.policy.tell_names is not None else not self.key
+        if not tells:
+            raise Denied("names", "site.toml does not let this site tell names (tell_names).")
+        place = self._workplace(request)
+        if place.tally.over is not None:
+            raise Denied("over", "The run is over here.")
+        return self.policy.leaving(place.started.columns)
+
     def _finish(self, request: Request) -> Answered:
         """The run is over: the last state that counted and the model stay, all else goes."""
         place, counted = self._workplace(request), attempt_in(request.note.get("counted"))
-        if counted != place.tally.counted and counted in place.files.attempts():
-            place = place.counting(counted)
+        if place.tally.over not in (None, request.digest):
+            raise Denied("over", "The run has ended here before, with another model.")
+        components_in(request.body, (place.plan.program.rank, len(place.started.columns)))
+        if place.tally.over is None:
+            if counted != place.tally.counted and counted in place.files.attempts():
+                place = place.counting(counted)
+            place = place.ended(request.digest)
         place.files.save_model(request.body)
         self._keep_result(place, request)
         place.files.forget({place.tally.counted} if place.tally.counted else set())
         place.files.forget_replies()
-        place.files.save_tally(replace(place.tally, standing=None), place.plan.source)
         return self._plain(request, Message({}))
 
     def _keep_result(self, place: Workplace, request: Request) -> None:
         """What the people at the site wanted it for; it is theirs, and nothing of it leaves."""
         run, started = request.nonce.run, place.started
-        matrix, columns = self.data.matrix(started.order), tuple(self.data.columns[at] for at in started.order)
+        matrix, columns = self.data.matrix(self.data.order(started.columns)), started.columns
         parties = len(started.layout.parties)
         ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns)
         with threads.kernels_on(self.kernel_threads):
@@ -188,7 +216,7 @@ class Site:
             raise Denied("not-started", f"Run {request.nonce.run!r} was not started here.")
         plan = self.build(started.experiment, len(started.layout.parties), self.roster)
         tally, own = files.tally(plan.source), (self.name, self.data, self.policy, self.ledger)
-        return Workplace(*own, files, started, plan, tally, self.kernel_threads)
+        return Workplace(*own, files, started, plan, tally, self.audit, self.kernel_threads)
 
     def _files(self, request: Request) -> RunFolder:
         return RunFolder(self.folder / "runs" / request.nonce.run)
@@ -198,14 +226,24 @@ class Site:
         charged = {line["attempt"][0] for line in self.ledger.chain.lines()}
         return charged | {path.parent.name for path in (self.folder / "runs").glob("*/start")}
 
+    def _passed(self, run: str) -> int:
+        """The last round that was released in a run whose files are not here: -1 as a rule, for there was none."""
+        lines, released = self.ledger.lines_of(run), self.audit.released(run)
+        if released is not None and released.is_over:
+            raise Denied("over", "The run was over here, and its files are gone.")
+        charged = [line["attempt"][1] for line in lines]
+        rounds = charged if released is None else [number for number, _ in released.works]
+        return max(rounds, default=-1)
+
     def _check(self, plan: Plan, layout: Layout, shard: Shard) -> None:
         """What the site allows, and whether the parts go together; before anything is computed."""
         self.policy.require(plan.wish, self.data.n_rows)
+        self.policy.require_mask_bound(plan.mask_bound)
         self._require_roster(layout.parties)
         if layout.n_features != shard.matrix.shape[1] or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
             raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
         if self.policy.privacy is not None:
-            require_within(self.policy.privacy, self.ledger.spent(), plan.release, plan.exchanges)
+            self.ledger.require_within(self.policy.privacy, plan.release, plan.exchanges)
         check_together(plan.program, plan.reduction, stated_by(plan.program, layout))
 
     def _require_roster(self, parties: Collection[str]) -> None:
@@ -234,10 +272,8 @@ class Site:
         return Answered(reply, reply.written())
 
     def _log(self, nonce: Nonce, code: str, reason: str) -> None:
-        when = datetime.now(UTC).isoformat(timespec="seconds")
         where = f"run {nonce.run}, round {nonce.round}, attempt {nonce.attempt}, {nonce.kind} {nonce.phase}"
-        with contextlib.suppress(OSError), (self.folder / "site.log").open("a", encoding="utf-8") as file:
-            file.write(f"{when} [{code}] {where}: {reason}\n")
+        write_down(self.folder, code, f"{where}: {reason}")
 
     def _serial(self) -> int:
         try:

@@ -32,12 +32,15 @@ SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What was agreed on: the request's digest, the experiment, the layout, where its columns are, the first state."""
+    """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
+    type they had, and the first state.
+    """
 
     digest: str
     experiment: Mapping[str, Any]
     layout: Layout
-    order: tuple[int, ...]
+    columns: tuple[str, ...]
+    rows: tuple[int, str]
     state: State
 
 
@@ -45,7 +48,9 @@ class Started:
 class Tally:
     """The last work that counts here (None: none yet), what the reduction keeps between sums, and who was in the last
     one, where that is known. `agreed`: the last work that the server has counted; `alone`: those after it, whose masked
-    uploads have left and were not heard in time: they count here, and the server is told.
+    uploads have left and were not heard in time: they count here, and the server is told. `over`: the digest of the
+    request that has ended the run; `closed`: the code of a refusal that depended on the data, and is the last answer of
+    this run; `passed`: the last round that was released before the folder of the run was lost.
     """
 
     counted: Attempt | None
@@ -53,6 +58,9 @@ class Tally:
     company: tuple[str, ...] | None = None
     agreed: Attempt | None = None
     alone: tuple[Attempt, ...] = ()
+    over: str | None = None
+    closed: str | None = None
+    passed: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +94,33 @@ class RunFolder:
         """None before the start."""
         if not (self.path / "start").exists():
             return None
-        (state, layout, order), note = load_state(self.path / "start")
-        return Started(note["digest"], note["experiment"], layout, tuple(order.tolist()), state)
+        agreed, note = load_state(self.path / "start")
+        if "columns" not in note:
+            raise FileError(f"{self.path}: this run was begun by an older partsong, and cannot go on. Begin a new one.")
+        state, layout = agreed
+        columns, rows = tuple(note["columns"]), (note["rows"], note["type"])
+        return Started(note["digest"], note["experiment"], layout, columns, rows, state)
 
     def save_start(self, started: Started) -> None:
         """The tally comes first: a start without one would be none."""
         make_folder(self.path)
-        tree = (started.state, started.layout, np.array(started.order, np.int64))
-        save_state(self.path / "start", tree, {"digest": started.digest, "experiment": started.experiment})
+        agreed = {"digest": started.digest, "experiment": started.experiment, "columns": list(started.columns)}
+        note = {**agreed, "rows": started.rows[0], "type": started.rows[1]}
+        save_state(self.path / "start", (started.state, started.layout), note)
 
     def tally(self, source: Any) -> Tally:
         """Which work counts."""
         standing, note = load_state(self.path / "tally", {"source": source})
         alone = tuple((number, attempt) for number, attempt in note["alone"])
-        return Tally(_tuple(note["counted"]), standing, _tuple(note["company"]), _tuple(note["agreed"]), alone)
+        ends = (note.get("over"), note.get("closed"), note.get("passed", -1))
+        return Tally(_tuple(note["counted"]), standing, _tuple(note["company"]), _tuple(note["agreed"]), alone, *ends)
 
     def save_tally(self, tally: Tally, source: Any) -> None:
         """From here on another work counts."""
         make_folder(self.path)
-        note = {"counted": _list(tally.counted), "company": _list(tally.company), "agreed": _list(tally.agreed)}
-        note["alone"] = [list(at) for at in tally.alone]
+        lists = {"counted": _list(tally.counted), "company": _list(tally.company), "agreed": _list(tally.agreed)}
+        lists["alone"] = [list(at) for at in tally.alone]
+        note = {**lists, "over": tally.over, "closed": tally.closed, "passed": tally.passed}
         save_state(self.path / "tally", tally.standing, note, {"source": source})
 
     def worked(self, at: Attempt) -> Worked | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,12 @@ from partsong.core import Layout, Matrix, Program, Reduction
 from partsong.data.matrix import as_matrix
 from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import Bounds
 from partsong.federation.policy import Wish
 from partsong.federation.refusals import Denied
 from partsong.federation.site_files import Attempt
 from partsong.privacy.admission import Roster
+from partsong.privacy.masking import MaskedSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,20 @@ class Data:
     def n_rows(self) -> int:
         """How many."""
         return int(self.rows.shape[0])
+
+    @property
+    def type(self) -> str:
+        """The number type of the rows as they are held."""
+        return str(getattr(self.rows, "dtype", ""))
+
+    def order(self, columns: Sequence[str]) -> tuple[int, ...]:
+        """Where these columns are now; refused where one is not here."""
+        places = {name: at for at, name in enumerate(self.columns)}
+        missing = [name for name in columns if name not in places]
+        if missing:
+            told = f"Columns were agreed on that are no longer here: {', '.join(missing)}."
+            raise Denied("columns", told, {"missing": len(missing), "extra": 0})
+        return tuple(places[name] for name in columns)
 
     def matrix(self, order: tuple[int, ...] | None = None) -> Matrix:
         """Some of the columns, in this order; the rows as they are where that is all of them."""
@@ -59,6 +75,18 @@ class Plan:
     def release(self) -> Any:
         """What one upload costs in privacy; None without noise."""
         return getattr(self.program, "release", None)
+
+    @property
+    def mask_bound(self) -> float | None:
+        """The largest number that an upload may hold under masks; None in the open."""
+        return self.reduction.bound if isinstance(self.reduction, MaskedSum) else None
+
+    @property
+    def bounds(self) -> Bounds:
+        """Attempts that a round, and a run, can need: each one more has at least one party less, and while somebody is
+        away, every round with a set-up has two.
+        """
+        return Bounds(self.wish.parties + 1, 2 * self.exchanges + self.wish.parties + 1)
 
 
 Build = Callable[[Mapping[str, Any], int, Roster | None], Plan]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +11,17 @@ from partsong import threads
 from partsong.core import Message, Occasion, Shard
 from partsong.engines.boundary import check_upload, stated_by
 from partsong.engines.company import exchange_of
-from partsong.errors import PartsongError
+from partsong.errors import FileError, PartsongError, TooFewParties
+from partsong.federation.audit import Audit
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import Denied, refusal_of
 from partsong.federation.site_files import Attempt, RunFolder, Sent, Started, Tally, Worked
 from partsong.federation.site_plan import Data, Plan, attempt_in, names_in
-from partsong.federation.wire import Reply, Request
+from partsong.federation.wire import Nonce, Reply, Request
+
+INNOCENT = (Denied, FileError, TooFewParties, OSError, MemoryError)
+"""Errors of work that say nothing of the numbers in the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,13 @@ class Workplace:
     started: Started
     plan: Plan
     tally: Tally
+    audit: Audit
     kernel_threads: int
 
     def work(self, request: Request) -> Answered:
         """The program's work on the model, and the first phase of its sum, which the request names."""
         at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
-        sent = self.files.sent(at, phase, self.plan.source)
+        sent = self._sent_before(at, phase)
         if sent is not None:
             return self._again(request, sent)
         if phase >= self.plan.reduction.phases or self.files.phases(at):
@@ -54,10 +61,15 @@ class Workplace:
             )
         place = self._in_step(request, at)
         occasion, company = place._occasion(request)
-        self.ledger.charge(request.nonce, request.digest, self.plan.release, self.policy.privacy)
-        worked = self.files.worked(at) or place._worked(request, at)
-        aggregation = self.plan.program.aggregation
-        seat = self.plan.reduction.begin(place.tally.standing, worked.upload, aggregation, occasion)
+        self._require_columns()
+        was_charged = self.ledger.charge(request, self.plan.release, self.policy.privacy, self.plan.bounds)
+        worked = self.files.worked(at)
+        if was_charged and worked is None:
+            self._require_unheard(request.nonce)
+        with place._closing():
+            worked = worked or place._worked(request, at)
+            aggregation = self.plan.program.aggregation
+            seat = self.plan.reduction.begin(place.tally.standing, worked.upload, aggregation, occasion)
         answered = place._sent(request, Sent("", seat, b"", company), Message({}))
         self.files.forget({at, *([place.tally.counted] if place.tally.counted else [])})
         return answered
@@ -65,9 +77,10 @@ class Workplace:
     def reduce(self, request: Request) -> Answered:
         """A later phase of the sum."""
         at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
-        sent = self.files.sent(at, phase, self.plan.source)
+        sent = self._sent_before(at, phase)
         if sent is not None:
             return self._again(request, sent)
+        self._require_columns()
         before, latest = self.files.sent(at, phase - 1, self.plan.source), self.files.attempts()[-1:]
         is_next = before is not None and latest == [at] and self.files.phases(at)[-1] == phase - 1
         if before is None or not is_next or phase >= self.plan.reduction.phases:
@@ -79,6 +92,50 @@ class Workplace:
         is kept.
         """
         return self._keeping(replace(self.tally, counted=counted, agreed=counted, alone=()), counted)
+
+    def ended(self, digest: str) -> Workplace:
+        """The same place in a run that is over, which is on the disk before anything of it is forgotten."""
+        tally = replace(self.tally, standing=None, over=digest)
+        self.files.save_tally(tally, self.plan.source)
+        return replace(self, tally=tally)
+
+    def _sent_before(self, at: Attempt, phase: int) -> Sent | None:
+        """What was sent in this phase; refused where nothing more is worked on in this run."""
+        if self.tally.over is not None:
+            raise Denied("over", "The run is over here.")
+        sent = self.files.sent(at, phase, self.plan.source)
+        if sent is None and self.tally.closed is not None:
+            raise Denied(self.tally.closed, "Work under masks has failed in this run before, and it is closed here.")
+        return sent
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Under masks whether work fails is a comparison with the site's own numbers: one is answered in a run."""
+        try:
+            yield
+        except Exception as error:
+            if self.plan.reduction.hides_uploads and not isinstance(error, INNOCENT):
+                code = refusal_of(error).code if isinstance(error, PartsongError) else "failed"
+                self.files.save_tally(replace(self.tally, closed=code), self.plan.source)
+            raise
+
+    def _require_unheard(self, nonce: Nonce) -> None:
+        """Work that was charged, and is not here, is done again where nothing of it has left."""
+        released = self.audit.released(nonce.run)
+        if released is None or (nonce.round, nonce.attempt) in released.works:
+            raise Denied("conflict", "An answer to this request has left, and what it was made of is gone.")
+
+    def _require_columns(self) -> None:
+        """The agreed columns are here and may leave, and the rows are as many and of the type that they were."""
+        columns, (rows, type_) = self.started.columns, self.started.rows
+        self.data.order(columns)
+        kept = sorted(set(columns) - set(self.policy.leaving(columns)))
+        if kept:
+            counts = {"missing": len(kept), "extra": 0}
+            raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
+        if (self.data.n_rows, self.data.type) != (rows, type_):
+            found = f"{self.data.n_rows} of {self.data.type}"
+            raise Denied("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
 
     def _keeping(self, tally: Tally, summed: Attempt | None) -> Workplace:
         """The same place with another tally, and what the reduction has learned in a sum."""
@@ -99,6 +156,8 @@ class Workplace:
         """
         attempts, counted, tally = self.files.attempts(), attempt_in(request.note.get("counted")), self.tally
         latest = attempts[-1] if attempts else None
+        if at[0] <= tally.passed:
+            raise Denied("out-of-step", f"Round {tally.passed} was released before the files of this run were lost.")
         if (latest is not None and at < latest) or any(one and at[0] <= one[0] for one in (counted, tally.counted)):
             raise Denied("out-of-step", f"Round {at[0]}, attempt {at[1]}, is behind {latest or counted}.")
         if latest not in (None, at, counted, tally.counted) and self.plan.reduction.hides_uploads:
@@ -126,11 +185,15 @@ class Workplace:
             company = self.tally.company
             if company is None or set(company) != set(participants):
                 raise Denied("company", f"The sum before in this round was over {company}, this one: {participants}.")
+        strangers = sorted(set(participants) - set(self.started.layout.parties))
+        if strangers or self.name not in participants:
+            told = ", ".join(strangers) or f"{self.name!r}, which is not asked,"
+            raise Denied("protocol", f"{told} cannot be in a sum with {self.name!r}: the run is not of them.")
         return Occasion(request.nonce.round, participants, self.started.layout, request.body), company
 
     def _worked(self, request: Request, at: Attempt) -> Worked:
         started, program = self.started, self.plan.program
-        shard = Shard(self.name, self.data.matrix(started.order), self.data.secret)
+        shard = Shard(self.name, self.data.matrix(self.data.order(started.columns)), self.data.secret)
         counted = None if self.tally.counted is None else self.files.worked(self.tally.counted)
         before = started.state if counted is None else counted.state
         with threads.kernels_on(self.kernel_threads):

@@ -96,13 +96,12 @@ class Request:
     @property
     def digest(self) -> str:
         """SHA-256 of all but `seen`: two requests under one nonce are the same request if this is the same."""
-        arrays = sorted(self.body.arrays.items())
-        forms = [[name, array.dtype.str, array.shape, array.flags.c_contiguous] for name, array in arrays]
-        head = [self.party, self.nonce.told(), dict(self.note), float(self.body.weight), forms]
-        found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-        for _, array in arrays:
-            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return found.hexdigest()
+        return _digest([self.party, self.nonce.told(), dict(self.note)], self.body)
+
+    @property
+    def about(self) -> str:
+        """SHA-256 of the model and the history that work begins from: the same in all attempts of a round."""
+        return _digest([self.note.get("counted")], self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,15 @@ class Reply:
 
 
 _NONCE = frozenset({"run", "round", "attempt", "kind", "phase"})
+
+
+def _digest(head: list[Any], body: Message) -> str:
+    arrays = sorted(body.arrays.items())
+    forms = [[name, array.dtype.str, array.shape, array.flags.c_contiguous] for name, array in arrays]
+    found = hashlib.sha256(json.dumps([*head, float(body.weight), forms], sort_keys=True).encode())
+    for _, array in arrays:
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def _packed(format_: str, head: Mapping[str, Any], body: Message) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from partsong.consortium.site_folder import SiteFolder
 from partsong.engines.flower import answer_to, content_of
+from partsong.federation.site_log import write_down
 
 app = ClientApp()
 
@@ -22,6 +22,5 @@ def answer(message: Any, context: Any) -> Any:
     try:
         return answer_to(message, SiteFolder.at(folder).answering()(content_of(message)))
     except Exception:
-        with contextlib.suppress(OSError), (folder / "state" / "site.log").open("a", encoding="utf-8") as log:
-            log.write(traceback.format_exc())
+        write_down(folder / "state", "failed", traceback.format_exc())
     raise RuntimeError("see the log of the site")

@@ -1,11 +1,11 @@
-"""An experiment at the server, as Flower has started it: rounds, progress, and an end that is written down."""
+"""An experiment at the server, over Flower or over files: rounds, progress, and an end that is written down."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from partsong.federation.conducting import coordinator_of, record_in
 from partsong.federation.experiment import Experiment
 from partsong.federation.record import Record
 from partsong.federation.site_plan import Plan, plan_of
+from partsong.federation.transport import Transport
 from partsong.io.model_file import Model, save_model
 from partsong.io.provenance import now, package_versions
 
@@ -31,22 +32,35 @@ FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
 TIMEOUT = 600.0
 
+Told = dict[str, Any]
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def _quiet(told: Mapping[str, Any]) -> None:
+    """Rounds are in a file as well."""
+
 
 def run_experiment(grid: Any, name: str) -> None:
     """The named run in the federation of this process; it goes on where it was left."""
     if FEDERATION not in os.environ:
         raise ParameterError("This is for the server of a federation: partsong federation serve.")
     server = ServerFolder.at(Path(os.environ[FEDERATION]))
-    place = server.known_run(name)
+    run_over(lambda: server.signed(Flower(grid, nodes_of(server))), server, server.known_run(name))
+
+
+def run_over(opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = _quiet) -> Told:
+    """A run over a transport, with an end that is written down; it goes on where it was left."""
     with _held(place):
         began = time.perf_counter()
         try:
-            told = _finished(grid, server, place)
+            told = _finished(opened(), server, place, tell)
         except Exception as error:
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
             _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
             raise
-        _write_json(place.result, {"status": "done", **told, "seconds": round(time.perf_counter() - began, 3)})
+        told = {"status": "done", **told, "seconds": round(time.perf_counter() - began, 3)}
+        _write_json(place.result, told)
+        return told
 
 
 def nodes_of(server: ServerFolder) -> dict[str, int]:
@@ -66,15 +80,16 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
     return plan_of(experiment.told(), len(roster), roster)
 
 
-def _finished(grid: Any, server: ServerFolder, place: RunPlace) -> dict[str, Any]:
+def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
     experiment, settings = Experiment.read(place.experiment), json.loads(place.settings.read_text())
-    transport = server.signed(Flower(grid, nodes_of(server)))
     timeout = float(settings.get("timeout", TIMEOUT))
-    coordinator = coordinator_of(experiment, transport, place.state, place.name, timeout=timeout)
+    coordinator = coordinator_of(
+        experiment, transport, place.state, place.name, timeout=timeout, serials=server.serials
+    )
     plan = plan_for(experiment, server)
     schedule = replace(experiment.schedule(len(transport.names())), rounds=plan.exchanges)
     for done in coordinator.run(plan.program, (), schedule, reduction=plan.reduction):
-        _note(place, done, plan.exchanges)
+        tell(_noted(place, done, plan.exchanges))
     record = record_in(place.state)
     if record is None:
         raise FileError(f"{place.state} holds no run after its end. Check the disk.")
@@ -107,7 +122,7 @@ def told_of(record: Record) -> dict[str, Any]:
     }
 
 
-def _note(place: RunPlace, done: Round, rounds: int) -> None:
+def _noted(place: RunPlace, done: Round, rounds: int) -> Told:
     told = {
         "round": done.index + 1,
         "rounds": rounds,
@@ -120,6 +135,7 @@ def _note(place: RunPlace, done: Round, rounds: int) -> None:
     }
     with place.progress.open("a", encoding="utf-8") as file:
         file.write(json.dumps(told) + "\n")
+    return told
 
 
 @contextmanager

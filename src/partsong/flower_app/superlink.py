@@ -52,7 +52,7 @@ class Gate:
             return True
         if path.startswith(FOR_COORDINATOR):
             sent = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
-            return hmac.compare_digest(sent, self.key.encode())
+            return bool(self.key) and hmac.compare_digest(sent, self.key.encode())
         client = scope.get("client")
         return client is not None and ipaddress.ip_address(client[0]).is_loopback
 
@@ -61,6 +61,7 @@ def serve(server: ServerFolder, host: str | None = None) -> None:
     """Until it is told to stop; nothing is left running then."""
     require_flower()
     server.require_valid()
+    control_key = server.control_key
     home = server.path / "flower"
     set_quiet(home, {FEDERATION: str(server.path), SERVER: str(os.getpid())})
     reached, port = require_address(server.address)
@@ -70,7 +71,7 @@ def serve(server: ServerFolder, host: str | None = None) -> None:
         from starlette.middleware import Middleware
 
         keep_executor()
-        extensions.get_middleware = lambda: (Middleware(Gate, key=server.control_key), Middleware(Doorbell))
+        extensions.get_middleware = lambda: (Middleware(Gate, key=control_key), Middleware(Doorbell))
         sys.argv = [
             "flower-superlink",
             *("--host", host or reached),

@@ -30,6 +30,8 @@ MASKED_BOUND = 2.0**52
 """Of arrays under a masked sum of up to 1023 parties, which then adds up whole numbers without rounding them."""
 FAR = 128
 """So many standard deviations from zero there is no noise: beyond 40 the chance is below 10⁻³⁰⁰."""
+ROWS_SHARE = 0.5625
+"""Of the bound of a masked sum; the rest is for noise. Fixed, so that a choice of noise tells nothing of how many."""
 
 
 def masked_bound(n_parties: int) -> float:
@@ -73,7 +75,9 @@ class PrivateStatistics:
 
     `shares` > 1: each party adds a variance of σ²/shares, for sums that hide single uploads and are over at least so
     many honest parties (MaskedSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party with more rows
-    than are certain to stay within that bound does not begin: a refusal later would depend on what is in them.
+    than are certain to stay within that bound does not begin: a refusal later would depend on what is in them. That
+    number of rows follows from the bound alone, and noise that does not fit beside it is refused by every party, so
+    that who chooses the noise cannot search for a number of rows.
     `source`: bytes for a party and the number of releases before, for tests; noise from a given source counts as
     insecure.
     """
@@ -127,11 +131,13 @@ class PrivateStatistics:
         return {"gram": self.sum_bound, "cross": self.sum_bound}
 
     def most_rows(self, n_features: int) -> int:
-        """How many rows of a party are within `sum_bound` whatever is in them, and whatever the noise."""
+        """How many rows of a party are within `sum_bound` whatever is in them; 0 where noise does not fit beside."""
         noise = self.noise(n_features)
         widest = max(1 / noise.bounds.gram_scale / noise.bounds.weight_unit, 1 / noise.bounds.row_unit)
         reach = FAR * noise.sigma / math.sqrt(self.shares) * widest / noise.bounds.weight_unit
-        return max(0, math.floor((self.sum_bound - reach) / 2 ** (WEIGHT_BITS + ROW_BITS)))
+        if reach > (1 - ROWS_SHARE) * self.sum_bound:
+            return 0
+        return math.floor(ROWS_SHARE * self.sum_bound / 2 ** (WEIGHT_BITS + ROW_BITS))
 
     @property
     def solver(self) -> Alternate:
