@@ -68,7 +68,8 @@ def _long(part: dict[str, Any]) -> list[str]:
         f"| {len(rest)} after that | {_spread(rest)} |",
         "",
         f"Bytes per site and round; formula: 8 (k m + k² + 3) + {ENVELOPE} up, 8 k m + {ENVELOPE} + {NAMED} × sites "
-        f"down (arrays; header, names and signature). At most {100 * BYTES_ALLOWED:g} % off was asked for. Flower's "
+        f"down. The arrays are derived; {ENVELOPE} for header and signature, and {NAMED} for a name, are what such "
+        f"messages were found to have. At most {100 * BYTES_ALLOWED:g} % off was asked for. Flower's "
         "count has its own envelopes and what is said before the first round in it; the model goes down once more when "
         "a run is over, which is counted as a round.",
         "",
@@ -108,7 +109,7 @@ def _overhead(part: dict[str, Any]) -> list[str]:
         "process for each message, and looks every three seconds. *Our processes, Flower's messages*: `serve` and "
         "`join`, whose looks last until there is something to find and whose nodes answer without a new process, with "
         "an app that does nothing. Its messages are arrays of Flower, six objects each; small ones of ours are three, "
-        "and each object takes four calls on its way.",
+        "and each object takes four calls on its way: so the last column is not what our layer alone costs.",
         "",
     ]
     if up := part.get("masked up"):
