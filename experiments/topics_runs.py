@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
 from multiprocessing import get_context
@@ -28,13 +28,16 @@ def known(path: Path | None) -> dict[str, dict[str, Any]]:
 SIZES = {"spam": (5572, 7587), "news": (1433, 8512), "rt": (10662, 17977), "so": (20000, 10366)}
 
 
-def expected_seconds(asked: Play) -> float:
-    """A guess on one core, from runs of a busy one, to begin none that would not be finished in time."""
+def expected_seconds(asked: Play, device: str = NUMPY) -> float:
+    """A guess, from runs on one busy core or on a GPU that is shared, to begin none that would end too late."""
     n, V = SIZES.get(asked.data, (1000, 1000))
     scale = n / 1433 * V / 8512 * asked.rank / 50
     own = asked.settings
     if asked.method in ("LDA", "NMF", WORDS, "FedLDA", *OURS):
         return 5 * scale + 5
+    if device != NUMPY:
+        batches = own.epochs * own.rounds * asked.fraction * n / own.batch
+        return batches * (2e-3 if asked.method.endswith(MI) else 5e-4) + 10
     passes = own.epochs * own.rounds * asked.fraction / 40
     return passes * scale * ((4 + 128 / own.batch) + (8 if asked.method.endswith(MI) else 0)) + 2
 
@@ -59,23 +62,26 @@ def run_all(
 
     if jobs == 1:
         for one in waiting:
-            if time.monotonic() + expected_seconds(one) < last:
+            if time.monotonic() + expected_seconds(one, device) < last:
                 keep(one, result_of(one, device))
     else:
-        _shared_out(waiting, partial(result_of, device=device), keep, jobs, last)
+        guess = {one.key: expected_seconds(one, device) for one in waiting}
+        _shared_out(waiting, partial(result_of, device=device), keep, jobs, last, guess)
     return {one.key: found[one.key] for one in wanted if one.key in found}
 
 
-def _shared_out(waiting: Sequence[Play], work: Any, keep: Any, jobs: int, last: float) -> None:
+def _shared_out(
+    waiting: Sequence[Play], work: Any, keep: Any, jobs: int, last: float, guess: Mapping[str, float]
+) -> None:
     for name in ("PARTSONG_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "1"
-    left = sorted(waiting, key=expected_seconds, reverse=True)
+    left = sorted(waiting, key=lambda one: guess[one.key], reverse=True)
     running: dict[Future[dict[str, Any]], Play] = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         while left or running:
             while left and len(running) < jobs:
                 now = time.monotonic()
-                following = next((one for one in left if now + expected_seconds(one) < last), None)
+                following = next((one for one in left if now + guess[one.key] < last), None)
                 if following is None:
                     left.clear()
                     break

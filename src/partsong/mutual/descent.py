@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from numbers import Real
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from partsong.core import Array
 from partsong.errors import DivergenceError, ParameterError
 from partsong.mutual.critics import Theta
-from partsong.mutual.documents import Bag, Documents, operations
+from partsong.mutual.documents import Bag, Documents, cuts_of, operations
 from partsong.mutual.information import MutualInformation, NoInformation
 
 WEIGHT_STEPS = ("batch", "document")
@@ -61,45 +63,87 @@ class Descent:
         """All epochs; arguments stay as they are."""
         Ht, theta, seen = Ht + 0, {name: array + 0 for name, array in theta.items()}, float("nan")
         must_have_topics = bool((Ht > 0).any()) and float(documents.counts.sum()) > 0
+        bench = self._workbench("learn", self._learn_on, documents, Ht, theta)
         for epoch in range(self.epochs):
             order = draw.permutation(len(documents))
-            W, Ht, seen = self._epoch(documents, W, Ht, theta, order)
+            if bench is None:
+                W, Ht, seen = self._epoch(documents, W, Ht, theta, order)
+            else:
+                W, total = bench.epoch(documents, W, order)
+                Ht, theta, seen = bench.Ht, bench.theta, self._mean(total, bench.cuts)
             self._require_sound(epoch, Ht, theta, must_have_topics)
-        return Learned(W, Ht, theta, seen)
+        if bench is not None:
+            Ht, theta = Ht + 0, {name: array + 0 for name, array in theta.items()}
+        return Learned(W, Ht, theta, float(seen))
 
     def settle(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Array:
         """Epochs of step 2 alone: weights for topics and a critic that stay as they are, information included."""
         on, gram = operations(Ht), Ht.T @ Ht
+        bench = self._workbench("settle", self._settle_on, documents, Ht, theta)
         for _ in range(self.epochs):
             order = draw.permutation(len(documents))
+            if bench is not None:
+                W, _total = bench.epoch(documents, W, order)
+                continue
             places = on.places(order, W)
             moving, W = W[places], W + 0
             for bag in documents.reordered(order).batches(self.batch):
-                W_S = moving[bag.first : bag.last]
-                fit = (2.0 / len(bag)) * (W_S @ gram - on.times(bag, Ht))
-                pull = self.information.pull(theta, self.information.read(theta, bag), W_S)
-                self._move_weights(on, W_S, fit - pull)
+                self._settle(on, bag, moving[bag.first : bag.last], Ht, gram, theta)
             W[places] = moving
         return W
 
     def _epoch(
         self, documents: Documents, W: Array, Ht: Array, theta: Theta, order: np.ndarray
-    ) -> tuple[Array, Array, float]:
+    ) -> tuple[Array, Array, Array | float]:
         on = operations(Ht)
         places = on.places(order, W)
         shuffled, moving, spare = documents.reordered(order), W[places], Ht + 0
-        total, count = 0.0, 0
+        total: Array | float = 0.0
         for bag in shuffled.batches(self.batch):
             W_S = moving[bag.first : bag.last]
-            Ht, spare = self._move_topics(on, bag, W_S, Ht, spare), Ht
-            reading = self.information.read(theta, bag)
-            self._move_weights(on, W_S, fit_gradient(on, bag, W_S, Ht) - self.information.pull(theta, reading, W_S))
-            estimate = self.information.learn(theta, bag, reading, W_S, self.rate)
+            estimate = self._learn(on, bag, W_S, Ht, spare, theta)
+            Ht, spare = spare, Ht
             if len(bag) > 1:
-                total, count = total + estimate, count + 1
+                total = total + estimate
         settled = W + 0
         settled[places] = moving
-        return settled, Ht, float(total) / count if count else float("nan")
+        return settled, Ht, self._mean(total, cuts_of(len(documents), self.batch))
+
+    def _learn(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, spare: Array, theta: Theta) -> Array | float:
+        """Steps 1 to 3; the new Hᵀ is in `spare`. Returns Î."""
+        moved = self._move_topics(on, bag, W_S, Ht, spare)
+        reading = self.information.read(theta, bag)
+        self._move_weights(on, W_S, fit_gradient(on, bag, W_S, moved) - self.information.pull(theta, reading, W_S))
+        return self.information.learn(theta, bag, reading, W_S, self.rate)
+
+    def _settle(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, gram: Array, theta: Theta) -> None:
+        """Step 2 with Hᵀ and θ as they are."""
+        fit = (2.0 / len(bag)) * (W_S @ gram - on.times(bag, Ht))
+        pull = self.information.pull(theta, self.information.read(theta, bag), W_S)
+        self._move_weights(on, W_S, fit - pull)
+
+    def _learn_on(self, bag: Any, W_S: Array, bench: Any) -> Array | None:
+        estimate = self._learn(operations(W_S), bag, W_S, bench.Ht, bench.spare, bench.theta)
+        bench.Ht.copy_(bench.spare)
+        return None if isinstance(estimate, float) else estimate
+
+    def _settle_on(self, bag: Any, W_S: Array, bench: Any) -> None:
+        self._settle(operations(W_S), bag, W_S, bench.Ht, bench.gram, bench.theta)
+
+    def _workbench(self, kind: str, step: Any, documents: Documents, Ht: Array, theta: Theta) -> Any:
+        """Where a GPU repeats a step by itself; None where steps are taken one by one."""
+        if isinstance(Ht, np.ndarray):
+            return None
+        from partsong.mutual import replayed
+
+        if not replayed.is_worth_it(documents, Ht, self.batch, self.epochs):
+            return None
+        return replayed.workbench(kind, self.batch, self, step, documents, Ht, theta)
+
+    def _mean(self, total: Array | float, cuts: Sequence[int]) -> Array | float:
+        """Of estimates over all batches that have one."""
+        count = sum(last - first > 1 for first, last in pairwise(cuts))
+        return total / count if count and self.information.strength else float("nan")
 
     def _move_topics(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, out: Array) -> Array:
         """[Hᵀ (I − c W_SᵀW_S) + c X_SᵀW_S]₊ with c = 2 rate/b, in `out`."""

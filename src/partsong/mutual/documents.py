@@ -65,10 +65,7 @@ class Documents:
 
     def batches(self, size: int) -> Iterator[Bag]:
         """⌈n/size⌉ bags of nearly equal size, in order: a small rest would take steps of its own size."""
-        n = len(self)
-        number = -(-n // size)
-        cuts = [n * i // number for i in range(number + 1)] if n else []
-        return (Bag(self, first, last) for first, last in pairwise(cuts))
+        return (Bag(self, first, last) for first, last in pairwise(cuts_of(len(self), size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +93,12 @@ class Bag:
     def counts(self) -> Array:
         """Of all documents."""
         return self.documents.counts
+
+
+def cuts_of(n: int, size: int) -> list[int]:
+    """Where ⌈n/size⌉ batches of nearly equal size begin, and the end of the last."""
+    number = -(-n // size)
+    return [n * i // number for i in range(number + 1)] if n else []
 
 
 def documents_of(matrix: Matrix) -> Documents:

@@ -9,25 +9,34 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from partsong.mutual.frames import Frame
+
 
 def times(bag: Any, B: Tensor) -> Tensor:
     """X_S B (b × c), for B (V × c)."""
-    words, counts, starts = _slices(bag)
+    words, counts, starts = _entries(bag)
     return embedding_bag(words, B, starts, mode="sum", per_sample_weights=counts)
 
 
 def add_transposed(bag: Any, F: Tensor, scale: float, out: Tensor) -> None:
     """out += scale · X_SᵀF, for F (b × c) and out (V × c)."""
-    words, counts, _ = _slices(bag)
-    first, last = bag.first, bag.last
-    document = bag.documents.owners[bag.starts[first] : bag.starts[last]] - first
-    out.index_add_(0, words, F[document] * counts[:, None], alpha=scale)
+    words, counts, _ = _entries(bag)
+    out.index_add_(0, words, F[_owners(bag)] * counts[:, None], alpha=scale)
 
 
-def _slices(bag: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _entries(bag: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Words and counts of a batch, and where each document starts."""
+    if isinstance(bag, Frame):
+        return bag.words, bag.counts, bag.starts
     begin, end = int(bag.starts[bag.first]), int(bag.starts[bag.last])
-    starts = bag.documents.offsets[bag.first : bag.last] - begin
-    return bag.words[begin:end], bag.counts[begin:end], starts
+    return bag.words[begin:end], bag.counts[begin:end], bag.documents.offsets[bag.first : bag.last] - begin
+
+
+def _owners(bag: Any) -> Tensor:
+    """Which document of the batch each word belongs to."""
+    if isinstance(bag, Frame):
+        return bag.owners
+    return bag.documents.owners[int(bag.starts[bag.first]) : int(bag.starts[bag.last])] - bag.first
 
 
 def product(A: Tensor, B: Tensor, out: Tensor) -> Tensor:
