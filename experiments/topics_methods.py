@@ -34,6 +34,7 @@ METHODS = (*CENTRALISED, *FEDERATED, *OURS)
 NUMPY = "numpy"
 """Where descents compute: by NumPy and compiled loops, or on a device that torch knows ("cuda", "cpu")."""
 
+BAYESIAN = ("LDA", "FedLDA")
 DESCENTS = tuple(name for name in METHODS if name.startswith("NMF+SGD") or name.removesuffix(MI) in SERVERS)
 LDA_PASSES, LDA_BATCH, NMF_PASSES = 10, 256, 200
 """scikit-learn's LDA online (by batches it needs several times as many passes), its NMF by coordinate descent."""
@@ -41,7 +42,10 @@ LDA_PASSES, LDA_BATCH, NMF_PASSES = 10, 256, 200
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """E, B, η, λ of the paper, the server's rate, and what the paper leaves open; `critic_rate` 0 is η."""
+    """E, B, η, λ of the paper, the server's rate, and what the paper leaves open; `critic_rate` 0 is η.
+
+    Of LDA the priors of topics in a document and of words in a topic; 0 is 1/k.
+    """
 
     rounds: int = 30
     epochs: int = 10
@@ -54,6 +58,8 @@ class Settings:
     critic: str = "concat"
     critic_rate: float = 0.0
     fits_first: bool = False
+    topic_prior: float = 0.0
+    word_prior: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +81,18 @@ Watch = Callable[[Learned], None]
 def learn(method: str, rows: Mapping[str, csr_matrix], rank: int, settings: Settings, **how: Any) -> Learned:
     """Topics of the rows of all parties; `how`: a seed, the fraction C of parties in a round, a device, who watches."""
     if method in ("LDA", "NMF"):
-        return _by_sklearn(method, rows, rank, int(how.get("seed", 0)))
+        return _by_sklearn(method, rows, rank, settings, int(how.get("seed", 0)))
     return _Federation(method, rows, rank, settings, **how).run()
 
 
-def _by_sklearn(method: str, rows: Mapping[str, csr_matrix], rank: int, seed: int) -> Learned:
+def _by_sklearn(method: str, rows: Mapping[str, csr_matrix], rank: int, own: Settings, seed: int) -> Learned:
     from sklearn.decomposition import NMF, LatentDirichletAllocation
 
     X = _stacked(rows)
     if method == "LDA":
         online = {"learning_method": "online", "max_iter": LDA_PASSES, "batch_size": LDA_BATCH}
-        model = LatentDirichletAllocation(rank, random_state=seed, **online)
+        priors = {"doc_topic_prior": own.topic_prior or None, "topic_word_prior": own.word_prior or None}
+        model = LatentDirichletAllocation(rank, random_state=seed, **priors, **online)
     else:
         model = NMF(rank, max_iter=NMF_PASSES, random_state=seed)
     began = time.perf_counter()
@@ -142,7 +149,8 @@ class _Federation:
         """What the parties and the server do."""
         own = self.settings
         if self.method == "FedLDA":
-            return FederatedLDA(self.rank, documents=sum(rows.shape[0] for rows in self.rows.values()))
+            documents = sum(rows.shape[0] for rows in self.rows.values())
+            return FederatedLDA(self.rank, own.topic_prior or None, own.word_prior or None, documents=documents)
         if self.method in OURS:
             name = self.method.lower()
             align = alignment_of(alignment_for(name, None))

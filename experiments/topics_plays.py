@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from experiments.topics_methods import CENTRALISED, MI, OURS, SERVERS, Settings
+from experiments.topics_methods import BAYESIAN, CENTRALISED, MI, OURS, SERVERS, Settings
 
 READINGS = ("after", "before")
 """Documents are set apart after topics were learned from all of them, or before, so that topics never saw them."""
@@ -48,11 +48,13 @@ def play(data: str, method: str, rank: int, seed: int, settings: Settings | None
     given, plain = settings or Settings(), Settings()
     if method == WORDS:
         rank, more = 50, {**more, "weighting": TFIDF}
+    priors = {"topic_prior": given.topic_prior, "word_prior": given.word_prior} if method in BAYESIAN else {}
     if method in ("LDA", "NMF", WORDS):
-        given, more = plain, {**more, "parties": 1, "alpha": 1.0, "looks": 0}
+        given, more = replace(plain, **priors), {**more, "parties": 1, "alpha": 1.0, "looks": 0}
     elif method in ("FedLDA", *OURS):
-        given = replace(plain, rounds=given.rounds)
+        given = replace(plain, rounds=given.rounds, **priors)
     else:
+        given = replace(given, topic_prior=0.0, word_prior=0.0)
         if not method.endswith(MI):
             free = {name: getattr(plain, name) for name in ("strength", "mi_gradient", "critic", "critic_rate")}
             given = replace(given, **free)
@@ -60,7 +62,7 @@ def play(data: str, method: str, rank: int, seed: int, settings: Settings | None
             given = replace(given, server_rate=plain.server_rate)
     if method in CENTRALISED:
         more = {**more, "parties": 1, "alpha": 1.0}
-    if "LDA" in method:
+    if method in BAYESIAN:
         more["weighting"] = COUNTS
     return Play(data, method, rank, seed, settings=given, **more)
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,7 +23,8 @@ def known(path: Path | None) -> dict[str, dict[str, Any]]:
     if path is None or not path.exists():
         return {}
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {play_of(record).key: record for record in records}
+    plays = [play_of(record) for record in records]
+    return {one.key: {**record, "settings": asdict(one.settings)} for one, record in zip(plays, records, strict=True)}
 
 
 SIZES = {"spam": (5572, 7587), "news": (1433, 8512), "rt": (10662, 17977), "so": (20000, 10366)}

@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments.measures import spread
 from experiments.topics_corpora import SOURCES
-from experiments.topics_methods import DESCENTS, METHODS, NUMPY, OURS, Settings
+from experiments.topics_methods import BAYESIAN, DESCENTS, METHODS, NUMPY, OURS, Settings
 from experiments.topics_plays import COUNTS, READINGS, WORDS, Play, play
 from experiments.topics_runs import known, run_all
 from partsong.streams import stream
@@ -58,14 +58,21 @@ def draws(count: int) -> list[Settings]:
     return found[:count]
 
 
+def draws_for(method: str, count: int) -> list[Settings]:
+    """What is tried for a method; for LDA its two usual priors, 1/k and those for short texts."""
+    if method in BAYESIAN:
+        rounds = LOCAL_EPOCHS // 10
+        return [Settings(rounds), Settings(rounds, topic_prior=0.1, word_prior=0.01)]
+    return draws(count) if method in DESCENTS else []
+
+
 def tuning_plays(data: str, methods: Iterable[str], weighting: str, count: int, seeds: int = 1) -> list[Play]:
-    """All draws of all methods that descend, on the first of the seeds for tuning, then on the next."""
+    """All draws of all methods that have something to tune, on the first of the seeds for tuning, then on the next."""
     return [
         play(data, method, TUNING_RANK, TUNING_SEED + number, settings, weighting=weighting)
         for number in range(seeds)
         for method in methods
-        if method in DESCENTS
-        for settings in draws(count)
+        for settings in draws_for(method, count)
     ]
 
 
@@ -97,7 +104,7 @@ def settings_of(found: Records, data: str, method: str, weighting: str = COUNTS)
     """What a method is run with: as tuned, or for sums both numbers of rounds."""
     if method in OURS:
         return [Settings(rounds=rounds) for rounds in ROUNDS_OF_SUMS]
-    if method in DESCENTS:
+    if method in (*DESCENTS, *BAYESIAN):
         return [tuned(found, data, method, weighting)]
     return [Settings(rounds=LOCAL_EPOCHS // 10)]
 

@@ -13,7 +13,7 @@ from experiments import topics_published
 from experiments.measures import spread
 from experiments.topics_corpora import SOURCES
 from experiments.topics_figures import VARIED
-from experiments.topics_methods import CENTRALISED, DESCENTS, FEDERATED, MI, OURS
+from experiments.topics_methods import BAYESIAN, CENTRALISED, DESCENTS, FEDERATED, MI, OURS
 from experiments.topics_plays import COUNTS, TFIDF, WORDS, play
 from experiments.topics_table import (
     ROUNDS_OF_SUMS,
@@ -195,23 +195,31 @@ def _largest(found: Records, rows: Iterable[Row], data: str, ranks: Sequence[int
 def tuning(found: Records) -> str:
     """What was chosen, out of how many draws, and how many of them diverged."""
     lines = []
-    for data, method, weighting in product(topics_published.SETS, DESCENTS, (COUNTS, TFIDF)):
+    for data, method, weighting in product(topics_published.SETS, (*BAYESIAN, *DESCENTS), (COUNTS, TFIDF)):
         tried = trials(found, data, method, weighting)
         if tried:
             lost = sum(any(one.get("diverged") for one in runs) for runs in tried)
             chosen = _told_settings(method, max(tried, key=mean_f1)[0]["settings"])
             numbers = [f"{len(tried)}, {lost}", str(len(tried[0])), " to ".join(_ends(tried))]
-            lines.append(f"| {' | '.join([SOURCES[data].title, method, weighting, *chosen, *numbers])} |")
+            told_method = method + _told_priors(max(tried, key=mean_f1)[0]["settings"]) * (method in BAYESIAN)
+            lines.append(f"| {' | '.join([SOURCES[data].title, told_method, weighting, *chosen, *numbers])} |")
     names = ("E", "B", "η", "server's rate", "λ", "gradient", "critic's rate")
     return table_of(["corpus", "method", "rows", *names, "draws, diverged", "seeds", "F1 of draws"], lines)
 
 
 def _told_settings(method: str, own: Mapping[str, Any]) -> list[str]:
     """Those that concern the method."""
+    if method in BAYESIAN:
+        return ["–"] * 7
     server = f"{own['server_rate']:g}" if method.removesuffix(MI) in ("FedAdagrad", "FedYogi", "FedAdam") else "–"
     critic = [f"{own['strength']:g}", own["mi_gradient"], f"{own['critic_rate']:g}" if own["critic_rate"] else "η"]
     steps = [str(own["epochs"]), str(own["batch"]), f"{own['rate']:g}", server]
     return [*steps, *(critic if method.endswith(MI) else ["–"] * 3)]
+
+
+def _told_priors(own: Mapping[str, Any]) -> str:
+    """Of topics in a document, and of words in a topic."""
+    return f", priors {own['topic_prior']:g} and {own['word_prior']:g}" if own["topic_prior"] else ", priors 1/k"
 
 
 def _ends(tried: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, str]:

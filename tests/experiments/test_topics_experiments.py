@@ -113,6 +113,18 @@ def test_with_and_without_information_are_tried_with_the_same_steps(base):
             assert getattr(without.settings, name) == getattr(with_mi.settings, name)
 
 
+@pytest.mark.parametrize("method", ["LDA", "FedLDA"])
+def test_lda_has_two_priors_to_choose_from(method):
+    usual, short = topics_table.tuning_plays("spam", [method], "counts", 9)
+    assert usual == play("spam", method, TUNING_RANK, TUNING_SEED, tuned({}, "spam", method))
+    assert (short.settings.topic_prior, short.settings.word_prior) == (0.1, 0.01)
+    records = {one.key: {**json.loads(one.key), "f1": f1} for one, f1 in ((usual, 0.4), (short, 0.6))}
+    assert topics_table.settings_of(records, "spam", method) == [short.settings]
+    rows = {"one": csr_matrix(np.arange(40).reshape(10, 4) % 3, dtype=np.float64)}
+    both = [learn(method, rows, 2, one.settings).H for one in (usual, short)]
+    assert np.abs(both[0] / both[0].sum() - both[1] / both[1].sum()).max() > 1e-6
+
+
 def test_the_best_draw_is_taken_and_the_first_where_none_was_tried():
     first, second = (topics_table.tuning_plays("spam", ["FedAdam"], "counts", 2)[i] for i in (0, 1))
     records = {one.key: {**json.loads(one.key), "f1": f1} for one, f1 in ((first, 0.4), (second, 0.6))}
