@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import machine
 
-FLOWER = ("flower-long", "flower-overhead", "flower-report")
+FLOWER = ("flower-long", "flower-overhead", "flower-layer", "flower-report")
 PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "ranks-memory", "game", "report", *FLOWER)
 USUAL = ("speed", "floor", "memory", "compiling")
 
@@ -207,6 +207,10 @@ def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list
         blocks = (1, 3) if chosen.quick else (chosen.seeds or 3, 6)
         found["overhead"] = federation_flower.overhead(4, *blocks, masked=True, say=say) | about
         found["overhead"]["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} in the end"
+    if "flower-layer" in parts:
+        rounds = 3 if chosen.quick else chosen.seeds or 40
+        found["layer"] = federation_flower.layer(4, rounds, say) | about
+        found["layer"]["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} in the end"
     output.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(found) + "\n", encoding="utf-8")
     text = output.read_text(encoding="utf-8") if output.exists() else ""

@@ -12,8 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.flower_arms import COLUMNS, RANK, Bare, Federation, add_nodes, federation, flower_alone, lines_of
+from benchmarks.flower_arms import (
+    COLUMNS,
+    RANK,
+    Federation,
+    bare_rounds,
+    federation,
+    flower_alone,
+    lines_of,
+    rounds_in_turns,
+)
+from benchmarks.flower_clock import MATHEMATICS, layer_in
 from partsong.consortium.locking import holder_of
+from partsong.federation.ledger import SiteLedger
 
 ENVELOPE = 500
 """Bytes of a message beside its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""
@@ -114,18 +125,15 @@ def flower_traffic(made: Federation, number: int) -> dict[str, float]:
 
 
 def overhead(n_sites: int, blocks: int, count: int, masked: bool, say: Say) -> dict[str, Any]:
-    """Seconds of rounds in turns: Flower alone, our processes without our layer, plain sums, masked sums."""
+    """Seconds of rounds in turns: Flower as it comes, plain sums, masked sums."""
     names = tuple(f"site-{number}" for number in range(n_sites))
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "ours", names) as made:
-        without = add_nodes(made, tuple(f"echo-{number}" for number in range(n_sites)))
         others = tuple(f"bare-{number}" for number in range(n_sites))
         with flower_alone(Path(scratch) / "alone", made.running, others) as (server, nodes):
             sizes = (up_of(), down_of(n_sites))
-            stock, echo = Bare(server, nodes, "wait", sizes), Bare(made.server, without, "pull", sizes)
             arms: dict[str, Callable[[], list[float]]] = {
-                "Flower alone": lambda: stock.rounds(count),
-                "our processes, Flower's messages": lambda: echo.rounds(count),
+                "Flower alone": lambda: bare_rounds(server, nodes, sizes, count),
                 "plain sums": lambda: made.rounds(PLAIN + f"rounds = {count}\n"),
             }
             if masked:
@@ -137,6 +145,50 @@ def overhead(n_sites: int, blocks: int, count: int, masked: bool, say: Say) -> d
                     say(f"block {block + 1}, {arm}: {statistics.median(seconds):.2f} s a round")
         bytes_up = masked_bytes(made, names) if masked else None
     return {"sites": n_sites, "blocks": blocks, "count": count - 1, "seconds": found, "masked up": bytes_up}
+
+
+def layer(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
+    """Seconds of rounds with our layer and without it, in turns within one run, and what our own clock says of it."""
+    names, began = tuple(f"site-{number}" for number in range(n_sites)), time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "layer", names, "flower_layer") as made:
+        say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
+        found = rounds_in_turns(made, PLAIN + f"rounds = {rounds + 1}\n")
+        say(f"{rounds} rounds of each kind are done after {time.perf_counter() - began:.0f} s")
+    seconds = {arm: found[arm][1:] for arm in ("ours", "echo", "work")}
+    works = [one for lines in found["sites"].values() for one in lines if MATHEMATICS in one["spent"]][n_sites:]
+    return {
+        "sites": n_sites,
+        "rounds": rounds,
+        "seconds": seconds,
+        "sizes": found["sizes"],
+        "objects": found["objects"],
+        "server": _middle([layer_in(*one) for one in zip(seconds["ours"], found["clock"][1:], strict=True)]),
+        "site": _middle([layer_in(one["seconds"], one["spent"]) for one in works]),
+        "work": statistics.median(one["spent"][MATHEMATICS] for one in works),
+        "ledger": ledger_seconds(500) / 500,
+    }
+
+
+def ledger_seconds(lines: int) -> float:
+    """Processor seconds of a message for the lines that are in a ledger before: its number is told twice, and lines of
+    the run are looked for once (`Site.answer`), after each of which one line more is there.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        ledger, spent = SiteLedger(Path(scratch) / "ledger.jsonl"), []
+        ledger.make_up(lines, None, "0" * 64)
+        for _ in range(5):
+            ledger.make_up(1, None, "0" * 64)
+            began = time.process_time()
+            _ = ledger.serial, ledger.lines_of("run"), ledger.serial
+            spent.append(time.process_time() - began)
+    return statistics.median(spent)
+
+
+def _middle(parts: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each part, and of all together."""
+    labels = sorted({label for one in parts for label in one})
+    found = {label: statistics.median(one.get(label, 0.0) for one in parts) for label in labels}
+    return {**found, "together": statistics.median(sum(one.values()) for one in parts)}
 
 
 def masked_bytes(made: Federation, names: tuple[str, ...]) -> dict[str, float]:

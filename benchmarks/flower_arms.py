@@ -1,7 +1,8 @@
-"""Processes of a federation, of Flower alone, and of ours without our layer, each ready to be asked for rounds."""
+"""Processes of a federation and of Flower alone, each ready to be asked for rounds."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -63,8 +64,8 @@ class Federation:
 
 
 @contextmanager
-def federation(folder: Path, names: tuple[str, ...]) -> Iterator[Federation]:
-    """Made, started, and ended with all its processes."""
+def federation(folder: Path, names: tuple[str, ...], module: str | None = None) -> Iterator[Federation]:
+    """Made, started, and ended with all its processes; with a `module`, its app answers at the nodes and not ours."""
     folder.mkdir(parents=True)
     server, sites = demo.set_up(folder, names)
     for name, site in sites.items():
@@ -74,8 +75,11 @@ def federation(folder: Path, names: tuple[str, ...]) -> Iterator[Federation]:
         demo.start_server(running, server)
         with controlling(server) as control:
             demo.register(control, server)
-            for site in sites.values():
-                demo.start_node(running, site)
+            for name, site in sites.items():
+                if module is None:
+                    demo.start_node(running, site)
+                else:
+                    _start(running, name, [sys.executable, "-m", "benchmarks.flower_node", module, site.path])
             demo.wait_for(running, control, server, names)
             yield Federation(folder, server, sites, running, control)
 
@@ -86,49 +90,42 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-@dataclass(slots=True)
-class Bare:
-    """Rounds of the bare app, over Flower's own processes or over ours."""
+def app_run(server: ServerFolder, module: str, settings: dict[str, Any], patience: float = 600.0) -> Any:
+    """What the app of a module has written to `settings["file"]` in a run of its own."""
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
 
-    server: ServerFolder
-    nodes: list[int]
-    way: str
-    sizes: tuple[int, int]
-    runs: int = 0
+    from benchmarks.flower_node import bundle
 
-    def rounds(self, count: int) -> list[float]:
-        """Seconds of each."""
-        import hashlib
-
-        from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.supercore.fab import Fab
-
-        from benchmarks.flower_node import bundle
-
-        self.runs += 1
-        file, content = self.server.path / f"bare-{self.way}-{self.runs}.json", bundle()
-        up, down = self.sizes
-        told = {"rounds": count, "nodes": " ".join(map(str, self.nodes)), "up": up, "down": down}
-        told |= {"way": self.way, "file": str(file)}
-        fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
-        with controlling(self.server) as control:
-            started = control.client.StartRun(StartRunRequest(fab=fab, override_config=user_config_to_proto(told)))
-            until = time.monotonic() + 600
-            while not control.status(started.run_id).is_over and time.monotonic() < until:
-                time.sleep(1.0)
-        return list(json.loads(file.read_text()))
+    content = bundle(module)
+    fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+    with controlling(server) as control:
+        started = control.client.StartRun(StartRunRequest(fab=fab, override_config=user_config_to_proto(settings)))
+        until = time.monotonic() + patience
+        while not control.status(started.run_id).is_over and time.monotonic() < until:
+            time.sleep(1.0)
+    return json.loads(Path(settings["file"]).read_text())
 
 
-def add_nodes(made: Federation, names: tuple[str, ...]) -> list[int]:
-    """Nodes of ours that answer without us, at the same server."""
-    numbers = []
-    for name in names:
-        site = _site(made.folder, made.server, name)
-        numbers.append(made.control.register(site.card().node_key, name))
-        _start(made.running, name, [sys.executable, "-m", "benchmarks.flower_node", str(site.path)])
-    _wait(made.control, numbers)
-    return numbers
+def bare_rounds(server: ServerFolder, nodes: list[int], sizes: tuple[int, int], count: int) -> list[float]:
+    """Seconds of rounds of the bare app over Flower's own processes."""
+    up, down = sizes
+    told = {"rounds": count, "nodes": " ".join(map(str, nodes)), "up": up, "down": down}
+    return list(app_run(server, "flower_bare", {**told, "file": str(server.path / "bare.json")}))
+
+
+def rounds_in_turns(made: Federation, text: str) -> dict[str, Any]:
+    """Rounds of an experiment, and between them rounds without our layer, in one run (`flower_layer`)."""
+    place = made.server.run("layer")
+    place.folder.mkdir(parents=True)
+    place.experiment.write_text(text)
+    place.settings.write_text(json.dumps({"timeout": 120.0}))
+    found: dict[str, Any] = app_run(
+        made.server, "flower_layer", {"run": place.name, "file": str(made.folder / "layer.json")}
+    )
+    found["sites"] = {name: lines_of(site.path / "clock.jsonl") for name, site in made.sites.items()}
+    return found
 
 
 @contextmanager

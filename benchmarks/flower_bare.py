@@ -1,7 +1,7 @@
 """Flower without partsong: an app whose rounds carry as many bytes as ours and do nothing with them.
 
-server: run_config["rounds"] times `down` random bytes to all nodes of `nodes`, and `up` bytes from each
-way = "wait": Flower's own send_and_receive        way = "pull": replies are pulled every half second, as we do
+server: run_config["rounds"] times `down` random bytes to all nodes of `nodes`, and `up` bytes from each, by Flower's
+own send_and_receive
 """
 
 from __future__ import annotations
@@ -35,22 +35,11 @@ def main(grid, context):  # type: ignore[no-untyped-def]
         began = time.perf_counter()
         content = [_asked(int(told["down"]), int(told["up"])) for _ in nodes]
         messages = [Message(one, node, "query.bare") for one, node in zip(content, nodes, strict=True)]
-        replies = grid.send_and_receive(messages) if told["way"] == "wait" else _pulled(grid, messages)
+        replies = grid.send_and_receive(messages)
         if any(reply.has_error() for reply in replies):
             raise RuntimeError("a node has failed")
         seconds.append(time.perf_counter() - began)
     Path(str(told["file"])).write_text(json.dumps(seconds))
-
-
-def _pulled(grid, messages):  # type: ignore[no-untyped-def]
-    waiting, found = set(grid.push_messages(messages)), []
-    while waiting:
-        replies = list(grid.pull_messages(list(waiting)))
-        found += replies
-        waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-        if waiting:
-            time.sleep(0.5)
-    return found
 
 
 def _asked(down, up):  # type: ignore[no-untyped-def]

@@ -1,11 +1,12 @@
-"""python -m benchmarks.flower_node FOLDER: a node of ours that answers as the bare app does, with nothing of ours."""
+"""python -m benchmarks.flower_node MODULE FOLDER: a node of ours whose answers are those of an app in benchmarks."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
-APP = b"""[build-system]
+APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
 
@@ -20,39 +21,39 @@ dependencies = []
 publisher = "partsong"
 
 [tool.flwr.app.components]
-serverapp = "benchmarks.flower_bare:server"
-clientapp = "benchmarks.flower_bare:client"
+serverapp = "benchmarks.{module}:server"
+clientapp = "benchmarks.{module}:client"
 
 [tool.flwr.app.config]
-rounds = 0
-nodes = ""
-down = 0
-up = 0
-way = ""
-file = ""
+{settings}
 """
+SETTINGS = {
+    "flower_bare": {"rounds": 0, "nodes": "", "down": 0, "up": 0, "file": ""},
+    "flower_layer": {"run": "", "file": ""},
+}
+"""By module, what its server is told."""
 
 
-def bundle() -> bytes:
+def bundle(module: str) -> bytes:
     """What Flower hands out."""
     from flwr.cli.build import build_fab_from_files
 
-    return bytes(build_fab_from_files({"pyproject.toml": APP})[0])
+    settings = "\n".join(f"{name} = {value!r}" for name, value in SETTINGS[module].items()).replace("'", '"')
+    text = APP.format(module=module, settings=settings)
+    return bytes(build_fab_from_files({"pyproject.toml": text.encode()})[0])
 
 
-def main(folder: Path) -> None:
+def main(module: str, folder: Path) -> None:
     from partsong.consortium.site_folder import SiteFolder
     from partsong.flower_app import client, supernode
     from partsong.flower_app.environment import set_quiet
 
     site = SiteFolder.at(folder)
     set_quiet(site.path / "flower")
-    from benchmarks import flower_bare
-
-    client.app = flower_bare.client
-    supernode.app_bundle = bundle
+    client.app = import_module(f"benchmarks.{module}").client
+    supernode.app_bundle = lambda: bundle(module)
     supernode.join(site)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

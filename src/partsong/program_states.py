@@ -20,11 +20,12 @@ def program_states() -> tuple[type, ...]:
     from partsong.programs.sketch_exchange import SketchServer
     from partsong.programs.sketch_turns import SketchParty
     from partsong.programs.sketched_consensus import MeanServer, SteppingParty
+    from partsong.programs.sketched_statistics import SketchedStatisticsParty, SketchedStatisticsServer
     from partsong.programs.strata_play import PlayParty, PlayServer
 
     plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
     private = (PrivateParty, PrivateRows, PrivateModel)
-    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer)
+    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer, SketchedStatisticsParty, SketchedStatisticsServer)
     return (Message, Layout, *plain, *private, *sketched, PlayParty, PlayServer, *_of_topics())
 
 

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 
 from partsong.core import RowSolver
+from partsong.errors import FormatError, ParameterError
 from partsong.io import provenance
 from partsong.io.model_file import Model, load_model, save_model
 from partsong.io.tensor_file import JSON
 from partsong.local.equations import Penalty
+from partsong.local.lda_rows import TopicRows
 from partsong.settings import count_told, penalties_of
+
+LDA = "fedlda"
+"""The method that a federation's server names in its model file of topics that are mixtures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,15 @@ class Origin:
 
 
 def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
-    """Write what `partsong fit` would write for the same model; a loaded one keeps what its file says of its fit."""
+    """Write what `partsong fit` would write for the same model; a loaded one keeps what its file says of its fit.
+
+    Files of models are for least squares: topics of LDA, whose weights are shares, are not written as one.
+    """
+    if isinstance(vars(estimator).get("solver_"), TopicRows):
+        raise ParameterError(
+            "Weights of LDA are shares of topics and no fit of least squares, which is what a model file is read for. "
+            'Fit texts by FederatedTopicModel(method="fedlda"), whose save and load know them, or keep components_.'
+        )
     names, is_private = getattr(estimator, "feature_names_in_", None), bool(settings.get("privacy_spent"))
     origin: Origin | None = vars(estimator).get("_origin")
     if origin is None:
@@ -71,6 +84,11 @@ def fill_from_file(estimator: Any, path: str | os.PathLike[str]) -> Mapping[str,
     `n_iter_` and `n_samples_` are None where the file does not tell.
     """
     model = load_model(path)
+    if model.settings.get("method") == LDA:
+        raise FormatError(
+            f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
+            "topics.safetensors, for partsong topics transform and partsong.FederatedTopicModel.load."
+        )
     estimator.components_ = model.components
     estimator.component_shares_ = model.shares
     estimator.n_components_ = len(model.components)

@@ -40,7 +40,8 @@ def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mappi
     columns = weighing.vocabulary
     origin: Origin | None = vars(model).get("_origin")
     if origin is None:
-        told = {**settings, **_solver_told(model.solver_), "n_topics": len(model.components_), "rounds": model.n_iter_}
+        sizes = {"n_topics": len(model.components_), "rounds": model.n_iter_}
+        told = {**settings, **solver_as_told(model.solver_), **sizes}
         origin = Origin(told, provenance.now(), provenance.package_versions())
     save_topics(
         path,
@@ -108,7 +109,8 @@ def _columns(file: TopicFile) -> Vocabulary | HashedVocabulary:
     return HashedVocabulary(file.components.shape[1], bytes.fromhex(file.key))
 
 
-def _solver_told(solver: RowSolver) -> dict[str, JSON]:
+def solver_as_told(solver: RowSolver) -> dict[str, JSON]:
+    """How weights of documents are found, as files tell it: shares of a mixture, or a fit with its penalties."""
     if isinstance(solver, TopicRows):
         return {"weights": MIXTURE, "alpha": solver.alpha, "iterations": solver.iterations, "e_tol": solver.tolerance}
     return {"weights": LEAST_SQUARES, **penalties_told(solver)}

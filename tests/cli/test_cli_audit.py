@@ -14,6 +14,7 @@ from partsong.core import Message
 from partsong.errors import BrokenChain
 from partsong.federation.audit import Audit
 from partsong.federation.audit_report import verified
+from partsong.federation.ledger import SiteLedger
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 
 SPENT = {"clip": 0.5, "noise_multiplier": 2.0, "epsilon": 1.25}
@@ -142,6 +143,24 @@ def test_a_last_line_that_a_crash_cut_off_is_no_forgery(sound, size):
     lines, path = sound
     said = verdict(path, b"".join(lines[:4]) + lines[4][:size])
     assert (said["is_sound"], said["lines"], said["unfinished"]) == (True, 4, len(lines[4][:size]))
+
+
+def test_of_a_last_line_without_its_end_no_more_is_said_than_is_known(invoke, log):
+    log.write_bytes(log.read_bytes()[:-5])
+    said = invoke("audit", "verify", "site-north").stdout
+    assert "The file does not tell which" in said
+
+
+def test_what_the_log_tells_can_be_charged_by_command(invoke, told, log):
+    ledger = SiteLedger(log.with_name("ledger.jsonl"))
+    said = told("audit", "make-up", "site-north", "--why", "the ledger is gone", "--count", "1")
+    assert (said["charged"], said["noted"], said["of_no_run"]) == ([["liver-1", 0, 0], ["liver-1", 1, 2]], [], 1)
+    assert (ledger.serial, list(ledger.books().runs)) == (3, ["liver-1"])
+    log.unlink()
+    assert "2" in invoke("audit", "make-up", "site-north", "--why", "and so is the log").stdout
+    assert "made up: and so is the log" in invoke("audit", "show", "site-north").stdout
+    assert told("audit", "make-up", "site-north", "--why", " ", code=1)["type"] == "ParameterError"
+    assert told("audit", "make-up", "nowhere", "--why", "it", code=1)["type"] == "FileError"
 
 
 def test_people_and_programs_are_told_the_line_and_the_way_out(invoke, told, log):

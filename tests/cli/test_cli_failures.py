@@ -106,6 +106,11 @@ def test_a_spoilt_clock_is_told_before_the_fit(invoke, data_npy, monkeypatch, tm
         ("kernel_threads must be at least 1; got 0.", "--threads must be at least 1; got 0."),
         ("n_threads must be at least 1; got 0.", "--threads must be at least 1; got 0."),
         ("random_state must be a number.", "--seed must be a number."),
+        ("server_rate must be a number; got 'x'.", "--server-rate must be a number; got 'x'."),
+        (
+            "Prune less: a smaller min_documents, or a larger max_share.",
+            "Prune less: a smaller --min-documents.",
+        ),
         ("x.npz: concentration must be more than 0.", "x.npz: --concentration must be more than 0."),
         ("Unknown solver 'x'; choose one of hals.", "Unknown --solver 'x'; choose one of hals."),
         ("Unknown init 'x'; choose one of auto.", "Unknown --init 'x'; choose one of auto."),
@@ -130,6 +135,7 @@ def test_arguments_are_told_as_options(message, said):
         "The header has the columns 'max_iter', \"tol\", 'key'.",
         "The method of the fit, its key and its label.",
         "C:\\max_iter\\x.npy: damaged.",
+        "liver/experiment.toml: local_steps is for exact; rounds=3 has its place.",
     ],
 )
 def test_names_of_files_and_columns_stay(message):

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
+from partsong.cli.federation_runs import _line
+from partsong.consortium.early_end import require_not_ended
+from partsong.consortium.file_drop import requests_in
+from partsong.consortium.locking import holder_of
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
 from partsong.core import Schedule, Shard
 from partsong.data.matrix import as_matrix
 from partsong.engines.sequential import Sequential
-from partsong.federation.conducting import conduct
+from partsong.federation.conducting import conduct, record_in
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.site_plan import plan_of
 from partsong.federation.transport import InProcess
+from partsong.flower_app.running import run_over
 from partsong.io.model_file import load_model
 
 SITES = ("east", "north", "south")
@@ -82,6 +89,30 @@ def test_a_run_is_not_resumed_once_a_site_was_removed(federation, told, tmp_path
     assert "gone: south" in said["error"]
 
 
+def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_may_have_more(federation, told, tmp_path):
+    server, sites, text = ServerFolder.at(federation), {}, 'method = "asyn-sd"\nrank = 2\nrounds = 9999\n'
+    for site in SITES:
+        place = SiteFolder.at(tmp_path / f"site-{site}")
+        place.pin(server.roster(), server.roster().fingerprint)
+        (place.path / "site.toml").write_text("minimum_parties = 3\nmasked = false\nmaximum_rounds = 99999\n")
+        sites[site] = place.opened().answer
+    place = server.run("timed")
+    place.folder.mkdir()
+    place.experiment.write_text(text + "time_budget = 0.05\n")
+    place.settings.write_text("{}")
+    ended = run_over(lambda: InProcess(sites), server, place)
+    (tmp_path / "timed.toml").write_text(text + "time_budget = 60.0\n")
+    over = ("--folder", "liver", "--engine", "files", "--drop", "drop")
+    said = told("federation", "run", "timed.toml", *over, "--resume", code=1)
+    assert said["type"] == "ParameterError"
+    assert f"after {ended['rounds']} of {3 * 9999} arrivals" in said["error"]
+    assert place.result.exists()
+    record = record_in(place.state)
+    require_not_ended(place, record, record.index)
+    place.result.unlink()
+    require_not_ended(place, record, 3 * 9999)
+
+
 def test_files_and_a_folder_for_them_go_together(federation, told):
     for words in (("--engine", "files"), ("--drop", "drop")):
         said = told("federation", "run", "experiment.toml", "--folder", "liver", *words, code=1)
@@ -92,3 +123,63 @@ def test_a_site_that_answers_nothing_over_files_is_lost_and_the_run_can_be_resum
     over = ("--folder", "liver", "--engine", "files", "--drop", "drop", "--timeout", "1")
     assert told("federation", "run", "experiment.toml", *over, code=1)["type"] == "SiteLost"
     assert told("federation", "run", "experiment.toml", *over, "--resume", code=1)["type"] == "SiteLost"
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from partsong.consortium.locking import held
+with held(Path(sys.argv[1]), ""):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals and locks")
+def test_stop_ends_the_process_that_works_on_a_run_over_files_also_where_flower_had_it_before(federation, told):
+    server = ServerFolder.at(federation)
+    place = server.run("experiment")
+    place.folder.mkdir()
+    place.experiment.write_text(EXPERIMENT)
+    assert "never started, or is over" in told("federation", "stop", "experiment", "--folder", "liver", code=1)["error"]
+    place.number.write_text("7")
+    requests_in(federation, server, place)
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, place.lock])
+    try:
+        until = time.monotonic() + 30
+        while holder_of(place.lock) != process.pid and time.monotonic() < until:
+            time.sleep(0.01)
+        said = told("federation", "stop", "experiment", "--folder", "liver")
+        assert said == {"stopped": "experiment", "was_running": True}
+        assert process.wait(5) != 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals and locks")
+def test_a_run_over_files_that_was_stopped_goes_on(federation, told, tmp_path):
+    words = (sys.executable, "-m", "partsong", "federation")
+    over = ("--folder", "liver", "--engine", "files", "--drop", "drop", "--timeout", "60")
+    run = subprocess.Popen([*words, "run", "experiment.toml", *over], stderr=subprocess.PIPE, text=True)
+    more = ("--roster", "liver/roster.toml", "--yes", "--drop", "drop")
+    nodes = []
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("drop/*/in/*.request")) and time.monotonic() < until:
+            time.sleep(0.05)
+        told("federation", "stop", "experiment", "--folder", "liver")
+        assert "--resume goes on" in run.communicate(timeout=30)[1]
+        assert run.returncode == 143
+        nodes += [subprocess.Popen([*words, "join", f"{site}.zip", *more], stderr=subprocess.DEVNULL) for site in SITES]
+        assert told("federation", "run", "experiment.toml", *over, "--resume")["rounds"] == 2
+    finally:
+        for process in (run, *nodes):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(("heard", "said"), [(["east"], "1 site,"), (["east", "north"], "2 sites,")])
+def test_one_site_is_not_several(heard, said):
+    told = {"round": 1, "rounds": 3, "participants": heard, "refused": {}, "bytes_up": {"east": 8}, "bytes_down": 8}
+    assert f"exchange 1 of 3: {said}" in _line({**told, "seconds": 0.1})

@@ -1,9 +1,11 @@
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import partsong
+from partsong.io.model_file import save_model
 
 
 @pytest.fixture
@@ -208,6 +210,12 @@ def test_numbers_are_no_formulas(invoke, names, X, model, tmp_path):
     samples = np.array([f"-{i}" for i in range(45)])
     np.savez(tmp_path / "new.npz", X=X, feature_names=np.array(names), sample_names=samples)
     assert invoke("transform", "new.npz", model, "-o", "W.csv").stderr == ""
+
+
+def test_topics_of_lda_are_no_least_squares(invoke, model, data_csv):
+    known = partsong.load_model(model)
+    save_model("lda.safetensors", replace(known, settings={**known.settings, "method": "fedlda"}))
+    assert "partsong topics transform" in invoke("transform", data_csv, "lda.safetensors", "-o", "W.csv", code=1).stderr
 
 
 def test_negative_rows_are_refused(invoke, model, X, tmp_path):

@@ -28,7 +28,7 @@ from partsong.evaluate.leakage_recovered import NO_GUARANTEE, verdict_of
 from partsong.evaluate.leakage_section import attacks, render_page
 from partsong.evaluate.leakage_sketches import equations, held_out_error, linear_rows, raw_coordinates, sparse_rows
 from partsong.evaluate.leakage_statistics import row_from_statistics, row_span, rows_from_statistics, up_to_rotation
-from partsong.evaluate.leakage_sums import in_the_open, less_all_others
+from partsong.evaluate.leakage_sums import in_the_open, less_all_others, repeated
 from partsong.evaluate.leakage_transcript import read_traffic, transcript
 from partsong.programs.private_statistics import PrivateStatistics
 from partsong.sketch.gaussian import Gaussian
@@ -399,6 +399,34 @@ def test_masked_sums_made_again_are_those_of_open_uploads():
         assert_allclose(masked.models["p1"]["H"], open_.models["p1"]["H"], atol=1e-6)
     with pytest.raises(ParameterError, match="do not add up"):
         replace(run_of(program, rows, 2, MaskedSum()), layout=Layout(("p0", "p1", "p2"), M, SEED + 1)).exchanges()
+
+
+@pytest.mark.parametrize(
+    ("silent", "absent"),
+    [({1: {"p3": 2}}, {}), ({0: {"p3": 0}}, {}), ({1: {"p3": 2}}, {1: frozenset({"p4"})}), ({1: {"p3": 3}}, {})],
+    ids=["upload in a batch", "keys", "with one who was not asked", "unmasking"],
+)
+def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed(silent, absent):
+    from partsong.privacy.masking import MaskedSum
+
+    rows, program, phases = parties(1, 8, 8, 8, 8), recipes.shared_statistics(K), MaskedSum().phases
+    shards, heard = shards_of(rows), {}
+    for index, names in silent.items():
+        heard[index] = {name: 0 for name, phase in names.items() if phase < phases - 1}
+    masked, shown = (
+        Sequential(record=True).run(program, shards, Schedule(3, SEED, absent, who), reduction=reduction)
+        for who, reduction in ((silent, MaskedSum()), (heard, InTheOpen()))
+    )
+    layout = Layout.of(shards, SEED)
+    again = RecordedRun([each.traffic for each in masked], program, layout, MaskedSum()).exchanges()
+    known = repeated(again, program, layout, shards)
+    for index, (found, done) in enumerate(zip(again, shown, strict=True)):
+        assert tuple(found.models) == done.participants
+        assert found.unheard == tuple(heard.get(index, ()))
+        sent = {name: np.asarray(upload["cross"]) for name, _, upload in done.traffic}
+        assert_allclose(found.total["cross"], sum(sent.values()), rtol=1e-6, atol=1e-6)
+        for name, upload in sent.items():
+            assert_allclose(known[name][index]["cross"], upload, rtol=1e-6, atol=1e-6)
 
 
 def test_noise_has_public_units_and_without_much_of_it_a_row_is_found():

@@ -25,6 +25,7 @@ from partsong.federation.site_plan import plan_of
 from partsong.federation.states import load_state
 from partsong.federation.transport import InProcess, Lost, by_list, by_seed
 from partsong.federation.wire import Kind, Nonce, Reply, Request
+from partsong.flower_app.running import told_of
 
 METHODS = ("asyn-sd", "asyn-ssd-v")
 
@@ -359,7 +360,7 @@ def test_a_site_that_was_not_there_in_the_beginning_joins(tmp_path):
     require_unharmed(federation, rounds)
 
 
-def test_work_that_comes_to_nothing_is_an_arrival_as_in_one_process(tmp_path):
+def test_work_that_comes_to_nothing_is_an_arrival_of_nothing_as_in_one_process(tmp_path):
     federation = federation_of(tmp_path, faulty="leave out")
     watched(federation, lambda name, turn: name == "north" and turn in (0, 2))
     rounds = list(arrivals_of(federation, InProcess(sites_of(federation), by_seed(3))))
@@ -397,6 +398,53 @@ def test_numbers_that_are_none_do_not_enter_the_model(tmp_path, number):
     assert list(record_of(federation).faults) == [1]
     assert np.isfinite(rounds[-1].model["H"]).all()
     assert record_of(federation).order.count("north") > 1
+
+
+class Hasty(InProcess):
+    """North is always heard first, if it was asked."""
+
+    __slots__ = ()
+
+    def arrived(self, timeout):
+        if "north" not in self.out:
+            return InProcess.arrived(self, timeout)
+        return "north", self._asked("north", self.out.pop("north"))
+
+
+def not_a_number(reply):
+    return replace(reply, answer=Message({"H": np.full_like(reply.answer["H"], np.nan)}, reply.answer.weight))
+
+
+@pytest.mark.parametrize("lies_in", [range(99), range(0, 99, 2)], ids=["always", "every other time"])
+def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_path, lies_in):
+    federation = federation_of(tmp_path, faulty="leave out", rounds=4)
+
+    def change(reply):
+        return not_a_number(reply) if reply.nonce.round in lies_in else reply
+
+    transport = Hasty(spoiling(federation, "north", change).sites)
+    rounds = list(arrivals_of(federation, transport, pause=0.1))
+    record = record_of(federation)
+    assert sum(bool(done.participants) for done in rounds) == 12
+    told = told_of(record)
+    assert told["faulty"] == {"north": len(record.faults)}
+    assert told["rounds"] == len(rounds) == 12 + len(record.faults)
+    if lies_in == range(99):
+        assert record.order.count("north") == len(record.faults) == 3
+        assert "NaN" in rounds[-1].refused["north"]
+
+
+def test_a_run_in_which_nothing_that_can_be_used_arrives_ends_with_an_error_and_can_go_on(tmp_path):
+    federation = federation_of(tmp_path, faulty="leave out", time_budget=0.2)
+    transport = Absent(
+        spoiling(federation, "north", not_a_number).sites,
+        lambda name, request: name != "north" and request.nonce.kind is Kind.WORK,
+        is_silent=True,
+    )
+    with pytest.raises(PartyError, match=r"Nothing that can be used has arrived.*north: .*NaN.*larger time_budget"):
+        list(arrivals_of(federation, transport))
+    assert not [name for name in federation.names if (tmp_path / name / "runs" / "run-1" / "model").exists()]
+    assert sum(bool(done.participants) for done in arrivals_of(federation, time_budget=60.0)) == 9
 
 
 def test_a_repeated_reply_is_counted_once(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -124,6 +125,72 @@ def test_oversized_files_and_links_are_not_read(tmp_path):
         assert "longer" in folders.ask({"east": b"abc"}, 0.3)["east"].why
 
 
+def put(kind, path):
+    """Something that is no file, by the name of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "full folder":
+            (path / "more").mkdir(parents=True)
+        case "link":
+            path.symlink_to(path.parent / "elsewhere")
+
+
+def in_time(work, seconds=5):
+    """What it returns, unless it hangs."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it hangs"
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "full folder", "link"])
+def test_a_site_is_not_held_up_by_what_is_no_request_and_tells_of_it_once(tmp_path, kind):
+    mailbox = mailbox_of(tmp_path, "east")
+    put(kind, tmp_path / "drop" / "east" / "in" / f"{'0' * 32}.request")
+    words = in_time(lambda: list(mailbox.answer_all(lambda data: data)))
+    assert len(words) == 1
+    assert "not answered" in words[0]
+    assert in_time(lambda: list(mailbox.answer_all(lambda data: data))) == []
+    folders_of(tmp_path).push({"east": b"abc"}, 60)
+    assert ["answered" in word for word in in_time(lambda: list(mailbox.answer_all(lambda data: data)))] == [True]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [(place, kind) for place in ("in", "out") for kind in ("pipe", "link")]
+    + [("out/KEY.reply", kind) for kind in ("pipe", "folder", "full folder", "link")],
+)
+def test_a_coordinator_is_not_held_up_by_what_is_no_reply_or_no_folder(tmp_path, kind, place):
+    key = hashlib.sha256(b"abc").hexdigest()[:32]
+    put(kind, tmp_path / "drop" / "east" / place.replace("KEY", key))
+    with answering(mailbox_of(tmp_path, "north"), lambda data: data[::-1]):
+        found = in_time(lambda: folders_of(tmp_path).ask({"east": b"abc", "north": b"abc"}, 0.2))
+    assert isinstance(found["east"], Lost)
+    assert found["north"] == b"cba"
+
+
+@pytest.mark.parametrize("side", ["in", "out"])
+def test_nothing_is_written_through_a_link(tmp_path, side):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "drop" / "east").mkdir(parents=True)
+    (tmp_path / "drop" / "east" / side).symlink_to(elsewhere)
+    folders = folders_of(tmp_path)
+    folders.push({"east": b"abc"}, 60)
+    words = list(mailbox_of(tmp_path, "east").answer_all(lambda data: b"secret"))
+    assert not list(elsewhere.iterdir())
+    if side == "in":
+        assert "no link" in folders.recall()["east"].why
+    else:
+        assert "no link" in words[0]
+
+
 def test_replies_are_heard_as_they_come_and_who_waits_longest_is_first(tmp_path):
     folders, boxes = folders_of(tmp_path), {name: mailbox_of(tmp_path, name) for name in NAMES[:3]}
     folders.push(dict.fromkeys(boxes, b"abc"), 60)
@@ -169,6 +236,18 @@ def test_a_request_that_was_taken_and_not_answered_is_dropped_again(tmp_path):
     assert "not answered" in next(mailbox.answer_all(full))
     with answering(mailbox, lambda data: data[::-1]):
         assert folders.arrived(5) == ("east", b"cba")
+
+
+def test_an_error_of_ours_is_told_and_the_next_request_is_answered(tmp_path):
+    folders, mailbox = folders_of(tmp_path), mailbox_of(tmp_path, "east")
+
+    def mistaken(data):
+        raise ParameterError("site.toml has no such setting.")
+
+    folders.push({"east": b"abc"}, 60)
+    assert "no such setting" in next(mailbox.answer_all(mistaken))
+    folders.push({"east": b"abc"}, 60)
+    assert "answered" in next(mailbox.answer_all(lambda data: data))
 
 
 @pytest.mark.parametrize("name", ["../up", "", "a/b", ".x"])

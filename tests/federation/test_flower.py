@@ -11,25 +11,21 @@ import threading
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from partsong import federation_demo as demo
-from partsong.core import Schedule, Shard
 from partsong.engines import flower, flower_messages
-from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.files import Lost
 from partsong.engines.flower import Flower, answer_to, content_of, question
 from partsong.engines.flower_pulling import Pulls
-from partsong.engines.recorded_order import RecordedOrder
 from partsong.errors import FormatError, ParameterError
-from partsong.federation.experiment import Experiment
-from partsong.federation.site_plan import plan_of
-from partsong.flower_app.control import HEADER, ServerError, app_bundle, controlling
+from partsong.flower_app.control import HEADER, ServerError, app_bundle
 from partsong.flower_app.superlink import Gate
-from partsong.io.model_file import load_model
 
 pytest.importorskip("flwr")
+from flower_kills import require_unharmed
+from flower_processes import PLAIN, SITES, federation
+
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 NODES = {"east": 11, "north": 12}
@@ -338,58 +334,38 @@ def test_what_sites_are_sent_as_an_app_holds_no_code():
     assert names == ["pyproject.toml"]
 
 
-PLAIN = 'method = "exact"\nrank = 3\nrounds = 3\nseed = 5\n'
-
-
-def partsong(*words):
-    command = [sys.executable, "-m", "partsong", "federation", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
-
-
-def wait_until(is_so, seconds=90):
-    until = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_a_server_that_is_killed_goes_on_to_the_same_bits(tmp_path):
     """Real processes, TLS and keys; then kill -9 of the server, and what outsiders can do at its port."""
-    server, sites = demo.set_up(tmp_path, demo.NAMES[:3])
-    (tmp_path / "experiment.toml").write_text(PLAIN)
-    for site in sites.values():
-        (site.path / "site.toml").write_text("minimum_parties = 3\n")
-    with demo.processes(tmp_path) as running:
-        demo.start_server(running, server)
-        with controlling(server) as control:
-            demo.register(control, server)
-            for site in sites.values():
-                demo.start_node(running, site)
-            demo.wait_for(running, control, server, tuple(sites))
-            require_closed(server)
-            require_foreign_app_dropped(control, server, tmp_path)
-        words = ("run", tmp_path / "experiment.toml", "--folder", server.path, "--name", "first")
-        running.start("run", *words)
-        place = server.run("first")
-        wait_until(lambda: place.progress.exists() and place.progress.read_text().count("\n") >= 1)
-        running.kill("server")
-        assert running.running.pop("run").wait(120) == 1
-        assert not place.result.exists()
-        demo.start_server(running, server)
-        with controlling(server) as control:
-            demo.wait_for(running, control, server, tuple(sites))
-        code, told = partsong(*words, "--resume")
+    text = PLAIN + "rounds = 3\n"
+    with federation(tmp_path) as made:
+        require_closed(made.server)
+        require_foreign_app_dropped(made)
+        made.begin("first", text)
+        made.wait(lambda: made.done("first") >= 1)
+        made.running.kill("server")
+        assert made.ended("first")[0] == 1
+        assert not made.server.run("first").result.exists()
+        demo.start_server(made.running, made.server)
+        made.wait_for_nodes()
+        code, told = made.run("first", text, "--resume")
         assert (code, told["status"], told["rounds"]) == (0, "done", 3)
-        code, told = partsong("status", "--folder", server.path)
-        assert told["sites"] == dict.fromkeys(sites, "online")
+        told = status_of(made.server)
+        assert told["sites"] == dict.fromkeys(made.names, "online")
         assert told["runs"]["first"] == {"status": "done", "rounds_done": 3}
-        group = running.running["server"].pid
+        group = made.running.running["server"].pid
     with pytest.raises(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    assert demo.compare(server, sites, "first")
-    assert all(site.opened().ledger.serial == 3 for site in sites.values())
+    assert made.is_same("first")
+    assert all(site.opened().ledger.serial == 3 for site in made.sites.values())
+
+
+def status_of(server):
+    """As the command tells it."""
+    command = [sys.executable, "-m", "partsong", "federation", "status", "--folder", str(server.path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def require_closed(server):
@@ -404,12 +380,12 @@ def require_closed(server):
         httpx.get(f"https://{server.address}/health", verify=ssl.create_default_context())
 
 
-def require_foreign_app_dropped(control, server, folder):
+def require_foreign_app_dropped(made):
     """A run of another app, as a server could start it: no site takes it up."""
     import hashlib
 
     from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
 
@@ -417,18 +393,18 @@ def require_foreign_app_dropped(control, server, folder):
     text = (demo.Path(demo.__file__).parent / "flower_app" / "app" / "pyproject.toml").read_bytes()
     content = build_fab_from_files({"pyproject.toml": text.replace(b'version = "1.0.0"', b'version = "6.6.6"')})[0]
     assert content != ours
-    (server.path / "runs" / "foreign").mkdir()
-    (server.path / "runs" / "foreign" / "experiment.toml").write_text(PLAIN)
-    (server.path / "runs" / "foreign" / "settings.json").write_text('{"timeout": 8}')
-    from flwr.common.serde import user_config_to_proto
-
+    place = made.server.run("foreign")
+    place.folder.mkdir()
+    place.experiment.write_text(PLAIN + "rounds = 3\n")
+    place.settings.write_text('{"timeout": 8}')
     fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
     request = StartRunRequest(fab=fab, override_config=user_config_to_proto({"run": "foreign"}))
-    number = control.client.StartRun(request).run_id
-    wait_until(lambda: control.status(number).is_over)
-    told = json.loads(server.run("foreign").result.read_text())
+    with made.controlling() as control:
+        number = control.client.StartRun(request).run_id
+        made.wait(lambda: control.status(number).is_over)
+    told = json.loads(place.result.read_text())
     assert (told["status"], told["type"]) == ("failed", "SiteLost")
-    assert all("not pinned" in (folder / f"{name}.log").read_text() for name in demo.NAMES[:3])
+    assert all("not pinned" in (made.folder / f"{name}.log").read_text() for name in made.names)
 
 
 ASYNCHRONOUS = 'method = "asyn-sd"\nrank = 3\nrounds = 12\nlocal_steps = 3\nseed = 5\nfaulty = "leave out"\n'
@@ -437,55 +413,31 @@ ASYNCHRONOUS = 'method = "asyn-sd"\nrank = 3\nrounds = 12\nlocal_steps = 3\nseed
 @pytest.mark.slow
 def test_an_asynchronous_run_is_held_up_by_nobody_and_can_be_repeated_in_one_process(tmp_path):
     """Real processes; a site is killed, is away while others go on, and comes back."""
-    server, sites = demo.set_up(tmp_path, demo.NAMES[:3])
-    (tmp_path / "experiment.toml").write_text(ASYNCHRONOUS)
-    for site in sites.values():
-        (site.path / "site.toml").write_text("minimum_parties = 3\nmasked = false\n")
-    with demo.processes(tmp_path) as running:
-        demo.start_server(running, server)
-        with controlling(server) as control:
-            demo.register(control, server)
-            for site in sites.values():
-                demo.start_node(running, site)
-            demo.wait_for(running, control, server, tuple(sites))
-        place = server.run("first")
-        running.start("run", "run", tmp_path / "experiment.toml", "--folder", server.path, "--name", "first")
-        wait_until(lambda: arrivals(place) >= 3)
-        running.kill("north")
-        away = arrivals(place)
-        wait_until(lambda: arrivals(place) >= away + 3)
-        demo.start_node(running, sites["north"])
-        assert running.running["run"].wait(240) == 0
-    told = json.loads(place.result.read_text())
-    assert (told["status"], told["rounds"]) == ("done", 36)
-    order = tuple(told["arrivals"])
+    with federation(tmp_path) as made:
+        made.begin("first", ASYNCHRONOUS)
+        made.wait(lambda: made.done("first") >= 3)
+        made.running.kill("north")
+        away = made.done("first")
+        made.wait(lambda: made.done("first") >= away + 3)
+        made.start_node("north")
+        code, told = made.ended("first")
+    assert code == 0
+    require_unharmed(made, "first", told, 12)
+    order = told["arrivals"]
     assert order[away : away + 3].count("north") <= 1
     assert order.count("north") > order[: away + 3].count("north")
-    plan = plan_of(Experiment.read(place.experiment).told(), 3, None)
-    shards = [Shard(name, sites[name].opened().data.matrix(), sites[name].secret()) for name in sorted(sites)]
-    engine = Asynchronous(RecordedOrder(order=order))
-    *_, last = engine.run(plan.program, shards, Schedule(36, 5), reduction=plan.reduction)
-    assert np.array_equal(load_model(place.model).components, last.model["H"])
-    for name, site in sites.items():
-        works = [line["attempt"] for line in site.opened().ledger.chain.lines()]
-        assert works == [["first", number, 0] for number in range(len(works))]
-        assert len(works) - order.count(name) in (0, 1)
-
-
-def arrivals(place):
-    return place.progress.read_text().count("\n") if place.progress.exists() else 0
 
 
 @pytest.mark.slow
 def test_a_node_whose_key_is_not_known_is_not_let_in(tmp_path):
     from partsong.flower_app.presence import announce
 
-    server, sites = demo.set_up(tmp_path, demo.NAMES[:3])
+    server, sites = demo.set_up(tmp_path, SITES)
     with demo.processes(tmp_path) as running:
         demo.start_server(running, server)
         with pytest.raises(ServerError, match=r"does not know the key"):
             announce(sites["east"], lambda line: None)
-        other, strangers = demo.set_up(tmp_path / "other", demo.NAMES[:3])
+        other, strangers = demo.set_up(tmp_path / "other", SITES)
         stranger = demo.SiteFolder(strangers["east"].path, "demo", "east", server.address, strangers["east"].data)
         with pytest.raises(ServerError, match="no certificate by the authority"):
             announce(stranger, lambda line: None)

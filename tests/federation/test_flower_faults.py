@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,12 +21,12 @@ from partsong.errors import FileError
 
 pytest.importorskip("flwr")
 import flower_processes as processes
-from flower_processes import PLAIN, Killer, federation, limit_files
+from flower_kills import KINDS, Killer
+from flower_processes import PLAIN, SITES, federation, limit_files
 
 from partsong.flower_app.control import ServerError, app_bundle, controlling
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
-SITES = demo.NAMES[:3]
 LIES = {
     "NaN": "NaN or infinite",
     "shape": "3 × 59, not 3 × 60",
@@ -36,35 +37,34 @@ LIES = {
 }
 
 
-def killed(folder, seed, kills, rounds):
-    """Runs with kills in them, until there were enough; each ends as in one process, with one charge a round."""
-    with federation(folder, SITES) as made:
-        killer = Killer(made, seed)
-        number = 0
-        while len(killer.killed) < kills:
-            run, number = f"run-{number}", number + 1
-            told = killer.haunt(run, PLAIN + f"rounds = {rounds}\n", kills)
-            assert (told["status"], told["rounds"], told["absent"]) == ("done", rounds, {}), killer.killed
-            assert made.is_same(run), killer.killed
-            assert made.charged(run) == {name: [(index, 0) for index in range(rounds)] for name in SITES}
-        return killer.killed
+@pytest.fixture(scope="module")
+def haunted(tmp_path_factory):
+    with federation(tmp_path_factory.mktemp("haunted"), SITES) as found:
+        yield found
 
 
-def test_three_kills_lose_nothing(tmp_path):
-    assert len(killed(tmp_path, 3, 3, 3)) == 3
+@pytest.mark.parametrize(("kind", "rounds"), [("plain", 3), ("masked", 3), ("asynchronous", 12)])
+def test_two_kills_lose_nothing(haunted, kind, rounds):
+    haunt = replace(KINDS[kind], rounds=(rounds,))
+    assert len(Killer(haunted, 3, haunt, kind).runs(2)) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_fifty_kills_lose_nothing(tmp_path, seed):
-    """Ten for each of five seeds, at any process and any moment."""
-    assert len(killed(tmp_path, seed, 10, 4)) == 10
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_hundred_kills_lose_nothing(tmp_path, kind, seed):
+    """Ten for each, at any process; under masks in every stage of a sum."""
+    haunt = KINDS[kind]
+    with haunt.federation(tmp_path) as found:
+        killed = Killer(found, seed, haunt).runs(10)
+    assert len(killed) == 10
+    assert {stage for _, stage, _ in killed} >= set(haunt.stages)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Four sites, one of which can be told to lie."""
-    with federation(tmp_path_factory.mktemp("faults"), demo.NAMES, liar="west") as found:
+    with federation(tmp_path_factory.mktemp("faults"), demo.NAMES, odd={"west": "lying"}) as found:
         yield found
 
 
@@ -220,20 +220,12 @@ def test_a_run_of_another_app_is_over_before_it_begins(monkeypatch):
 
 def test_nobody_is_left_behind_is_seen(tmp_path):
     """The check itself: a process that names the folder in its words, its variables or its place is found."""
-    import subprocess
-    import sys
-
-    waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
-    others = [
-        subprocess.Popen([*waiting, str(tmp_path)]),
-        subprocess.Popen(waiting, env={**os.environ, "PLACE": str(tmp_path)}),
-        subprocess.Popen(waiting, cwd=tmp_path),
-    ]
-    try:
+    named, place = str(tmp_path), {**os.environ, "PLACE": str(tmp_path)}
+    with (
+        processes.sleeping(named) as one,
+        processes.sleeping(env=place) as other,
+        processes.sleeping(cwd=tmp_path) as third,
+    ):
         time.sleep(0.2)
-        assert set(processes.naming(tmp_path)) == {one.pid for one in others}
-    finally:
-        for one in others:
-            one.kill()
-            one.wait()
+        assert set(processes.naming(tmp_path)) == {one.pid, other.pid, third.pid}
     assert processes.left_behind(tmp_path) == {}

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from flower_processes import sleeping
 
 from partsong.flower_app import lifelines
 
@@ -24,10 +25,8 @@ lock.acquire()
 
 @pytest.fixture
 def sleeper():
-    made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    yield made
-    made.kill()
-    made.wait()
+    with sleeping() as made:
+        yield made
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals of this kind")
@@ -67,7 +66,7 @@ class Lifespan:
 def test_what_starts_runs_is_started_again_when_it_has_died(sleeper, monkeypatch, capsys):
     monkeypatch.setattr(lifelines, "GLANCE", 0.01)
     lifespan = Lifespan(sleeper)
-    keeping = threading.Thread(target=lifelines.keep, args=(lifespan, Lifespan.start))
+    keeping = threading.Thread(target=lifelines.keep, args=(lifespan, Lifespan.start, lifelines.Executor()))
     keeping.start()
     sleeper.kill()
     keeping.join(10)
@@ -81,7 +80,7 @@ def test_nothing_is_started_again_by_a_server_that_ends(sleeper, monkeypatch, ho
     lifespan = Lifespan(sleeper)
     if how == "stopping":
         monkeypatch.setattr(lifelines, "is_ending", lambda: True)
-    keeping = threading.Thread(target=lifelines.keep, args=(lifespan, Lifespan.start))
+    keeping = threading.Thread(target=lifelines.keep, args=(lifespan, Lifespan.start, lifelines.Executor()))
     if how == "shut down":
         wait = sleeper.wait
 
@@ -94,3 +93,23 @@ def test_nothing_is_started_again_by_a_server_that_ends(sleeper, monkeypatch, ho
     sleeper.kill()
     keeping.join(10)
     assert (keeping.is_alive(), lifespan.starts) == (False, 0)
+
+
+class Dying(Lifespan):
+    """Its process ends at once, whenever it is started."""
+
+    def start(self):
+        self.starts += 1
+        self.superexec_process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+
+
+def test_what_dies_whenever_it_is_started_ends_the_server(sleeper, monkeypatch, capsys):
+    monkeypatch.setattr(lifelines, "GLANCE", 0.001)
+    ended = []
+    monkeypatch.setattr(lifelines, "end_server", lambda: ended.append(True))
+    sleeper.kill()
+    lifespan, seen = Dying(sleeper), lifelines.Executor()
+    lifelines.keep(lifespan, Dying.start, seen)
+    assert (lifespan.starts, seen.has_failed, ended) == (lifelines.DEATHS, True, [True])
+    assert f"died {lifelines.DEATHS + 1} times in a row" in seen.told
+    assert capsys.readouterr().err.count("started again") == lifelines.DEATHS

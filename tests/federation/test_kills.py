@@ -27,13 +27,30 @@ def unheard_run(folder):
     return Federation(folder, experiment, NAMES, unheard=1)
 
 
-def private_run(folder):
+def anew_run(folder):
+    """Keys that were never heard: the set-up is begun anew without their site, which is in that of the next round."""
+    experiment = Experiment("exact", 3, 2, masked=True, seed=1, faulty="leave out")
+    return Federation(folder, experiment, NAMES, unheard=0)
+
+
+def private_run(folder, **settings):
     policy = Policy(privacy=Allowance(20.0, unit="party", insecure_noise=True))
-    experiment = Experiment("fedavg", 3, 2, local_steps=1, seed=1, privacy=PRIVATE)
+    experiment = Experiment("fedavg", 3, 2, local_steps=1, seed=1, privacy=PRIVATE, **settings)
     return Federation(folder, experiment, policy=policy, build=noisy_plan)
 
 
-RUNS = {"open": open_run, "masked": masked_run, "unheard": unheard_run, "private": private_run}
+def private_masked_run(folder):
+    return private_run(folder, masked=True)
+
+
+RUNS = {
+    "open": open_run,
+    "masked": masked_run,
+    "unheard": unheard_run,
+    "anew": anew_run,
+    "private": private_run,
+    "private and masked": private_masked_run,
+}
 
 
 def ran_to_the_end(federation, killer, victim):
@@ -59,14 +76,22 @@ def points(monkeypatch, folder, make, victim):
     return killer.count
 
 
+def charges(federation, name):
+    """Rounds and attempts that a site is charged for: one each, and a second of a round whose set-up is begun anew."""
+    attempts = [(index, 0) for index in range(federation.plan().exchanges)]
+    is_anew = federation.unheard == 0 and name != "north"
+    return sorted([*attempts, *([(0, 1)] if is_anew else [])])
+
+
 def require_unharmed(federation, deaths, rounds):
     assert deaths
     assert_same(federation, rounds)
-    exchanges = federation.plan().exchanges
     for name in federation.names:
         site = federation.site(name)
         attempts = [line["attempt"] for line in site.ledger.chain.lines()]
-        assert attempts == [["run-1", index, 0] for index in range(exchanges)]
+        assert attempts == [["run-1", *at] for at in charges(federation, name)]
+        if federation.experiment.privacy:
+            assert site.ledger.spent().costs == federation.record().accounts.ledgers[name].costs
         sent = {}
         for line in _lines(site):
             nonce = (line["run"], line["round"], line["attempt"], line["kind"], line["phase"])
@@ -109,8 +134,9 @@ def test_a_kill_between_any_two_writes_loses_nothing(monkeypatch, tmp_path, kind
     kill_at_each(monkeypatch, tmp_path, kind, victim, 1)
 
 
-def test_the_accounts_of_the_server_are_those_of_the_sites(tmp_path):
-    federation = private_run(tmp_path)
+@pytest.mark.parametrize("make", [private_run, private_masked_run])
+def test_the_accounts_of_the_server_are_those_of_the_sites(tmp_path, make):
+    federation = make(tmp_path)
     list(federation.rounds())
     accounts = federation.record().accounts
     for name in federation.names:

@@ -28,7 +28,7 @@ columns = ["ENSG*"]
 [privacy]
 epsilon = 3
 delta = 1e-6
-unit = "row"
+unit = "party"
 """
 
 ROWS = {"unit": "row", "epsilon": 1, "row_bound": 1}
@@ -52,7 +52,7 @@ def test_a_site_s_policy_is_read(tmp_path):
     path.write_text(SITE)
     policy = Policy.read(path)
     assert (policy.minimum_rows, policy.minimum_parties, policy.maximum_rounds, policy.masked) == (50, 3, 200, True)
-    assert (policy.privacy.epsilon, policy.privacy.delta, policy.privacy.unit) == (3.0, 1e-6, "row")
+    assert (policy.privacy.epsilon, policy.privacy.delta, policy.privacy.unit) == (3.0, 1e-6, "party")
     assert policy.leaving(("ENSG1", "name", "ENSG2")) == ("ENSG1", "ENSG2")
 
 

@@ -458,13 +458,13 @@ def test_columns_are_put_in_the_agreed_order(tmp_path):
 def test_a_site_that_lacks_columns_is_told_which_and_the_server_how_many(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2))
     less = Data(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
-    federation.sites["north"] = federation.site("north", data=less, reference=COLUMNS[:11])
+    federation.sites["north"] = federation.site("north", data=less)
     transport = Recorded(federation.transport().sites)
     with pytest.raises(FeatureError, match=r"north: 0 extra, 2 missing") as caught:
         list(federation.rounds(transport))
     log = (tmp_path / "north" / "site.log").read_text()
-    assert "gene-10 is missing" in log
-    assert "#" in log
+    assert log.count("#") == 2
+    assert "missing here" in log
     everything = b"".join(r + a for _, r, a in transport.asked) + str(caught.value).encode()
     assert not any(name.encode() in everything for name in COLUMNS)
 

@@ -564,6 +564,54 @@ def test_a_bad_value_is_refused_at_its_party_before_anything_is_sent(fault):
     assert Play(MaskedSum(bounds={"H": 2e9}))({**uploads_of(4), "p001": replace_H(1.5e9)}).names
 
 
+class Liar:
+    """A reduction that has one party add any numbers modulo 2⁶⁴ instead of its own."""
+
+    def __init__(self, lie):
+        self.inner, self.lie = MaskedSum(), lie
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def begin(self, standing, upload, aggregation, occasion):
+        seat = self.inner.begin(standing, upload, aggregation, occasion)
+        if standing.party != "p001":
+            return seat
+        return replace(seat, draft=replace(seat.draft, vector=self.lie(seat.draft.vector.copy())))
+
+
+def garbage(vector):
+    return np.random.default_rng(1).integers(0, 2**64, len(vector), np.uint64)
+
+
+def one_number_far_off(vector):
+    vector[0] = 2**63 - 1
+    return vector
+
+
+def a_negative_weight(vector):
+    vector[-1] = 2**64 - 2**60
+    return vector
+
+
+@pytest.mark.parametrize("lie", [garbage, one_number_far_off, a_negative_weight])
+@pytest.mark.parametrize("aggregation", [Sum(), WeightedMean()], ids=["sum", "mean"])
+def test_a_sum_that_parties_within_their_bounds_cannot_have_is_refused_and_nobody_named(lie, aggregation):
+    with pytest.raises(UploadError, match=r"round 0 over p000, p001, p002.*nobody can be named.*begin anew") as caught:
+        Play(Liar(lie), aggregation)(uploads_of(3, high=1e6))
+    assert "'p001'" not in str(caught.value)
+
+
+def test_a_lie_within_the_reach_of_all_parties_is_not_noticed():
+    """As docs/security.md has it: a liar adds more than its own bound, and the sum stays below n times that."""
+
+    def more_than_its_bound(vector):
+        vector[0] = np.uint64(2 * MaskedSum().encoding(3).grid_of("H").reach(1))
+        return vector
+
+    assert Play(Liar(more_than_its_bound))(uploads_of(3, high=1.0)).total["H"][0, 0] > 1.9e9
+
+
 def replace_H(value):
     return Message({**uploads_of(4)["p001"].arrays, "H": np.full(SHAPE, value)}, 2.0)
 

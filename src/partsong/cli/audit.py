@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from partsong.cli.audit_make_up import MAKE_UP, make_up
 from partsong.cli.guard import BAD_INPUT, guarded, tell
 from partsong.cli.options import AsJson, OptionalInt, OptionalText, examples
 from partsong.cli.outputs import put_json, visible
@@ -26,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
+
+app.command("make-up", epilog=MAKE_UP)(make_up)
 
 Place = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The site's folder, or its audit.jsonl.", show_default=False)
@@ -63,7 +66,9 @@ def verify(
     typer.echo(f"last hash  {found.head}")
     if found.unfinished:
         typer.echo(
-            f"A last line of {found.unfinished} bytes has no end: a crash cut it off, and nothing of it was sent."
+            f"A last line of {found.unfinished} bytes has no end. If a crash has cut it off, its message was not sent, "
+            "for a line is whole before that; if somebody has, it was. The file does not tell which: compare with the "
+            "last hash that was noted elsewhere."
         )
     if found.since is None:
         typer.echo(

@@ -6,6 +6,7 @@ import typer
 
 from partsong.cli import (
     federation_demo,
+    federation_readmit,
     federation_runs,
     federation_secret,
     federation_server,
@@ -32,4 +33,5 @@ app.command(epilog=federation_site.JOIN)(federation_site.join)
 app.command(epilog=federation_runs.RUN)(federation_runs.run)
 app.command(epilog=federation_status.STATUS)(federation_status.status)
 app.command(epilog=federation_runs.STOP)(federation_runs.stop)
+app.command(epilog=federation_readmit.READMIT)(federation_readmit.readmit)
 app.command(epilog=federation_demo.DEMO)(federation_demo.demo)

@@ -6,16 +6,17 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.federation_server import ENGINE, Engine, Folder
+from partsong.cli.federation_server import ENGINE, Engine, Folder, stop_over_files
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
-from partsong.cli.outputs import put_json, require_writable
+from partsong.cli.outputs import put_json, require_writable, warn
 from partsong.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
@@ -80,9 +81,11 @@ def run(
     if as_json:
         put_json({**told, "model": model, "folder": place.folder})
         return
-    missed = sum(len(names) for names in told["absent"].values())
+    missed = _missed(place, told)
     typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges, {missed} times a site was not there.")
     typer.echo(f"Model: {model}")
+    for site, why in sorted(told.get("without_result", {}).items()):
+        warn(f"Site {site!r} has no result of this run: {why} Once it is back, --resume tells it the end again.")
 
 
 @guarded
@@ -93,7 +96,7 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a run, which can be resumed, or the server."""
-    from partsong.consortium.locking import holder_of
+    from partsong.consortium.locking import holder_of, is_held
     from partsong.consortium.server_folder import ServerFolder
 
     if (name is None) == (not whole_server):
@@ -111,13 +114,13 @@ def stop(
 
         place = server.known_run(str(name))
         if not place.number.exists():
-            if holder_of(place.lock) is not None:
-                raise FileError(f"Run {name!r} goes over files: end it with Ctrl-C where it was started.")
+            if is_held(place.lock):
+                return stop_over_files(place, as_json)
             raise FileError(f"Run {name!r} was never started, or is over.")
         number = int(place.number.read_text())
         with controlling(server) as control:
             is_over = control.status(number).is_over
-            if is_over and holder_of(place.lock) is None:
+            if is_over and not is_held(place.lock):
                 raise FileError(f"Run {name!r} is over already: partsong federation status says how it ended.")
             told = {"stopped": name, "was_running": is_over or control.stop(number)}
         end_work(place)
@@ -131,12 +134,13 @@ def _run_to_end(
     server: ServerFolder, place: RunPlace, drop: Path | None, tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
     """By the server that runs, or over files by this process."""
+    from partsong.consortium.file_drop import requests_in
     from partsong.flower_app.following import run_to_end
     from partsong.flower_app.running import run_over
 
     if drop is None:
         return run_to_end(server, place, tell)
-    return run_over(lambda: server.over_files(drop), server, place, tell)
+    return run_over(lambda: requests_in(drop, server, place), server, place, tell)
 
 
 def _names_in(path: Path) -> list[str]:
@@ -149,6 +153,7 @@ def _names_in(path: Path) -> list[str]:
 
 def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine) -> RunPlace:
     """The folder of a run with its experiment; everything that can be checked here is."""
+    from partsong.consortium.early_end import require_not_ended
     from partsong.consortium.toml_text import write
     from partsong.federation.beginning import require_same_sites
     from partsong.federation.conducting import record_in
@@ -157,7 +162,9 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     from partsong.flower_app.control import require_flower
     from partsong.flower_app.running import nodes_of, plan_for
 
-    wanted, place = Experiment.read(experiment), server.run(name)
+    with _about(experiment):
+        wanted = Experiment.read(experiment)
+    place = server.run(name)
     if resume:
         before = Experiment.read(server.known_run(name).experiment)
         if before.told() != wanted.told():
@@ -167,21 +174,41 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
         record = record_in(place.state)
         if record is not None:
             require_same_sites(record, server.cards())
-    elif place.folder.exists():
+            require_not_ended(place, record, plan_for(wanted, server).exchanges)
+    elif place.is_begun:
         raise FileError(f"There is a run {name!r} already. Go on with it by --resume, or choose another --name.")
     if engine is Engine.FLOWER:
         require_flower()
         nodes_of(server)
     if not server.cards():
         raise ParameterError("No site has been admitted yet: partsong federation admit CARD …")
-    plan_for(wanted, server)
+    with _about(experiment):
+        plan_for(wanted, server)
     make_folder(place.folder)
     write(place.experiment, experiment.read_bytes())
     return place
 
 
+@contextmanager
+def _about(experiment: Path) -> Iterator[None]:
+    """Errors about keys of the file are told as such: they are no options of this command."""
+    try:
+        yield
+    except ParameterError as error:
+        raise ParameterError(f"{experiment}: {error}") from error
+
+
+def _missed(place: RunPlace, told: Mapping[str, Any]) -> int:
+    """How often a site was not there that the experiment has asked for; who was not drawn for a round was not."""
+    from partsong.federation.experiment import Experiment
+
+    schedule = Experiment.read(place.experiment).schedule(len(told["parties"]))
+    asked = {index: set(schedule.participants(told["parties"], int(index))) for index in told["absent"]}
+    return sum(len(asked[index] & set(names)) for index, names in told["absent"].items())
+
+
 def _line(told: Mapping[str, Any]) -> str:
-    heard = f"{len(told['participants'])} sites"
+    heard = f"{len(told['participants'])} site{'' if len(told['participants']) == 1 else 's'}"
     refused = "".join(f"; not {name}" for name in sorted(told["refused"]))
     most = max(told["bytes_up"].values(), default=0)
     return (

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
-from partsong.cli.outputs import put_json
+from partsong.cli.outputs import put_json, warn
 from partsong.errors import ParameterError, PartsongError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partsong.consortium.roster import Card, Listed
-    from partsong.consortium.server_folder import ServerFolder
+    from partsong.consortium.server_folder import RunPlace, ServerFolder
 
 INIT = examples(
     "partsong federation init liver --name liver --address nmf.example.org:8443",
@@ -55,6 +56,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Make a federation: an authority, a certificate for the server, and keys, in one folder."""
+    from partsong.consortium.locking import is_held
     from partsong.consortium.server_folder import ServerFolder
 
     if renew:
@@ -66,14 +68,19 @@ def init(
         if name is None or address is None:
             raise ParameterError("A new federation needs --name and --address.")
         made = ServerFolder.made(folder, name, address)
-    left = round(made.require_valid())
+    left, is_served = round(made.require_valid()), is_held(made.path / "server.lock")
+    if is_served:
+        warn(
+            "The server that runs still shows the certificate that it has begun with. End it (partsong federation stop "
+            f"--server --folder {quote(str(folder))}) and serve again: runs can be resumed, and nodes come back."
+        )
     if as_json:
         told = {"folder": folder, "name": made.name, "address": made.address, "certificate_days": left}
-        put_json(told)
+        put_json({**told, "is_served": is_served})
         return
     typer.echo(f"Federation {made.name!r} is in {folder}; its certificate is valid for {left} days.")
     typer.echo("Keep this folder to yourself: ca.key, control.key and coordinator.key are what it rests on.")
-    typer.echo(f"Next: partsong federation invite SITE --folder {folder}")
+    typer.echo(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
 
 
 @guarded
@@ -99,7 +106,8 @@ def invite(
     if is_listed:
         typer.echo(f"It has the roster, whose fingerprint is {roster.fingerprint}.")
     else:
-        typer.echo("The site joins with it, and sends card.toml back: partsong federation admit CARD")
+        admitting = f"partsong federation admit CARD --folder {quote(str(folder))}"
+        typer.echo(f"The site joins with it, and sends card.toml back: {admitting}")
 
 
 @guarded
@@ -116,10 +124,11 @@ def serve(
     server = ServerFolder.at(folder)
     left = server.require_valid()
     if left < 30:
-        typer.echo(f"The certificate ends in {left:.0f} days: partsong federation init {folder} --renew", err=True)
+        renewing = f"partsong federation init {quote(str(folder))} --renew"
+        typer.echo(f"The certificate ends in {left:.0f} days: {renewing}", err=True)
     typer.echo(f"Serving federation {server.name!r} for {server.address}; end with Ctrl-C.", err=True)
     try:
-        superlink.serve(server, host)
+        superlink.serve(server, host, lambda line: typer.echo(line, err=True))
     except KeyboardInterrupt:
         typer.echo("The server has stopped.", err=True)
 
@@ -162,13 +171,7 @@ def remove(
     from partsong.consortium.server_folder import ServerFolder
 
     server = ServerFolder.at(folder)
-    node = server.node_of(site) if site in server.cards() else None
-    if node is not None:
-        from partsong.flower_app.control import controlling
-
-        with controlling(server) as control:
-            if node in control.nodes():
-                control.unregister(node)
+    _remove_node(server, site)
     roster = server.remove(site)
     if as_json:
         put_json({"removed": site, **_told(roster), "file": server.path / "roster.toml"})
@@ -179,22 +182,51 @@ def remove(
     typer.echo(f"  {roster.fingerprint}")
 
 
+def stop_over_files(place: RunPlace, as_json: bool) -> None:
+    """End the process that works on a run over files, as Ctrl-C does where it was started; it can be resumed."""
+    from partsong.flower_app.following import end_work
+
+    end_work(place)
+    if as_json:
+        put_json({"stopped": place.name, "was_running": True})
+        return
+    typer.echo(f"Stopped: {place.name}. What was dropped for sites stays there: --resume hears who has answered it.")
+
+
 def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
+    """A node that is known already keeps its number, also where `admit` was killed before that was written down."""
     from partsong.flower_app.control import controlling
 
     with controlling(server) as control:
-        known = control.nodes()
         for card in cards:
             is_new = card.site not in server.cards()
             server.admit(card)
-            if server.node_of(card.site) in known:
-                continue
             try:
-                server.set_node(card.site, control.register(card.node_key, card.site))
+                number = control.known(card.node_key, card.site)
+                number = control.register(card.node_key, card.site) if number is None else number
+                server.set_node(card.site, number)
             except PartsongError:
                 if is_new:
                     server.remove(card.site)
                 raise
+
+
+def _remove_node(server: ServerFolder, site: str) -> None:
+    """Also one whose number was not written down, because `admit` was killed; that takes a server that runs."""
+    from partsong.consortium.locking import is_held
+
+    card = server.cards().get(site)
+    if card is None:
+        return
+    node = server.node_of(site)
+    if node is None and not is_held(server.path / "server.lock"):
+        return
+    from partsong.flower_app.control import controlling
+
+    with controlling(server) as control:
+        found = control.known(card.node_key, site) if node is None else node
+        if found in control.nodes():
+            control.unregister(found)
 
 
 def _told(roster: Listed) -> dict[str, object]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partsong.cli.federation_texts import NO_SHARED_KEY_OF_WORDS, check_texts, leaves_of_texts, reading_of
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
 from partsong.cli.outputs import put_json, visible, warn
 from partsong.cli.wording import as_options
-from partsong.errors import DataError, FileError, ParameterError
+from partsong.errors import DataError, FileError, FormatError, ParameterError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 JOIN = examples(
     "partsong federation join liver-north.zip --data mine.h5ad --shared-key sites.key",
     "partsong federation join liver-north.zip --roster roster.toml",
+    "partsong federation join liver-north.zip --data notes.csv --text-column text --shared-key sites.key",
     "partsong federation join liver-north.zip --data mine.h5ad --folder anew --continues site-north",
 )
 NAMES_TOLD = "to a site of the roster that lacks some of them: their names, sealed, so that it alone reads them"
@@ -50,7 +53,7 @@ What may be asked of this site is in {policy}: look at it now."""
 def join(
     kit: Annotated[Path, typer.Argument(help="The startup kit: a .zip or a folder.", show_default=False)],
     data: Annotated[
-        OptionalPath, typer.Option(help="The rows of this site; needed the first time.", show_default=False)
+        OptionalPath, typer.Option(help="The rows or texts of this site; needed the first time.", show_default=False)
     ] = None,
     folder: Annotated[
         OptionalPath, typer.Option("--folder", "-f", help="The site's own folder.", show_default="site-NAME")
@@ -80,6 +83,20 @@ def join(
     transpose: Transpose = False,
     key: Key = None,
     header: Header = None,
+    text_column: Annotated[
+        OptionalText,
+        typer.Option(
+            "--text-column",
+            help="The data are texts, and this is their column (.jsonl: field).",
+            rich_help_panel="Reading",
+            metavar="NAME",
+            show_default="text, of .jsonl, .txt and folders of .txt",
+        ),
+    ] = None,
+    encoding: Annotated[
+        OptionalText,
+        typer.Option(help="How texts are written.", rich_help_panel="Reading", show_default="utf-8"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
@@ -91,6 +108,7 @@ def join(
         read = Kit.read(kit, Path(scratch))
     place = folder or Path(f"site-{read.site}")
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
+    reading |= {"text_column": text_column, "encoding": encoding}
     options = {name: value for name, value in reading.items() if value is not None}
     site = _joined(place, read, data, options, continues, as_json)
     if shared is not None:
@@ -100,6 +118,8 @@ def join(
     if listed is not None:
         _pin(site, listed, fingerprint, yes)
     pinned = site.roster()
+    if listed is None and fingerprint is not None:
+        _compare(pinned, fingerprint)
     if as_json:
         told = {"site": site.site, "federation": site.federation, "folder": site.path, "card": site.path / "card.toml"}
         told |= {"shared_key": site.shared_key() is not None}
@@ -107,7 +127,9 @@ def join(
     if pinned is None:
         if not as_json:
             typer.echo(f"\nSend {site.path / 'card.toml'} to the coordinator, over a channel others cannot write to.")
-            typer.echo(f"With the roster that comes back: partsong federation join {kit} --roster roster.toml")
+            where = "" if folder is None else f" --folder {quote(str(folder))}"
+            again = f"partsong federation join {quote(str(kit))}{where} --roster roster.toml"
+            typer.echo(f"With the roster that comes back: {again}")
         return
     if start:
         _start(site, drop)
@@ -124,7 +146,11 @@ def _joined(
             raise ParameterError("Give the rows of this site the first time: --data FILE.")
         before = SiteFolder.at(place)
         data, reading = before.data, {**before.reading, **reading}
-    _check(data, Wanted(**reading), as_json)
+    reading = reading_of(data, reading)
+    if "text_column" in reading:
+        check_texts(data, reading)
+    else:
+        _check(data, Wanted(**reading), as_json)
     if continues is not None:
         from partsong.consortium.continuing import continue_from
 
@@ -150,7 +176,11 @@ def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     from partsong.data.check import inspect
     from partsong.data.identifiers import identifier_findings
 
-    table = read_table(data, wanted)
+    try:
+        table = read_table(data, wanted)
+    except (DataError, FormatError) as error:
+        error.add_note("If these are texts, name their column: --text-column NAME.")
+        raise
     findings = inspect(table.X, table.feature_names, table.sample_names)
     for finding in (*findings, *identifier_findings(table.X, table.feature_names)):
         if finding.severity == "error":
@@ -160,29 +190,31 @@ def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
 
 
 def _show_and_ask(site: SiteFolder, yes: bool, as_json: bool) -> None:
+    typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
+    typer.echo(leaves_of_texts(site) if site.holds_texts else _leaves(site), err=as_json)
+    if site.shared_key() is None:
+        warn(NO_SHARED_KEY_OF_WORDS if site.holds_texts else NO_SHARED_KEY)
+    if not yes and not typer.confirm("Join on these terms?", err=as_json):
+        raise ParameterError(f"Not joined. Nothing has left this machine; the folder {site.path} can be removed.")
+
+
+def _leaves(site: SiteFolder) -> str:
     from partsong.io.read import read_wanted
 
     table = read_wanted(site.data, Wanted(**site.reading))
     policy, n_columns = site.policy(), int(table.X.shape[1])
     leaving = n_columns if table.feature_names is None else len(policy.leaving(table.feature_names))
-    typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
-    tells_names = site.shared_key() is None if policy.tell_names is None else policy.tell_names
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
-    text = LEAVES.format(
+    return LEAVES.format(
         rows=int(table.X.shape[0]),
         columns=leaving,
         keyed="with the key that sites share" if site.shared_key() else "WITHOUT a key that sites share",
-        names=NAMES_TOLD if tells_names else NAMES_KEPT,
+        names=NAMES_TOLD if policy.tell_names else NAMES_KEPT,
         masked=masked,
         parties=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
         policy=site.path / "site.toml",
     )
-    typer.echo(text, err=as_json)
-    if site.shared_key() is None:
-        warn(NO_SHARED_KEY)
-    if not yes and not typer.confirm("Join on these terms?", err=as_json):
-        raise ParameterError(f"Not joined. Nothing has left this machine; the folder {site.path} can be removed.")
 
 
 def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -> None:
@@ -199,6 +231,19 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
         warn(
             "The roster was taken, and nobody has compared its fingerprint: whoever sent it could have invented sites. "
             "In scripts give the one that was read to you: --fingerprint."
+        )
+
+
+def _compare(pinned: Listed | None, fingerprint: str) -> None:
+    """A fingerprint without a roster is about the one that is pinned."""
+    from partsong.consortium.roster import same_fingerprint
+
+    if pinned is None:
+        raise ParameterError("--fingerprint is of a roster, and this site has none yet. Give it too: --roster FILE.")
+    if not same_fingerprint(pinned.fingerprint, fingerprint):
+        raise ParameterError(
+            f"The roster that this site has pinned has the fingerprint {pinned.fingerprint}, and not the one that was "
+            "given. If parties have changed, give the new roster as well (--roster); otherwise call the other sites."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,28 +52,31 @@ def server_told(server: ServerFolder) -> dict[str, Any]:
     models = {name: server.run(name).model for name in runs if server.run(name).model.exists()}
     told: dict[str, Any] = {"name": server.name, "address": server.address, "server": "running" if is_up else "stopped"}
     told |= {"certificate_days": round(server.require_valid()), "fingerprint": server.roster().fingerprint}
+    told["served_certificate_days"] = _served_days(server) if is_up else None
     return {**told, "sites": sites, "runs": runs, "models": models}
 
 
 def site_told(site: SiteFolder) -> dict[str, Any]:
     """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results."""
-    from partsong.consortium.locking import holder_of
+    from partsong.consortium.locking import is_held
     from partsong.federation.finishing import MODEL
+    from partsong.federation.site_files import VOCABULARY
 
     roster = site.roster()
-    names = {path.name for place in ("state/runs", "results") for path in (site.path / place).glob("*")}
+    names = {path.name for place in ("state/runs", "results") for path in (site.path / place).glob("[!.]*")}
     runs: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
         result = site.path / "results" / name
-        is_over = (result / MODEL).exists()
-        runs[name] = {"status": "over" if is_over else "begun", "result": result if is_over else None}
+        has_result, are_agreed = (result / MODEL).exists(), (site.path / "state" / "runs" / name / VOCABULARY).exists()
+        status = "over" if has_result or are_agreed else "begun"
+        runs[name] = {"status": status, "result": result if has_result else None}
     told: dict[str, Any] = {
         "site": site.site,
         "federation": site.federation,
         "address": site.address,
         "folder": site.path,
     }
-    told["node"] = "stopped" if holder_of(site.path / "node.lock") is None else "running"
+    told["node"] = "running" if is_held(site.path / "node.lock") else "stopped"
     told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": site.shared_key() is not None}
     return {**told, **_spent(site), "audit": _audit_told(site), "runs": runs}
 
@@ -110,7 +114,9 @@ def _audit_told(site: SiteFolder) -> dict[str, Any]:
 def _show_server(told: dict[str, Any]) -> None:
     typer.echo(f"Federation {told['name']!r}, {told['address']}: the server is {told['server']}.")
     roster = told["fingerprint"] if told["sites"] else "nobody yet"
-    typer.echo(f"Certificate: {told['certificate_days']} days left. Roster: {roster}")
+    served = told["served_certificate_days"]
+    is_old = "" if served is None else f" (the server shows another, {served} days left: end it, and serve again)"
+    typer.echo(f"Certificate: {told['certificate_days']} days left{is_old}. Roster: {roster}")
     for site, state in told["sites"].items():
         typer.echo(f"  site {site:<24}{state}")
     for name, run in told["runs"].items():
@@ -131,7 +137,8 @@ def _show_site(told: dict[str, Any]) -> None:
     if audit["is_sound"]:
         typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
     else:
-        typer.echo(f"Audit log: EDITED at line {audit['first_bad_line']}: partsong audit verify {told['folder']}")
+        verifying = f"partsong audit verify {quote(str(told['folder']))}"
+        typer.echo(f"Audit log: EDITED at line {audit['first_bad_line']}: {verifying}")
     for name, run in told["runs"].items():
         where = f": {run['result']}" if run["result"] else ""
         typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
@@ -139,9 +146,9 @@ def _show_site(told: dict[str, Any]) -> None:
 
 def _sites(server: ServerFolder) -> tuple[dict[str, str], bool]:
     """Who is there, if the server can be asked."""
-    from partsong.consortium.locking import holder_of
+    from partsong.consortium.locking import is_held
 
-    if holder_of(server.path / "server.lock") is None:
+    if not is_held(server.path / "server.lock"):
         return dict.fromkeys(server.cards(), "unknown"), False
     from partsong.flower_app.control import controlling
 
@@ -151,11 +158,20 @@ def _sites(server: ServerFolder) -> tuple[dict[str, str], bool]:
     return {site: "not registered" if node is None else node.status for site, node in found.items()}, True
 
 
+def _served_days(server: ServerFolder) -> int | None:
+    """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
+    from partsong.consortium.certificates import days_left, fingerprint
+    from partsong.flower_app.control import shown_certificate
+
+    own, shown = (server.path / "server.crt").read_bytes(), shown_certificate(server)
+    return None if fingerprint(shown) == fingerprint(own) else round(days_left(shown))
+
+
 def _run_told(place: RunPlace) -> dict[str, Any]:
-    from partsong.consortium.locking import holder_of
+    from partsong.consortium.locking import is_held
 
     done = len(place.progress.read_text().splitlines()) if place.progress.exists() else 0
-    if holder_of(place.lock) is not None:
+    if is_held(place.lock):
         return {"status": "running", "rounds_done": done}
     if place.result.exists():
         return {"status": json.loads(place.result.read_text())["status"], "rounds_done": done}

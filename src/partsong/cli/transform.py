@@ -22,7 +22,7 @@ from partsong.cli.holdings import (
 )
 from partsong.cli.options import AsJson, Data, Header, Key, Label, OptionalText, Threads, Transpose, examples
 from partsong.cli.outputs import put_json, require_distinct, require_writable, warn_of_formulas
-from partsong.errors import FileError, ShapeError
+from partsong.errors import FileError, FormatError, ShapeError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def transform(
     wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
     known = read_model(model)
+    require_least_squares(model, known)
     missing = missing or (IGNORE if known.settings.get("missing") == IGNORE else MISSING[0])
     wanted = replace(wanted, features=frozenset(known.feature_names or ()), gaps=missing == IGNORE)
     table = read_table(data, wanted)
@@ -101,6 +102,17 @@ def transform(
         put_json(result)
     elif not quiet:
         typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}")
+
+
+def require_least_squares(path: Path, model: Model) -> None:
+    """Refuse topics of LDA, as a federation's server has them: weights are shares there."""
+    from partsong.saving import LDA
+
+    if model.settings.get("method") == LDA:
+        raise FormatError(
+            f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
+            "topics.safetensors, for partsong topics transform."
+        )
 
 
 def matched(table: Table, model: Model, drop_extra: bool) -> Table:

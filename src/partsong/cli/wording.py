@@ -22,6 +22,7 @@ ARGUMENTS = {
     "min_documents": "--min-documents",
     "min_parties": "--min-parties",
     "max_words": "--max-words",
+    "server_rate": "--server-rate",
 }
 """Names that are no words of English: they are replaced wherever they stand alone."""
 
@@ -53,6 +54,7 @@ PHRASES = {
     "The l2 penalty ": "The L2 part of --alpha-w and --alpha-h (see --l1-ratio) ",
     'faulty="leave out"': "--faulty leave-out",
     "(column=…)": "(--text-column)",
+    "a smaller min_documents, or a larger max_share": "a smaller --min-documents",
     "Unknown init ": "Unknown --init ",
     "Unknown solver ": "Unknown --solver ",
     "Unknown method ": "Unknown --method ",
@@ -71,11 +73,16 @@ _RULES = (
 )
 
 
+_OF_A_FILE = re.compile(r"[^\n:]*\.toml: ")
+"""How a message begins that is about the settings of a file, whose keys are not options."""
+
 _GIVEN_STEP = re.compile(r"The step of \w+Step\(eta=([^,)]+)(?:, decay=[^)]+)?\)")
 
 
 def as_options(message: str) -> str:
-    """The same message with --label for label=, --components for n_components, and so on."""
+    """The same message with --label for label=, --components for n_components, and so on; keys of a file stay."""
+    if _OF_A_FILE.match(message):
+        return message
     message = _GIVEN_STEP.sub(r"--step \1", message)
     for phrase, said in PHRASES.items():
         message = message.replace(phrase, said)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partsong.consortium.locking import holder_of
+from partsong.consortium.locking import is_held
 from partsong.consortium.private_folder import make_private
 from partsong.consortium.toml_text import write
 from partsong.errors import FileError, ParameterError
@@ -23,7 +23,7 @@ def continue_from(old: Path, new: Path) -> int:
     """
     if not (old / "state").is_dir() or old.resolve() == new.resolve():
         raise FileError(f"--continues {old}: that is not an earlier folder of this site. Give the one with its state/.")
-    if holder_of(old / "node.lock") is not None:
+    if is_held(old / "node.lock"):
         raise FileError(f"--continues {old}: its node still runs, and could release more. End it first.")
     found = {name: _whole_lines(old / "state" / name) for name in CHAINS}
     for name, lines in found.items():

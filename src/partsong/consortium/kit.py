@@ -10,9 +10,12 @@ README.txt    what to do with it
 from __future__ import annotations
 
 import io
+import ipaddress
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from partsong.consortium.certificates import days_left, fingerprint
 from partsong.consortium.roster import Listed, key_in, require_name
@@ -23,6 +26,7 @@ from partsong.federation.keys import only, read_toml
 KEYS = ("federation", "site", "address", "authority", "coordinator", "roster")
 FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
 MOST_BYTES = 1 << 20
+HOST = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 README = """You are invited as {site!r} to the federation {federation!r}.
 
@@ -30,6 +34,8 @@ README = """You are invited as {site!r} to the federation {federation!r}.
 2. Join:           partsong federation join {kit} --data YOUR-DATA --shared-key KEY-FILE
    KEY-FILE holds the key that the sites share and the coordinator does not know; without one leave --shared-key out.
    One of you makes it, and tells the others:  partsong federation secret
+   Of texts (.csv, .tsv, .jsonl, .txt, or a folder of .txt files) name their column as well:  --text-column text
+   They need the shared key.
    The command checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
 3. Send back the file card.toml that it names, over a channel that others cannot write to.
 4. You then get roster.toml. Compare its fingerprint BY TELEPHONE with two other sites that you know, not with the
@@ -63,7 +69,7 @@ class Kit:
         told |= {"authority": fingerprint(self.authority), "coordinator": self.coordinator.hex()}
         told["roster"] = self.roster.fingerprint if self.roster else ""
         files = {"kit.toml": toml_of(told).encode(), "ca.crt": self.authority}
-        files["README.txt"] = README.format(kit=path.name, **told).encode()
+        files["README.txt"] = README.format(kit=quote(path.name), **told).encode()
         if self.roster:
             files["roster.toml"] = self.roster.written()
         if path.suffix != ".zip":
@@ -89,9 +95,31 @@ class Kit:
 def require_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port"."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16 or " " in host:
-        raise ParameterError(f"{address[:100]!r} is no address. Give host:port, such as nmf.example.org:8443.")
-    return host.strip("[]"), int(port)
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
+    if not is_port or not (_is_version_6(inner) if inner else HOST.fullmatch(host)):
+        raise ParameterError(
+            f"{address[:100]!r} is no address. Give host:port, such as nmf.example.org:8443, 192.0.2.1:8443 or "
+            f"[2001:db8::1]:8443, without https://.{_in_ascii(host, port)}"
+        )
+    return inner or host, int(port)
+
+
+def _is_version_6(host: str) -> bool:
+    try:
+        return ipaddress.IPv6Address(host).scope_id is None
+    except ValueError:
+        return False
+
+
+def _in_ascii(host: str, port: str) -> str:
+    """How a name with other letters is written in certificates."""
+    if host.isascii():
+        return ""
+    try:
+        return f" Other letters are written as {host.encode('idna').decode()}:{port}."
+    except UnicodeError:
+        return ""
 
 
 def _in_folder(folder: Path) -> Kit:

@@ -23,6 +23,11 @@ class RunPlace:
         return self.folder / "experiment.toml"
 
     @property
+    def is_begun(self) -> bool:
+        """Whether there is anything in it; drafts of a process that was killed are nothing."""
+        return self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
+
+    @property
     def settings(self) -> Path:
         """How patiently, as JSON."""
         return self.folder / "settings.json"

@@ -153,8 +153,9 @@ class ServerFolder:
             ) from error
 
     def cards(self) -> dict[str, Card]:
-        """All that were taken in."""
-        return {path.stem: Card.read(path) for path in sorted((self.path / "sites").glob("*.toml"))}
+        """All that were taken in; drafts that a process has left which was killed are none."""
+        found = (path for path in sorted((self.path / "sites").glob("*.toml")) if not path.name.startswith("."))
+        return {path.stem: Card.read(path) for path in found}
 
     def admit(self, card: Card) -> None:
         """Take a card in; another one under the same name is refused."""
@@ -170,7 +171,8 @@ class ServerFolder:
         if place.exists() and Card.read(place) != card:
             raise ParameterError(
                 f"Site {card.site!r} is known here by other keys. Ask its steward, by telephone, whether they were "
-                f"made anew; if so, remove {place} and admit it again. All sites then need the new roster."
+                f"made anew; if so: partsong federation remove {card.site}, and admit the new card. All sites need "
+                "the new roster."
             )
         card.save(place)
         self.roster()
@@ -193,10 +195,12 @@ class ServerFolder:
         write(self.path / "sites" / f"{site}.node", str(number))
 
     def roster(self) -> Listed:
-        """Of all cards that were taken in; also written to a file, to be sent to all."""
+        """Of all cards that were taken in; also in a file, to be sent to all, which is written where it is another."""
         keys = {name: bytes.fromhex(card.signing_key) for name, card in self.cards().items()}
         found = Listed(self.name, keys, self.coordinator, certificates.fingerprint(self.authority))
-        write(self.path / "roster.toml", found.written())
+        place = self.path / "roster.toml"
+        if not place.exists() or place.read_bytes() != found.written():
+            write(place, found.written())
         return found
 
     def invite(self, site: str, place: Path | None = None) -> Path:
@@ -213,7 +217,8 @@ class ServerFolder:
         """The folder of a run, whether it is there or not; nothing but a name can be one."""
         if not RUN.fullmatch(name):
             raise ParameterError(
-                f"A run cannot be called {name[:64]!r}. Use letters, digits, dots and dashes, at most 64."
+                f"A run cannot be called {name[:64]!r}. Use letters, digits, dots and dashes, at most 64. A run is "
+                "called after its file, without its ending, unless you name it with --name."
             )
         return RunPlace(self.path / "runs" / name)
 

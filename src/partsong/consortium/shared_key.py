@@ -1,4 +1,4 @@
-"""The key that sites share and the server does not know: names of columns are hashed with it.
+"""The key that sites share and the server does not know: names of columns, and words of texts, are hashed with it.
 
 One site makes it, and tells the others by a way that does not lead through the server.
 

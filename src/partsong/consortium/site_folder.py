@@ -6,7 +6,7 @@ ca.crt            the authority of the federation            roster.toml     pin
 node, node.pub    the key of its node                        secret          behind streams and signatures
 card.toml         what it tells of itself                    shared.key      known to sites alone
 state/            ledger, audit log, runs
-results/RUN/      model and weights of a run that is over
+results/RUN/      model and weights of a run that is over; over texts, its words as well
 flower/           Flower's own files
 """
 
@@ -25,7 +25,10 @@ from partsong.consortium.kit import Kit, require_address
 from partsong.consortium.private_folder import make_private
 from partsong.consortium.roster import Card, Listed, key_in, require_name, same_fingerprint
 from partsong.consortium.shared_key import SharedKey
+from partsong.consortium.site_texts import READING as READING_TEXTS
+from partsong.consortium.site_texts import texts_at
 from partsong.consortium.toml_text import toml_of, write
+from partsong.consortium.unready import told_unready
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import only, read_toml
 from partsong.federation.policy import Policy
@@ -33,11 +36,12 @@ from partsong.federation.sealed import SignedSite
 from partsong.federation.signatures import public_key, signer, verifier
 from partsong.federation.site import Site
 from partsong.federation.site_plan import Data
+from partsong.federation.word_data import Texts
 
 if TYPE_CHECKING:
     from partsong.data.table import Table
 
-READING = ("label", "transpose", "key", "header")
+READING = ("label", "transpose", "key", "header", *READING_TEXTS)
 TOLD = ("federation", "site", "address", "data", "coordinator")
 KEYS = (*TOLD, *READING)
 SECRET_BYTES = 32
@@ -148,8 +152,13 @@ class SiteFolder:
         """Behind its streams and signatures."""
         return int.from_bytes((self.path / "secret").read_bytes(), "little")
 
+    @property
+    def holds_texts(self) -> bool:
+        """Whether it has joined with texts, and not with a table."""
+        return "text_column" in self.reading
+
     def shared_key(self) -> SharedKey | None:
-        """What names of columns are hashed with; None where none was given."""
+        """What names of columns and words are hashed with; None where none was given."""
         place = self.path / "shared.key"
         return SharedKey.read(place.read_text()) if place.exists() else None
 
@@ -158,13 +167,19 @@ class SiteFolder:
         write(self.path / "shared.key", key.text + "\n", private=True)
 
     def answering(self) -> SignedSite:
-        """The party as it answers over a network: what its coordinator has signed, and nothing else."""
+        """The party as it answers over a network: what its coordinator has signed, and nothing else. With a mistake in
+        its files it refuses, until that is mended.
+        """
 
         def answer(request: bytes) -> bytes:
-            return self.opened().answer(request)
+            try:
+                site = self.opened()
+            except Exception as error:
+                return refuse(*told_unready(error, hides_words=self.holds_texts))
+            return site.answer(request)
 
         def refuse(code: str, reason: str) -> bytes:
-            return self.opened().refuse(code, reason)
+            return Site(self.site, self.path / "state", Data((), ())).refuse(code, reason)
 
         return SignedSite(self.site, answer, refuse, signer(self.secret(), self.site), verifier(self.coordinator))
 
@@ -173,13 +188,18 @@ class SiteFolder:
         roster = self.roster()
         if roster is None:
             raise FileError(f"{self.path} has no roster yet. Join with --roster roster.toml.")
+        shared, policy, results = self.shared_key(), self.policy(), self.path / "results"
+        key = b"" if shared is None else shared.key_for("columns")
+        if self.holds_texts:
+            of_words = b"" if shared is None else shared.key_for("words")
+            texts = Texts(texts_at(self.data, dict(self.reading)), of_words, self.secret())
+            own = (texts.unread, policy, dict(roster.keys), key)
+            return Site(self.site, self.path / "state", *own, results=results, texts=texts)
         stamp = self.data.stat() if self.data.exists() else None
         table = _table(self.data, tuple(self.reading.items()), stamp and (stamp.st_mtime_ns, stamp.st_size))
         columns = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
-        data, shared = Data(table.X, columns, self.secret()), self.shared_key()
-        key = b"" if shared is None else shared.key_for("columns")
-        own = (data, self.policy(), dict(roster.keys), key)
-        return Site(self.site, self.path / "state", *own, results=self.path / "results")
+        own = (Data(table.X, columns, self.secret()), policy, dict(roster.keys), key)
+        return Site(self.site, self.path / "state", *own, results=results)
 
     def _make_keys(self) -> None:
         if not (self.path / "secret").exists():

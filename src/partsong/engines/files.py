@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partsong.engines.replies import Heard, Lost, all_replies
-from partsong.engines.signed_files import MAGIC, MOST_BYTES, Sign, Verify, drop, opened, signed, sweep
-from partsong.errors import FileError, ParameterError
+from partsong.engines.signed_files import MAGIC, MOST_BYTES, Sign, Verify, drop, opened, signed, sweep, take_away
+from partsong.errors import FileError, FormatError, ParameterError, PartsongError
 
 __all__ = ["MAGIC", "MOST_BYTES", "NAME", "Folders", "Lost", "Mailbox"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 REQUEST = re.compile(r"([0-9a-f]{32})\.request")
 REPLY = re.compile(r"([0-9a-f]{32})\.reply")
+NO_REPLY = "no reply file in time"
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class Out:
     key: str
     signed: bytes = field(repr=False)
     dropped: float
-    why: str = "no reply file in time"
+    why: str = NO_REPLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,19 @@ class Folders:
         return all_replies(self, requests, timeout)
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Drop requests; whatever else lies in these parties' folders is taken back."""
+        """Drop requests; whatever else lies in these parties' folders is taken back. A party whose folder takes none is
+        one that does not answer.
+        """
         for name, request in requests.items():
             key = hashlib.sha256(request).hexdigest()[:32]
             out = Out(key, signed(self.sign, "request", name, key, request), time.monotonic())
             inbox, outbox = (self.folder / name / side for side in ("in", "out"))
             sweep(inbox, REQUEST, key)
             sweep(outbox, REPLY, key)
-            drop(inbox / f"{key}.request", out.signed)
+            try:
+                drop(inbox / f"{key}.request", out.signed)
+            except FormatError as error:
+                out.why = str(error)
             self.out.pop(name, None)
             self.out[name] = out
 
@@ -85,7 +92,7 @@ class Folders:
                 if not isinstance(found, Lost):
                     self._take_back(name)
                     return name, found
-                out.why = found.why
+                out.why = out.why if found.why == NO_REPLY else found.why
                 self._drop_again(name, out)
             left = until - time.monotonic()
             if left <= 0 or not self.out:
@@ -98,7 +105,7 @@ class Folders:
 
     def _drop_again(self, name: str, out: Out) -> None:
         path, now = self.folder / name / "in" / f"{out.key}.request", time.monotonic()
-        if now - out.dropped > self.again and not path.exists():
+        if now - out.dropped > self.again and not os.path.lexists(path):
             out.dropped = now
             with contextlib.suppress(FileError):
                 drop(path, out.signed)
@@ -106,28 +113,29 @@ class Folders:
     def _take_back(self, name: str) -> Out:
         out = self.out.pop(name)
         for path in (f"in/{out.key}.request", f"out/{out.key}.reply"):
-            (self.folder / name / path).unlink(missing_ok=True)
+            take_away(self.folder / name / path)
         return out
 
     def _reply(self, name: str, key: str) -> bytes | Lost:
         path = self.folder / name / "out" / f"{key}.reply"
-        if not path.exists():
-            return Lost("no reply file in time")
         try:
             return opened(path, self.known[name], ("reply", name, key), self.most)
         except FileError as error:
-            return Lost(str(error))
+            return Lost(NO_REPLY if isinstance(error.__cause__, FileNotFoundError) else str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """A site's side; `server` is the server's key, pinned beforehand."""
+    """A site's side; `server` is the server's key, pinned beforehand. `left` has files that it was done with and could
+    not take away, and when they were made: they are not looked at again.
+    """
 
     folder: Path
     name: str
     sign: Sign = field(repr=False)
     server: Verify = field(repr=False)
     most: int = MOST_BYTES
+    left: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _require_names((self.name,))
@@ -143,21 +151,41 @@ class Mailbox:
         """Answer all that is there. The reply is in its place before the request goes: who is killed in between is
         asked once more.
         """
-        inbox, outbox = (self.folder / self.name / side for side in ("in", "out"))
-        for path in sorted(inbox.iterdir()) if inbox.is_dir() else ():
-            found = REQUEST.fullmatch(path.name)
-            if found is None:
-                continue
+        outbox = self.folder / self.name / "out"
+        for path, key in self._requests():
             try:
-                request = opened(path, self.server, ("request", self.name, found[1]), self.most)
+                request = opened(path, self.server, ("request", self.name, key), self.most)
                 reply = answer(request)
-                drop(outbox / f"{found[1]}.reply", signed(self.sign, "reply", self.name, found[1], reply))
-                told = f"{found[1]}: answered"
-            except FileError as error:
-                told = f"{found[1]}: not answered. {error}"
-            with contextlib.suppress(OSError):
-                path.unlink()
+                drop(outbox / f"{key}.reply", signed(self.sign, "reply", self.name, key, reply))
+                told = f"{key}: answered"
+            except PartsongError as error:
+                told = f"{key}: not answered. {error}"
+            self._done_with(path)
             yield told
+
+    def _requests(self) -> Iterator[tuple[Path, str]]:
+        """Files by the name of a request, and their IDs."""
+        try:
+            paths = sorted((self.folder / self.name / "in").iterdir())
+        except OSError:
+            return
+        for path in paths:
+            found = REQUEST.fullmatch(path.name)
+            if found is not None and (path.name not in self.left or self.left[path.name] != _made(path)):
+                yield path, found[1]
+
+    def _done_with(self, path: Path) -> None:
+        take_away(path)
+        self.left.pop(path.name, None)
+        if os.path.lexists(path):
+            self.left[path.name] = _made(path)
+
+
+def _made(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _require_names(names: Mapping[str, Verify] | tuple[str, ...]) -> None:

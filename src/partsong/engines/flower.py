@@ -88,7 +88,8 @@ class Flower:
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Hand requests over; who cannot be reached now is tried again when replies are waited for."""
         watch = self.watch
-        self._look()
+        if watch.missed & requests.keys() or not watch.lives:
+            self._look()
         away = {name for name in watch.missed & set(requests) if watch.lives and self.nodes[name] not in watch.lives}
         for name in requests:
             watch.found.pop(name, None)
@@ -126,7 +127,8 @@ class Flower:
     def _push_due(self) -> None:
         """Push to all that have not been asked yet, whose node began anew, or that were silent for long."""
         now, watch = time.monotonic(), self.watch
-        self._look()
+        if not watch.lives or any(self.look < now - one.pushed < math.inf for one in watch.asked.values()):
+            self._look()
         due, behind = [], watch.pulls.left_behind()
         for name, one in watch.asked.items():
             life, since = watch.lives.get(self.nodes[name], one.life), now - one.pushed

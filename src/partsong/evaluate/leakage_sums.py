@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
+from itertools import chain, combinations, islice
 from typing import Any
 
 import numpy as np
 
 from partsong.aggregate.disjoint import span_of
 from partsong.aggregate.linear import Sum, add
-from partsong.core import Layout, Message, Occasion, Program, Reducible, Reduction, Shard
+from partsong.core import Layout, Message, Occasion, Program, Reducible, Reduction, Shard, State
 from partsong.errors import ParameterError
 from partsong.evaluate.leakage_history import last_addend
 from partsong.evaluate.leakage_transcript import Exchange, Traffic, numbers
@@ -18,6 +20,8 @@ from partsong.evaluate.leakage_transcript import Exchange, Traffic, numbers
 Uploads = Mapping[str, Mapping[int, Message]]
 """What parties are known to have sent, by name and by the number of the exchange."""
 BROKEN = (ArithmeticError, AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+MOST_TRIED = 1 << 14
+"""So many sets of parties are tried as those that were asked for one sum."""
 
 
 def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
@@ -28,14 +32,14 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     server, model = program.start_server(layout)
     standing, exchanges = None, []
     for index, sent in enumerate(traffic):
-        occasion = Occasion(index, tuple(sorted({party for party, _, _ in sent})), layout, model)
         try:
-            state: Any = standing
-            for phase in range(reduction.first(standing, occasion), reduction.phases):
-                inbox = {party: message for party, at, message in sent if at == phase}
-                state, _ = reduction.hear(phase, inbox, state, occasion)
+            phase, state, occasion = _opened(sent, reduction, standing, Occasion(index, (), layout, model))
+            for later in range(phase + 1, reduction.phases):
+                inbox = {party: message for party, at, message in sent if at == later}
+                state, _ = reduction.hear(later, inbox, state, occasion)
             standing, total, included = reduction.total(state, Sum(), occasion)
-            exchanges.append(Exchange(dict.fromkeys(included, model), {}, total))
+            unheard = tuple(name for name in occasion.participants if name not in included)
+            exchanges.append(Exchange(dict.fromkeys(included, model), {}, total, unheard))
             server, model = program.finish(server, program.aggregation.lower(total))
         except BROKEN as error:
             raise ParameterError(
@@ -45,15 +49,43 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     return exchanges
 
 
+def _opened(sent: Traffic, reduction: Reduction, standing: State, asked: Occasion) -> tuple[int, State, Occasion]:
+    """The phase with which a sum begins, the server's state after it, and the occasion with all who were asked.
+
+    Who was asked and never heard has left nothing in the traffic. But what the others have signed is bound to all who
+    were asked, so that the first phase can be read for one set of them alone.
+    """
+    phase, senders = min(at for _, at, _ in sent), {party for party, _, _ in sent}
+    inbox = {party: message for party, at, message in sent if at == phase}
+    trouble: Exception | None = None
+    for names in islice(_likely(senders, asked.layout.parties), MOST_TRIED):
+        occasion = replace(asked, participants=names)
+        try:
+            if reduction.first(standing, occasion) == phase:
+                return phase, reduction.hear(phase, inbox, standing, occasion)[0], occasion
+        except BROKEN as error:
+            trouble = trouble or error
+    raise trouble or ValueError(f"no sum begins with phase {phase} here.")
+
+
+def _likely(senders: set[str], parties: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Sets of parties, in name order, with all who were heard: these alone, everybody, and those in between."""
+    silent = [name for name in sorted(parties) if name not in senders]
+    counts = [0, *([len(silent)] if silent else []), *range(1, len(silent))]
+    for more in chain.from_iterable(combinations(silent, count) for count in counts):
+        yield tuple(sorted({*senders, *more}))
+
+
 def repeated(exchanges: Sequence[Exchange], program: Program, layout: Layout, shards: Sequence[Shard]) -> Uploads:
     """What parties with these rows and secrets have sent: each knows its own, and nobody else has to."""
     known: dict[str, dict[int, Message]] = {}
     for shard in shards:
         state, known[shard.name] = program.start_party(shard, layout), {}
         for index, exchange in enumerate(exchanges):
-            if shard.name in exchange.models:
-                state, upload = program.local(shard, state, exchange.models[shard.name])
-                known[shard.name][index] = upload
+            is_in_sum = shard.name in exchange.models
+            if is_in_sum or shard.name in exchange.unheard:
+                state, upload = program.local(shard, state, next(iter(exchange.models.values())))
+                known[shard.name].update({index: upload} if is_in_sum else {})
     return known
 
 

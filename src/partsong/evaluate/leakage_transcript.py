@@ -28,11 +28,13 @@ class Exchange:
     """What parties sent in one round, and the model that each of them had been sent before.
 
     `total` is the sum of what they sent, where it is all that is known: `uploads` then lack those that are hidden.
+    `unheard` have worked on the same model, and are not in the sum: they fell silent before their upload was there.
     """
 
     models: Mapping[str, Message]
     uploads: Mapping[str, Message]
     total: Message | None = None
+    unheard: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Desk:
     """Where the server writes and reads; `seen` has the largest serial number of each site, and `serials` keeps it for
-    runs to come.
+    runs to come. `named` are sites that were told which columns they lack.
     """
 
     transport: Transport
@@ -74,6 +74,7 @@ class Desk:
     faulty: str
     seen: dict[str, int] = field(default_factory=dict)
     serials: Serials = Serials()
+    named: set[str] = field(default_factory=set)
 
     def ask(
         self,

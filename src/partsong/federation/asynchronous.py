@@ -29,14 +29,14 @@ class AsynchronousCoordinator:
     """`engines.asynchronous.Asynchronous` with parties elsewhere: arrivals come in the order in which sites are heard.
 
     That order is in the record of the run (`Ongoing.order`), and with it the engine in one process gives the same
-    models. `Schedule.rounds` counts arrivals; a Round is one of them. `folder` belongs to one run; if there is
-    something in it, the run goes on from there; `serials` is the file with what sites have told of their ledgers, for
-    all runs of a federation.
+    models. `Schedule.rounds` counts arrivals that can be used; a Round is an arrival. `folder` belongs to one run; if
+    there is something in it, the run goes on from there; `serials` is the file with what sites have told of their
+    ledgers, for all runs of a federation.
 
     faulty "stop": a site that refuses, or is silent for longer than `timeout`, ends the run with an error, after which
     it can be resumed. "leave out": the others go on, and the site is asked for the same work until it has done it; work
-    that itself came to nothing uses up an arrival, and its site is sent the newest model. The run stops only where
-    nobody is left.
+    that itself came to nothing is an arrival that does not count, and its site is sent the newest model, unless it was
+    the third in a row. The run stops only where nobody is left.
     """
 
     transport: Transport
@@ -72,7 +72,7 @@ class AsynchronousCoordinator:
         with locked(self.folder / "lock", waits=False):
             reception = self._opened(program, schedule, reduction)
             try:
-                while reception.outcome is None:
+                while reception.outcome is None and not reception.record.without_result:
                     reception.send_out()
                     done = reception.next_arrival()
                     if done is not None:

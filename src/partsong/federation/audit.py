@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,42 @@ import numpy as np
 from partsong.core import Message, Program, type_name
 from partsong.errors import FormatError
 from partsong.federation.audit_report import Verified, row_of, verified
-from partsong.federation.chain import Chain
-from partsong.federation.refusals import Denied
-from partsong.federation.wire import Refusal, Reply
+from partsong.federation.chain import Chain, Line
+from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Rounds and attempts of a run of which something has left, and whether its end was answered."""
+    """Rounds and attempts of a run of which something has left, with how much noise; whether anything but refusals was
+    answered in it, and its end.
+    """
 
-    works: frozenset[tuple[int, int]]
-    is_over: bool
+    works: Mapping[tuple[int, int], float | None] = field(default_factory=dict)
+    is_begun: bool = False
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """What has left, by run, as far as it was no refusal; a run with nothing but refusals is there as well."""
+
+    runs: Mapping[str, Released] = field(default_factory=dict)
+
+    def with_lines(self, lines: Sequence[Line]) -> Departures:
+        """With more of them."""
+        works: dict[str, dict[tuple[int, int], float | None]] = {}
+        begun = {line["run"] for line in lines if line["refusal"] is None}
+        over = {line["run"] for line in lines if line["kind"] == "finish" and line["refusal"] is None}
+        for line in lines:
+            own = works.setdefault(line["run"], {})
+            if line["refusal"] is None and line["kind"] in ("work", "reduce"):
+                own.setdefault((line["round"], line["attempt"]), line.get("noise_multiplier"))
+        found = dict(self.runs)
+        for run, own in works.items():
+            before = found.get(run, Released())
+            is_begun, is_over = before.is_begun or run in begun, before.is_over or run in over
+            found[run] = Released({**own, **before.works}, is_begun, is_over)
+        return Departures(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +75,31 @@ class Audit:
             }
         )
 
+    def make_up(self, place: tuple[str, int, int], noise: float | None, why: str) -> None:
+        """An attempt that was charged, of whose message nothing is known but that it may have left."""
+        run, number, attempt = place
+        nonce = Nonce(run, number, attempt, Kind.WORK).told()
+        known: dict[str, Any] = {"refusal": None, "again": False, "arrays": [], "bytes": 0, "sha256": None}
+        protection = {"clip": None, "noise_multiplier": noise, "epsilon": None, "release": None}
+        when = datetime.now(UTC).isoformat(timespec="milliseconds")
+        Chain(self.path).append({"time": when, **nonce, **known, **protection, "made_up": why})
+
+    def departures(self) -> Departures:
+        """All that has left, after every line was compared."""
+        return Chain(self.path).folded(Departures.with_lines, Departures())
+
     def released(self, run: str) -> Released | None:
-        """What of a run has left, as far as it was no refusal; None where the log does not know the run."""
+        """What of a run has left; None where the log does not know the run."""
+        return self.departures().runs.get(run)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether each line follows from the one before."""
         try:
-            lines = [line for line in Chain(self.path).lines() if line["run"] == run]
-        except FormatError as error:
-            raise Denied("ledger", str(error)) from error
-        answers = [line for line in lines if line["refusal"] is None]
-        works = frozenset((line["round"], line["attempt"]) for line in answers if line["kind"] in ("work", "reduce"))
-        return Released(works, any(line["kind"] == "finish" for line in answers)) if lines else None
+            self.departures()
+        except FormatError:
+            return False
+        return True
 
     def verify(self, noted: str | None = None) -> Verified:
         """The number of lines, times and the last hash, if each follows from the one before; BrokenChain else."""
@@ -74,7 +115,8 @@ def protection_of(program: Program | None, epsilon: float | None) -> dict[str, A
     release: Any = getattr(program, "release", None)
     clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
     noise = None if release is None else release.noise_multiplier
-    return {"clip": clip, "noise_multiplier": noise, "epsilon": epsilon}
+    told = None if release is None else release.to_json()
+    return {"clip": clip, "noise_multiplier": noise, "epsilon": epsilon, "release": told}
 
 
 def _described(name: str, array: Any) -> dict[str, Any]:

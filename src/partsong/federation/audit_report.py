@@ -19,7 +19,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A log whose lines follow from each other; `unfinished`: bytes of a last line that a crash has cut off."""
+    """A log whose lines follow from each other; `unfinished`: bytes of a last line without its end."""
 
     lines: int
     first: str | None
@@ -116,6 +116,7 @@ def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
     kind = f"{line['kind']} {line['phase']}" if line["kind"] in ("reduce", "names") else line["kind"]
     attempt = f", attempt {line['attempt']}" if line["attempt"] else ""
     what = f"refused: {line['refusal']}" if line["refusal"] else arrays or "nothing"
+    what = f"made up: {line['made_up']}" if "made_up" in line else what
     words = (line["number"], str(line["time"])[:19].replace("T", " "), line["run"], f"{line['round']}{attempt}", kind)
     numbers = (line["bytes"], " ".join(norms), _number(line.get("clip")), _number(line.get("epsilon")))
     return (*map(str, words), *map(str, numbers), "again" if line["again"] else "", what)

@@ -65,8 +65,8 @@ def joined(
     lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
     for name, counts in lacking.items():
         helpers = sorted(record.started | asked.inbox.keys())
-        if counts.get("missing") and helpers:
-            tell_names(agenda, desk, record, name, helpers[0])
+        if counts.get("missing") and name not in desk.named and tell_names(agenda, desk, record, name, helpers):
+            desk.named.add(name)
     if lacking and desk.faulty == "stop":
         told = "; ".join(
             f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
@@ -89,17 +89,22 @@ def start_of(agenda: Agenda, record: Record) -> tuple[Nonce, Message, dict[str, 
     return Nonce(agenda.run, kind=Kind.START), Message({"columns": record.columns}), note
 
 
-def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helper: str) -> None:
-    """Let a site that has the agreed columns tell another which it lacks; without a roster they decline."""
+def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helpers: Collection[str]) -> bool:
+    """Let a site that has the agreed columns tell another which it lacks: the first that does. Whether one has; without
+    a roster all decline.
+    """
     offered = _hello(agenda, desk, (lacking,), record.layout.parties).inbox
     key = desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=ASK)).inbox
     if lacking not in offered or lacking not in key:
-        return
+        return False
     columns = missing_at(offered[lacking]["columns"], record.columns)
     letter = Message({**key[lacking].arrays, "columns": columns})
-    told = desk.ask((helper,), Nonce(agenda.run, kind=Kind.NAMES, phase=TELL), letter, {"for": lacking}).inbox
-    if helper in told:
-        desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=READ), told[helper], {"from": helper})
+    for helper in helpers:
+        told = desk.ask((helper,), Nonce(agenda.run, kind=Kind.NAMES, phase=TELL), letter, {"for": lacking}).inbox
+        read = Nonce(agenda.run, kind=Kind.NAMES, phase=READ)
+        if helper in told and desk.ask((lacking,), read, told[helper], {"from": helper}).inbox:
+            return True
+    return False
 
 
 def _hello(

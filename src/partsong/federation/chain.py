@@ -9,19 +9,47 @@ alone; `head` is the hash to note elsewhere, or to compare with.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from partsong.errors import BrokenChain, FileError, FormatError
 
 NOTHING = "0" * 64
 """The hash before the first line."""
 TAIL = 1 << 16
+HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
+"""Where a line has its own hash: never last, for "number" comes after it."""
+MOST_REMEMBERED = 16
+
+Line = dict[str, Any]
+Sum = TypeVar("Sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a file was compared: so many bytes with this SHA-256, and number and hash of the last line in them."""
+
+    length: int = 0
+    sha256: bytes = hashlib.sha256().digest()
+    number: int = 0
+    head: str = NOTHING
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these bytes begin with the ones that were compared."""
+        return len(data) >= self.length and hashlib.sha256(memoryview(data)[: self.length]).digest() == self.sha256
+
+
+_REMEMBERED: dict[tuple[Path, Any], tuple[Mark, Any]] = {}
+"""Of files that this process has read: how far, and what came of it."""
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +64,7 @@ class Chain:
         line = {"number": number + 1, "before": before, **entry}
         line["hash"] = _hash(line)
         written = _text(line) + b"\n"
+        is_new = not self.path.exists()
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -46,6 +75,8 @@ class Chain:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            if is_new:
+                _flush_folder(self.path.parent)
         except OSError as error:
             raise FileError(
                 f"{self.path} cannot be written: {error.strerror or error}. Nothing was sent; check that the disk is "
@@ -53,19 +84,38 @@ class Chain:
             ) from error
         return line
 
-    def lines(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Iterator[Line]:
         """All lines, each compared with the one before and with how it is written; BrokenChain at the first that does
         not fit.
         """
-        before = NOTHING
-        for number, text in enumerate(self._whole_lines(), 1):
-            try:
-                line = json.loads(text)
-                is_sound = line["number"] == number and line["before"] == before and line["hash"] == _hash(line)
-                is_sound = is_sound and text == _text(line)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                is_sound = False
-            if not is_sound:
+        return self._compared(_whole_lines(self._read()), Mark())
+
+    def folded(self, fold: Callable[[Sum, Sequence[Line]], Sum], empty: Sum) -> Sum:
+        """fold(…, lines) over all lines, compared: those that this process has read before are not read again where
+        their bytes are the same to the last one. BrokenChain also for an end that no crash leaves.
+        """
+        data, place = self._read(), (self.path, fold)
+        with _LOCK:
+            mark, found = _REMEMBERED.pop(place, (Mark(), empty))
+        if not mark.is_of(data):
+            mark, found = Mark(), empty
+        end = data.rfind(b"\n") + 1
+        new = list(self._compared(_whole_lines(data[mark.length : end]), mark))
+        self._require_torn(data[end:], mark.number + len(new), new[-1]["hash"] if new else mark.head)
+        if new:
+            found = fold(found, new)
+            mark = Mark(end, hashlib.sha256(memoryview(data)[:end]).digest(), new[-1]["number"], new[-1]["hash"])
+        with _LOCK:
+            _REMEMBERED[place] = (mark, found)
+            while len(_REMEMBERED) > MOST_REMEMBERED:
+                _REMEMBERED.pop(next(iter(_REMEMBERED)))
+        return found
+
+    def _compared(self, texts: Sequence[bytes], mark: Mark) -> Iterator[Line]:
+        before = mark.head
+        for number, text in enumerate(texts, mark.number + 1):
+            line = _line_in(text)
+            if line is None or line["number"] != number or line["before"] != before:
                 raise BrokenChain(
                     f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
                     "edited, or lines were taken out. What came before it is sound. Keep the file as it is, and ask "
@@ -88,21 +138,26 @@ class Chain:
         leaves such bytes: more than a line, without its end.
         """
         rest = self._read().rpartition(b"\n")[2]
+        self._require_torn(rest, *self.head())
+        return len(rest)
+
+    def _require_torn(self, rest: bytes, number: int, last: str) -> None:
+        """Refuse bytes after the last whole line that are more than a line."""
+        if not rest:
+            return
         try:
             line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
             is_whole = isinstance(line, dict) and length < len(rest)
         except (ValueError, RecursionError):
             is_whole = False
         if is_whole:
-            number, last = self.head()
             raise BrokenChain(f"{self.path}, line {number + 1}: the end of this line was edited.", number + 1, last)
-        return len(rest)
-
-    def _whole_lines(self) -> list[bytes]:
-        return self._read().split(b"\n")[:-1]
 
     def _read(self) -> bytes:
-        return self.path.read_bytes() if self.path.exists() else b""
+        try:
+            return self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be read: {error.strerror or error}. Check whose it is.") from error
 
     def _end(self) -> tuple[int, int, str]:
         """Length of all whole lines, and number and hash of the last; what is before it is not read again."""
@@ -119,14 +174,38 @@ class Chain:
         if length == 0:
             return 0, 0, NOTHING
         text = tail[: tail.rfind(b"\n")].rpartition(b"\n")[2]
-        try:
-            line = json.loads(text)
-            number, last, is_sound = int(line["number"]), str(line["hash"]), line["hash"] == _hash(line)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_sound = False
-        if not is_sound:
+        line = _line_in(text)
+        if line is None:
             raise FormatError(f"{self.path}: its last line was edited. Nothing can be added to it; keep it as it is.")
-        return length, number, last
+        return length, int(line["number"]), str(line["hash"])
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    return data.split(b"\n")[:-1]
+
+
+def _line_in(text: bytes) -> Line | None:
+    """A line whose hash is that of all else in it, written in the one way there is; None where it is not."""
+    try:
+        line = json.loads(text)
+        if len(found := HASH.findall(text)) == 1 and list(line) == sorted(line):
+            is_sound = line["hash"] == found[0].decode() == hashlib.sha256(HASH.sub(b"", text)).hexdigest()
+        else:
+            is_sound = line["hash"] == _hash(line) and text == _text(line)
+        is_sound = is_sound and "number" in line and "before" in line
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return line if is_sound else None
+
+
+def _flush_folder(path: Path) -> None:
+    """A new name is on the disk as well; not every system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _hash(line: Mapping[str, Any]) -> str:

@@ -1,17 +1,19 @@
 """Agreeing on columns by hashes: the server compares numbers, and names stay at the sites.
 
-    hash = BLAKE2b-128(name; key, run)
+    hash = BLAKE2b-128(NFC(name); key, run)
 
-Salted by the run, so that two runs cannot be compared. A server that has a list of likely names can still test them,
-unless all sites share a `key` that it does not know. Whether they have the same key they find out by a hash of it,
-which tells nothing of a random key.
+In Unicode's normal form C, as a letter with a mark can be written in two ways that look the same. Salted by the run, so
+that two runs cannot be compared. A server that has a list of likely names can still test them, unless all sites share a
+`key` that it does not know. Whether they have the same key they find out by a hash of it, which tells nothing of a
+random key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +29,26 @@ SAME, COMMON = RULES = ("same", "common")
 
 
 def hashed(names: Sequence[str], run: str, key: bytes = b"") -> Any:
-    """One row of 16 bytes for each name."""
+    """One row of 16 bytes for each name; ParameterError where two names differ in how they are written alone."""
     salt = hashlib.sha256(run.encode()).digest()[:16]
+    written = [unicodedata.normalize("NFC", name) for name in names]
+    _require_different(written)
     rows = [
         hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES, key=key, salt=salt).digest()
-        for name in names
+        for name in written
     ]
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), HASH_BYTES)
+
+
+def _require_different(names: Sequence[str]) -> None:
+    """By their places, since names may be words that are told nowhere."""
+    first: dict[str, int] = {}
+    for at, name in enumerate(names):
+        if first.setdefault(name, at) != at:
+            raise ParameterError(
+                f"Columns {first[name] + 1} and {at + 1} of those that may leave have the same name, once letters with "
+                "marks are written in one way (Unicode NFC). Rename one of them."
+            )
 
 
 def key_mark(key: bytes, run: str) -> str:
@@ -104,17 +119,20 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Columns of a site that may leave, the key that they are hashed with, and names that it has heard of."""
+    """Columns of a site that may leave, and the key that they are hashed with.
+
+    `are_secret`: they are words of texts, and are in no reason of a refusal either.
+    """
 
     own: Sequence[str]
     key: bytes = b""
-    reference: Collection[str] = ()
+    are_secret: bool = False
 
     def order(self, wanted: Wanted) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Where the agreed columns are among its own, and the names of those that are not among them.
 
-        A site that lacks some is told which: by name where they are in the reference (a list that came with the
-        invitation), else by the beginning of the hash. Only their number leaves.
+        A site that lacks some finds the beginnings of their hashes in its log, and then their names, from another site
+        (`naming`). Only their number leaves.
         """
         rows = listed(wanted.hashes)
         taken = set(rows)
@@ -123,12 +141,16 @@ class Names:
         unused = tuple(self.own[at] for row, at in places.items() if row not in taken)
         extra = unused if wanted.rule == SAME else ()
         if missing or extra:
-            told = [*(f"{name} is missing here, or not let out" for name in self._known(missing, wanted.run))]
-            told += [f"{name} is here and not at most others" for name in extra]
-            raise Denied("columns", f"{'; '.join(told)}.", {"missing": len(missing), "extra": len(extra)})
+            counts = {"missing": len(missing), "extra": len(extra)}
+            if self.are_secret:
+                told = [f"{len(missing)} columns are missing here, {len(extra)} are here and not at most others"]
+            else:
+                told = [_told_missing(missing)] if missing else []
+                told += [f"{name} is here and not at most others" for name in extra]
+            raise Denied("columns", f"{'; '.join(told)}.", counts)
         return tuple(places[row] for row in rows), unused
 
-    def _known(self, rows: Sequence[bytes], run: str) -> list[str]:
-        names = list(self.reference)
-        known = dict(zip(listed(hashed(names, run, self.key)), names, strict=True)) if names else {}
-        return [known.get(row, f"#{row.hex()[:8]} (not in the list of names of this site)") for row in rows]
+
+def _told_missing(rows: Sequence[bytes]) -> str:
+    hashes = ", ".join(f"#{row.hex()[:8]}" for row in rows)
+    return f"{hashes}: missing here, or not let out. Names follow, if another site tells them (tell_names)"

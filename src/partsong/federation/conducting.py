@@ -13,6 +13,7 @@ from partsong.federation.coordinator import Coordinator
 from partsong.federation.experiment import Experiment
 from partsong.federation.record import Journal, Record
 from partsong.federation.transport import Transport
+from partsong.federation.word_agreement import AgreeingFirst
 from partsong.privacy.admission import Roster
 
 
@@ -47,16 +48,17 @@ def coordinator_of(
     *,
     timeout: float,
     serials: Path | None = None,
-) -> Coordinator | AsynchronousCoordinator:
-    """The engine for an experiment: with rounds that all sites share, or with arrivals."""
-    told, rule = experiment.told(), experiment.columns
-    if not experiment.is_asynchronous:
-        if ArrivalsJournal(folder).path.exists():
-            raise ParameterError(f"{folder} holds an asynchronous run. Take another folder.")
-        return Coordinator(transport, folder, run, told, rule, timeout, serials=serials)
-    budget, tol = experiment.time_budget, experiment.tol
-    own = (transport, folder, run, told, rule, timeout)
-    return AsynchronousCoordinator(*own, time_budget=budget, tol=tol, serials=serials)
+) -> Coordinator | AsynchronousCoordinator | AgreeingFirst:
+    """The engine for an experiment: with rounds that all sites share, or with arrivals; over texts, after words."""
+    own, rule = (transport, folder, run, experiment.told(), experiment.columns, timeout), experiment.text_rule
+    if experiment.is_asynchronous:
+        budget, tol = experiment.time_budget, experiment.tol
+        arrivals = AsynchronousCoordinator(*own, time_budget=budget, tol=tol, serials=serials)
+        return arrivals if rule is None else AgreeingFirst(arrivals, rule)
+    if ArrivalsJournal(folder).path.exists():
+        raise ParameterError(f"{folder} holds an asynchronous run. Take another folder.")
+    rounds = Coordinator(*own, serials=serials)
+    return rounds if rule is None else AgreeingFirst(rounds, rule)
 
 
 def record_in(folder: Path) -> Record | None:

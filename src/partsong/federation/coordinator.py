@@ -95,11 +95,16 @@ class Coordinator:
         make_folder(self.folder)
         with locked(self.folder / "lock", waits=False):
             setting, record = self._opened_run(program, schedule, reduction)
-            while record.index < schedule.rounds:
+            while not self._is_over(setting, record):
                 record, done = self._one_round(setting, record)
                 yield done
                 del done
-            self._finish(setting, record)
+            asked = self._finish(setting, record)
+            faults = {name: str(error) for name, error in asked.faults.items()}
+            setting.journal.save(replace(record, without_result=faults, seen=dict(setting.desk.seen)))
+
+    def _is_over(self, setting: Setting, record: Record) -> bool:
+        return record.index >= setting.schedule.rounds
 
     def _opened_run(self, program: Program, schedule: Schedule, reduction: Reduction) -> tuple[Setting, Record]:
         """A run as it stands in the folder; one that has not begun begins here."""
@@ -193,8 +198,9 @@ class Coordinator:
                     again = Opening(index, opening.attempt + 1, tuple(inbox), refused)
                     opening = self._opened(setting, record, again, faults)
                     continue
-                opening = replace(opening, refused=refused, alone=asked.alone)
-                journal.open(opening)
+                before, opening = opening, replace(opening, refused=refused, alone=asked.alone)
+                if opening != before:
+                    journal.open(opening)
             worked = tuple(sorted(inbox))
             occasion = Occasion(index, worked if opening.first == 0 else opening.asked, record.layout, record.model)
             return Course(opening, occasion, invited, worked, worked), inbox
@@ -245,7 +251,7 @@ class Coordinator:
             course.silent |= {name: phase for name in course.active if name not in heard_in}
             course.active = tuple(sorted(heard_in))
             server, heard = reduction.hear(phase, heard_in, server, occasion)
-            if decided is None:
+            if decided is None and (reduction.hides_uploads or phase + 1 < reduction.phases):
                 setting.journal.decide(opening, phase, heard_in)
             course.traffic += [(name, phase, heard_in[name]) for name in course.active]
             course.answers += heard.nbytes if heard.arrays else 0
@@ -265,9 +271,11 @@ class Coordinator:
         senders = {*course.opening.asked, *course.opening.refused} & record.started
         return replace(record, accounts=record.accounts.charge(sorted(senders), release, course.opening.attempt + 1))
 
-    def _finish(self, setting: Setting, record: Record) -> None:
-        """Tell all that the run is over, and with which components; whoever does not hear it keeps a few files more."""
+    def _finish(self, setting: Setting, record: Record) -> Asked:
+        """Tell all that the run is over, and with which components; who does not hear it has no result, and is told
+        again when the run is resumed.
+        """
         names = tuple(sorted(record.started))
         notes = {name: {"counted": list(record.counted[name]) if name in record.counted else None} for name in names}
         last = Message({**record.model.arrays, "components": setting.program.components(record.server)})
-        setting.desk.ask(names, Nonce(self.name, record.index, kind=Kind.FINISH), last, {}, notes)
+        return setting.desk.ask(names, Nonce(self.name, record.index, kind=Kind.FINISH), last, {}, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -71,6 +72,11 @@ class Errands:
         self.resting[name], self.faults[name] = time.monotonic() + self.pause, error
         self.require_somebody(index)
 
+    def leave_out(self, name: str, error: PartsongError, index: int) -> None:
+        """A site is asked for nothing more, if there are others."""
+        self.resting[name], self.faults[name] = math.inf, error
+        self.require_somebody(index)
+
     def require_somebody(self, index: int, overdue: frozenset[str] = NOBODY) -> None:
         """Raise where nobody is asked but those who are overdue."""
         if self.out.keys() <= overdue:
@@ -101,7 +107,8 @@ class Errands:
         """Seconds to the next moment at which something has to be done, though nobody is heard."""
         if overdue and self.is_strict:
             return 0.0
-        now, dues = time.monotonic(), [*self.resting.values(), *([] if until is None else [until])]
+        now, dues = time.monotonic(), [due for due in self.resting.values() if due < math.inf]
+        dues += [] if until is None else [until]
         dues += [errand.since + self.timeout for name, errand in self.out.items() if name not in overdue]
         return max(0.0, min(dues, default=now) - now)
 

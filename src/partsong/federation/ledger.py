@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from partsong.errors import CompositionError
-from partsong.federation.chain import Chain
+from partsong.federation.chain import Chain, Line
 from partsong.federation.policy import Allowance
 from partsong.federation.refusals import Denied
 from partsong.federation.wire import Request
@@ -26,6 +26,48 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Charge:
+    """A line: which attempt of a round it is for, of which request and model, and how much noise that had."""
+
+    number: int
+    round: int
+    attempt: int
+    digest: str
+    about: str | None
+    noise: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """All lines together: charges by run, releases by what they cost, and how many had no noise.
+
+    Lines that were made up, for releases of which no more is known, are of no run.
+    """
+
+    serial: int = 0
+    runs: Mapping[str, tuple[Charge, ...]] = field(default_factory=dict)
+    releases: Mapping[Release, int] = field(default_factory=dict)
+    noiseless: int = 0
+
+    def with_lines(self, lines: Sequence[Line]) -> Books:
+        """With more of them."""
+        runs, releases, noiseless = dict(self.runs), dict(self.releases), self.noiseless
+        new: dict[str, list[Charge]] = {}
+        for line in lines:
+            release = None if line["release"] is None else Release.from_json(line["release"])
+            (run, number, attempt), noise = line["attempt"], None if release is None else release.noise_multiplier
+            if run:
+                charge = Charge(line["number"], number, attempt, line["digest"], line.get("about"), noise)
+                new.setdefault(run, []).append(charge)
+            if release is None:
+                noiseless += 1
+            else:
+                releases[release] = releases.get(release, 0) + int(line.get("count", 1))
+        runs |= {run: (*runs.get(run, ()), *charges) for run, charges in new.items()}
+        return Books(lines[-1]["number"], runs, releases, noiseless)
+
+
+@dataclass(frozen=True, slots=True)
 class SiteLedger:
     """One line for every attempt of every round of every run, with what it costs; `serial` is their number."""
 
@@ -36,15 +78,18 @@ class SiteLedger:
         """The file."""
         return Chain(self.path)
 
+    def books(self) -> Books:
+        """All that was charged, after every line was compared."""
+        return self.chain.folded(Books.with_lines, Books())
+
     @property
     def serial(self) -> int:
         """How many releases were charged."""
-        return self.chain.head()[0]
+        return self.books().serial
 
     def spent(self) -> Ledger:
         """All that was charged and had noise."""
-        lines = [line for line in self.chain.lines() if line["release"] is not None]
-        return Ledger(tuple((Release.from_json(line["release"]), line.get("count", 1)) for line in lines))
+        return Ledger(tuple(self.books().releases.items()))
 
     def charge(
         self, request: Request, release: Release | None, allowance: Allowance | None, bounds: Bounds | None = None
@@ -53,17 +98,18 @@ class SiteLedger:
 
         All attempts of a round are about one model and one history. True where the line was there before.
         """
-        nonce, before = request.nonce, self.lines_of(request.nonce.run)
+        nonce, before = request.nonce, self.charges_of(request.nonce.run)
+        of_round = [one for one in before if one.round == nonce.round]
         own, digest, about = [nonce.run, nonce.round, nonce.attempt], request.digest, request.about
-        for line in before:
-            if line["attempt"] == own and line["digest"] != digest:
-                raise Denied("conflict", f"Another request than that of ledger line {line['number']} for {own}.")
-            if line["attempt"][1] == nonce.round and line.get("about", about) != about:
-                raise Denied("conflict", f"Another model, or history, than that of ledger line {line['number']}.")
-        if any(line["attempt"] == own for line in before):
+        for one in of_round:
+            if one.attempt == nonce.attempt and one.digest != digest:
+                raise Denied("conflict", f"Another request than that of ledger line {one.number} for {own}.")
+            if one.about not in (None, about):
+                raise Denied("conflict", f"Another model, or history, than that of ledger line {one.number}.")
+        if any(one.attempt == nonce.attempt for one in of_round):
             self._flush()
             return True
-        self._require_few(bounds, [line for line in before if line["attempt"][1] == nonce.round], before)
+        self._require_few(bounds, of_round, before)
         if allowance is not None:
             self.require_within(allowance, release)
         self._append(own, digest, release, 1, {"about": about})
@@ -71,23 +117,33 @@ class SiteLedger:
 
     def require_within(self, allowance: Allowance, release: Release | None, count: int = 1) -> None:
         """Refuse releases that the site's budget does not cover, and all where some before had no noise."""
-        require_within(allowance, self.spent(), release, count)
-        noiseless = sum(line["release"] is None for line in self.chain.lines())
-        if noiseless > allowance.noiseless_before:
+        books = self.books()
+        require_within(allowance, Ledger(tuple(books.releases.items())), release, count)
+        if books.noiseless > allowance.noiseless_before:
             raise Denied(
                 "noiseless",
-                f"{noiseless} releases of the ledger had no noise, so that epsilon = {allowance.epsilon:g} is not true "
-                f"of all that has left. If that is known, set privacy.noiseless_before = {noiseless} in site.toml.",
+                f"{books.noiseless} releases of the ledger had no noise, so that epsilon = {allowance.epsilon:g} is "
+                "not true of all that has left. If that is known, set privacy.noiseless_before = "
+                f"{books.noiseless} in site.toml.",
             )
 
-    def lines_of(self, run: str) -> list[dict[str, Any]]:
+    def charges_of(self, run: str) -> tuple[Charge, ...]:
         """All attempts of a run that were charged."""
+        return self.books().runs.get(run, ())
+
+    def lines_of(self, run: str) -> list[Line]:
+        """The lines of these, as they are written."""
         return [line for line in self.chain.lines() if line["attempt"][0] == run]
 
-    def make_up(self, count: int, release: Release | None, why: str) -> None:
-        """Charge releases that this copy of the ledger does not know of: for sites restored from an older copy."""
+    def make_up(
+        self, count: int, release: Release | None, why: str, attempt: tuple[str, int, int] = ("", 0, 0)
+    ) -> None:
+        """Charge releases that this copy of the ledger does not know of: for sites restored from an older copy.
+
+        `attempt`: run, round and attempt, where that is known; else they are of no run.
+        """
         for _ in range(count):
-            self._append(["", 0, 0], why, release, 1)
+            self._append(list(attempt), why, release, 1)
 
     def _append(
         self,
@@ -100,7 +156,7 @@ class SiteLedger:
         told: Mapping[str, Any] | None = None if release is None else release.to_json()
         self.chain.append({"attempt": attempt, "digest": digest, "release": told, "count": count, **(more or {})})
 
-    def _require_few(self, bounds: Bounds | None, of_round: list[Any], of_run: list[Any]) -> None:
+    def _require_few(self, bounds: Bounds | None, of_round: Sequence[Charge], of_run: Sequence[Charge]) -> None:
         if bounds is not None and (len(of_round) >= bounds.attempts or len(of_run) >= bounds.lines):
             raise Denied(
                 "attempts",

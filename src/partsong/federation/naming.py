@@ -2,9 +2,11 @@
 
     the lacking site:  an X25519 key from its secret and the run, signed, and a    → a site that has the names
                        proof that it knows the key that sites share
-    that site:         a fresh key, names sealed with the agreed secret, signed    → the lacking site, for its log
+    that site:         a key of this letter, names sealed with the agreed secret,  → the lacking site, for its log
+                       signed
 
-Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's.
+Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's. A letter is as long
+as many names were asked for (256 bytes for each), so that its length tells nothing of names that are not longer.
 """
 
 from __future__ import annotations
@@ -25,21 +27,23 @@ from partsong.privacy.admission import Roster
 from partsong.privacy.envelopes import as_array
 from partsong.privacy.key_agreement import (
     KEY_BYTES,
+    KeyPair,
     agreed,
     derived,
     fingerprint,
     is_signed,
-    key_pair,
     public_key,
     seal,
     sign,
     signing_key,
     unseal,
 )
-from partsong.privacy.randomness import system_source
 
 ASK, TELL, READ = range(3)
 """Phases."""
+
+SLOT = 256
+"""Bytes of a letter for each name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,13 @@ class Correspondent:
             raise Denied("shared-key", f"{other!r} asks for names, and does not know the shared key of this site.")
         known = dict(zip(listed(hashed(own, self.run, self.shared)), own, strict=True))
         names = [known[row] for row in listed(letter["columns"]) if row in known]
-        fresh = key_pair(system_source)
+        text = _padded(names)
+        fresh = self._own_key(other, theirs, text)
         try:
             secret = agreed(fresh.private, {other: theirs})[other]
         except PartyError as error:
             raise Denied("protocol", str(error)) from error
-        sealed = seal(self._sealing(secret, self.name, other, fresh.public), json.dumps(names).encode())
+        sealed = seal(self._sealing(secret, self.name, other, fresh.public), text)
         body = fresh.public + sealed
         return Message({"letter": as_array(body), "signature": as_array(self._signed("letter", body))})
 
@@ -87,6 +92,14 @@ class Correspondent:
         if text is None:
             raise Denied("protocol", f"What {other!r} has told cannot be opened.")
         return [str(name) for name in json.loads(text)]
+
+    def _own_key(self, other: str, theirs: bytes, text: bytes) -> KeyPair:
+        """A key for one letter: another for each text and reader, and the same for the same one, so that the same
+        request gets the same bytes.
+        """
+        own = signing_key(self.secret, self.name)
+        private = derived(own, "partsong column names", "letter", self.run, other, theirs, fingerprint(text))
+        return KeyPair(private, public_key(private))
 
     def _private(self) -> bytes:
         return derived(signing_key(self.secret, self.name), "partsong column names", self.run)
@@ -117,6 +130,14 @@ class Correspondent:
     def _require_roster(self) -> None:
         if self.roster is None:
             raise Denied("roster", "Names of columns are told only among parties of a pinned roster.")
+
+
+def _padded(names: Sequence[str]) -> bytes:
+    """As JSON, which blanks follow: up to 256 bytes for each name, or else to the next power of two of that."""
+    text, length = json.dumps(names).encode(), SLOT * (len(names) + 1)
+    while length < len(text):
+        length *= 2
+    return text.ljust(length)
 
 
 def missing_at(offered: Any, wanted: Any) -> Any:

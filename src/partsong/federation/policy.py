@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from partsong.errors import ParameterError
 from partsong.federation.keys import nearest, only, read_toml, whole, words
 from partsong.federation.refusals import Denied
-from partsong.methods import METHODS
+from partsong.federation.topic_keys import RECIPES
+from partsong.federation.word_policy import WordPolicy
 from partsong.privacy.gaussian_curve import check_budget
 from partsong.spending import USUAL_DELTA
 
 PRIVACY_KEYS = ("epsilon", "delta", "unit", "insecure_noise", "noiseless_before")
 POLICY_KEYS = (
     "recipes", "minimum_rows", "minimum_parties", "maximum_rounds", "maximum_runs", "masked", "minimum_mask_bound",
-    "columns", "tell_names", "privacy",
+    "columns", "tell_names", "words", "privacy",
 )  # fmt: skip
+
+UNNAMED = tuple(name for name in RECIPES if name != "secure-dsanls")
+"""Allowed where a site names none. Sketches of two open runs by `secure-dsanls` determine rows: it must be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,14 @@ class Policy:
     """Which recipes, how many rows, parties, rounds and runs, whether masks are needed, which columns, what privacy.
 
     `minimum_rows` None: 1 where masks or noise hide uploads, else 2k, rounded up to a power of two: who may choose k
-    learns no more of the number of rows than that of its binary digits. `columns`: names, or patterns with * and ?, of
-    those that may leave; None: all. `maximum_runs`: over all time; None: any number. `minimum_mask_bound`: of the
-    largest number that a masked upload may hold. `tell_names`: whether another site that lacks agreed columns is told
-    their names, sealed; None: only where sites share no key.
+    learns no more of the number of rows than that of its binary digits. It is not for a budget about rows, which the
+    comparison would break. `columns`: names, or patterns with * and ?, of those that may leave; None: all.
+    `maximum_runs`: over all time; None: any number. `minimum_mask_bound`: of the largest number that a masked upload
+    may hold. `tell_names`: whether another site that lacks agreed columns is told their names, sealed, so that nobody
+    can read them but a site of the roster with the same shared key. `words`: about runs over texts.
     """
 
-    recipes: tuple[str, ...] = METHODS
+    recipes: tuple[str, ...] = UNNAMED
     minimum_rows: int | None = None
     minimum_parties: int = 2
     maximum_rounds: int = 1000
@@ -75,21 +81,29 @@ class Policy:
     privacy: Allowance | None = None
     maximum_runs: int | None = None
     minimum_mask_bound: float = 0.0
-    tell_names: bool | None = None
+    tell_names: bool = True
+    words: WordPolicy = WordPolicy()
+
+    def __post_init__(self) -> None:
+        if self.minimum_rows not in (None, 1) and self.privacy is not None and self.privacy.unit == "row":
+            raise ParameterError(
+                f'minimum_rows = {self.minimum_rows} does not go with privacy.unit = "row": whether a run is refused '
+                "would tell of one row, with certainty. Leave minimum_rows out; how many rows there are is known here."
+            )
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Policy:
         """From the table of a file; an unknown key is an error."""
         only(table, POLICY_KEYS, "site.toml")
-        recipes = words(table, "recipes", METHODS)
+        recipes = words(table, "recipes", UNNAMED)
         for recipe in recipes:
-            if recipe not in METHODS:
-                raise ParameterError(f"recipes has {recipe!r}. {nearest(recipe, METHODS)}")
+            if recipe not in RECIPES:
+                raise ParameterError(f"recipes has {recipe!r}. {nearest(recipe, RECIPES)}")
         masked = table.get("masked", False)
         if not isinstance(masked, bool):
             raise ParameterError(f"masked is true or false; got {masked!r}.")
-        tells = table.get("tell_names")
-        if tells is not None and not isinstance(tells, bool):
+        tells = table.get("tell_names", True)
+        if not isinstance(tells, bool):
             raise ParameterError(f"tell_names is true or false; got {tells!r}.")
         bound = table.get("minimum_mask_bound", 0.0)
         if type(bound) not in (int, float) or not 0 <= bound < math.inf:
@@ -105,6 +119,7 @@ class Policy:
             whole(table, "maximum_runs", None),
             float(bound),
             tells,
+            WordPolicy.from_table(table.get("words", {})),
         )
 
     @staticmethod
@@ -149,8 +164,10 @@ class Policy:
         """Those of the columns that may leave, in their order."""
         if self.columns is None:
             return tuple(columns)
-        patterns = [pattern.replace("[", "[[]") for pattern in self.columns]
-        return tuple(name for name in columns if any(fnmatchcase(name, pattern) for pattern in patterns))
+        patterns = [normalize("NFC", pattern).replace("[", "[[]") for pattern in self.columns]
+        return tuple(
+            name for name in columns if any(fnmatchcase(normalize("NFC", name), pattern) for pattern in patterns)
+        )
 
 
 def _allowance(table: Any) -> Allowance | None:

@@ -18,7 +18,7 @@ from partsong.engines.arrivals import Arrival, taken_in
 from partsong.engines.boundary import check_upload
 from partsong.engines.pieces import Midway, Terms
 from partsong.engines.rounds import Desk
-from partsong.errors import DivergenceError, FormatError, PartsongError, UploadError
+from partsong.errors import DivergenceError, FormatError, PartsongError, PartyError, UploadError
 from partsong.federation.arrivals_record import ArrivalsJournal, Ongoing
 from partsong.federation.beginning import Agenda, start_of
 from partsong.federation.errands import Errand, Errands
@@ -29,6 +29,9 @@ from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 
 SPOILED = (DivergenceError, UploadError)
 """Errors of the work itself: the same work would end in them again, and so its site is sent the newest model."""
+
+MOST_SPOILED = 3
+"""Works in a row that come to nothing; after them a site is asked for no more until the run is resumed."""
 
 PARTING = 30.0
 """Seconds that sites which are not there have, at the end, to hear that a run is over."""
@@ -65,7 +68,7 @@ class Reception:
     def outcome(self) -> Outcome | None:
         """Why the run is over; None while it is not."""
         record, budget, tol = self.record, self.end.time_budget, self.end.tol
-        if record.index >= self.terms.schedule.rounds:
+        if record.index - len(record.faults) >= self.terms.schedule.rounds:
             return Outcome.MAX_ROUNDS
         if budget is not None and self._clock() >= budget:
             return Outcome.TIME_SPENT
@@ -94,7 +97,7 @@ class Reception:
         except PartsongError as error:
             excused = errands.excused(name, error)
             if isinstance(error, SPOILED) and errand.nonce.kind is Kind.WORK:
-                return self._taken(name, excused)
+                return self._spoiled(name, excused)
             errands.failed(name, excused, record.index)
             return None
         errands.faults.pop(name, None)
@@ -105,20 +108,29 @@ class Reception:
         return self._taken(name, message)
 
     def finish(self) -> None:
-        """Tell all that the run is over. Who is at work hears it after that; who is not there is not waited for, and
-        keeps a few files more.
+        """Tell all that the run is over. Who is at work hears it after that; who is not there is not waited for, has no
+        result, and is told again when the run is resumed.
         """
+        self._require_arrivals()
         record, away, began = self.record, self.errands.missing(), time.monotonic()
         nonce, left = Nonce(record.run, record.index, kind=Kind.FINISH), set(record.started)
         requests = {name: Request(name, nonce, record.model, self._counted(name), self._seen(name)) for name in left}
         self.transport.recall()
         self.transport.push({name: requests[name].written() for name in sorted(left)}, self.errands.timeout)
+        why: dict[str, str] = {}
         while left:
             patience = self.errands.timeout if left - away.keys() else min(self.errands.timeout, PARTING)
             heard = self.transport.arrived(max(0.0, began + patience - time.monotonic()))
             if heard is None:
-                return
+                break
             left.discard(heard[0])
+            try:
+                self._read(heard[0], Errand(nonce, began), heard[1])
+            except PartsongError as error:
+                why[heard[0]] = str(error)
+        why |= {name: f"Site {name!r} has not answered the end of the run in time." for name in sorted(left)}
+        self.record = replace(self.record, without_result=why)
+        self.journal.save(self.record)
 
     def _request(self, name: str) -> Request:
         record = self.record
@@ -182,6 +194,26 @@ class Reception:
         )
         self.journal.save(self.record)
         return replace(done, refused={**self.errands.missing(), **done.refused})
+
+    def _spoiled(self, name: str, error: PartsongError) -> Round:
+        """An arrival of nothing, which does not count; too many of a site in a row, and it is left out."""
+        done, record = self._taken(name, error), self.record
+        last = [at for at, who in enumerate(record.order) if who == name][-MOST_SPOILED:]
+        if len(last) == MOST_SPOILED and record.faults.keys() >= set(last):
+            self.errands.leave_out(name, error, record.index)
+        return done
+
+    def _require_arrivals(self) -> None:
+        """A run in which nothing that can be used has arrived has no model, and is not over at the sites."""
+        record = self.record
+        if record.index > len(record.faults):
+            return
+        reasons = {record.order[at]: why for at, why in record.faults.items()} | self.errands.missing()
+        told = "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items())) or "no site has answered in time"
+        raise PartyError(
+            f"Nothing that can be used has arrived in run {record.run!r} ({told}). There is no model but the one that "
+            "it began with. Mend these sites and resume the run, with a larger time_budget where it has one."
+        )
 
     def _move(self, before: object, after: object) -> float:
         """‖H − H before‖ / ‖H‖."""

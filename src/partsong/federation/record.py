@@ -36,6 +36,7 @@ class Record:
 
     `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
     it has told, `company` who was in the last sum, `outside` who has begun anew since the last set-up of masked sums.
+    `without_result`: who has not answered, or not accepted, the end of the run, and why.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Record:
     absences: Mapping[int, Absence] = field(default_factory=dict)
     accounts: Accounts = Accounts()
     outside: frozenset[str] = frozenset()
+    without_result: Mapping[str, str] = field(default_factory=dict)
 
     def absent(self) -> dict[int, frozenset[str]]:
         """Who missed which round, for a Schedule that repeats this run in one process."""
@@ -119,6 +121,7 @@ class Journal:
             {index: Absence(tuple(absent), silent) for index, absent, silent in note["absences"]},
             Accounts.from_json(note["accounts"]),
             frozenset(note["outside"]),
+            note.get("without_result", {}),
         )
 
     def save(self, record: Record) -> None:
@@ -135,6 +138,7 @@ class Journal:
             "absences": [[index, list(one.absent), dict(one.silent)] for index, one in record.absences.items()],
             "accounts": record.accounts.to_json(),
             "outside": sorted(record.outside),
+            "without_result": dict(record.without_result),
         }
         tree = (record.layout, record.columns, record.server, record.model, record.desk)
         save_state(self.folder / "run", tree, note)

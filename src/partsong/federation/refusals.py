@@ -37,7 +37,8 @@ CODES: Mapping[str, str] = {
     "round-closed": "a masked upload of this round has left the site; the round is not summed again",
     "company": "the sum continues a round, and would be over other parties than the one before",
     "behind": "the site's ledger is behind what the server has seen: it was restored from an older copy",
-    "ledger": "the site's ledger or audit log was edited, and it answers nothing until somebody has looked at it",
+    "ledger": "the site's ledger or audit log was edited, removed, or does not cover the other, and it answers nothing "
+    "until somebody has looked at it",
     "recipe": "the site's policy does not allow this recipe",
     "rounds": "the site's policy allows fewer rounds",
     "runs": "the site's policy allows no further run",
@@ -49,8 +50,14 @@ CODES: Mapping[str, str] = {
     "shared-key": "the site hashes names of columns with another shared key than most sites, or with none",
     "columns": "the site lacks columns that the others have, or may not let them leave",
     "names": "the site does not tell names of columns to others",
+    "texts": "the experiment is about texts and the site holds a table, or the other way round",
+    "words": "the site's policy allows no run over texts, or asks for words in more documents or at more parties",
+    "no-shared-key": "a run over texts needs the key that sites share, and the site has none",
+    "no-words": "the site does not know on which words sites have agreed for this run",
     "no-columns": "the site's policy lets no column leave",
     "layout": "number type or columns of the site do not fit what was agreed on",
+    "data": "the site's data are not fit for a run, or have changed since this one began",
+    "model": "the model with which the run would end is none: not finite, negative, or too large",
     "experiment": "the experiment cannot be read, or its parts do not go together",
     "privacy-needed": "the site has a privacy budget, and the program adds no noise",
     "privacy-unit": "the program's promise is about another unit or relation than the site's ledger",
@@ -62,6 +69,7 @@ CODES: Mapping[str, str] = {
     "too-few": "fewer parties than a sum needs in which each is hidden",
     "protocol": "the site does not accept what the server has sent in this sum",
     "storage": "the site could not read or write its own files",
+    "settings": "site.toml, another file of the site's settings, or its data cannot be used as they are",
     "failed": "the site's work ended in an error",
 }
 """Code -> what it means to somebody at the server."""

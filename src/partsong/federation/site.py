@@ -8,6 +8,7 @@ as it was: docs/federation-internals.md.
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,17 +21,21 @@ from partsong.engines.boundary import check_together, stated_by
 from partsong.errors import CompositionError, FormatError, PartsongError
 from partsong.federation.audit import Audit, protection_of
 from partsong.federation.columns import SAME, Names, Wanted, hashed, key_mark, require_key_mark
-from partsong.federation.finishing import Ending, components_in
+from partsong.federation.data_state import mark_of, require_same, require_sound
+from partsong.federation.finishing import Ending, is_kept
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.naming import ASK, TELL, Correspondent
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import Denied, refusal_of
-from partsong.federation.site_files import RunFolder, Started, Tally, make_folder
+from partsong.federation.site_files import Agreed, RunFolder, Started, Tally, make_folder
 from partsong.federation.site_log import write_down
 from partsong.federation.site_plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
 from partsong.federation.site_work import Answered, Workplace
+from partsong.federation.wholeness import require_whole
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from partsong.federation.word_data import CountedData, HeldData, Texts
+from partsong.federation.word_site import facing, keep_vocabulary, require_table, told_of_empty, vocabulary_in
 from partsong.privacy.admission import Roster
 from partsong.spending import USUAL_DELTA
 
@@ -38,8 +43,8 @@ from partsong.spending import USUAL_DELTA
 @dataclass(frozen=True, slots=True)
 class Site:
     """`roster`: the keys of all parties, pinned outside this protocol. `key`: what columns are hashed with, known to
-    sites alone; `reference`: names of columns that this site has heard of; `results`: where models of runs that are
-    over go, for the people at the site.
+    sites alone; `results`: where models of runs that are over go, for the people at the site. `texts`: where it holds
+    these, what it works on follows from a run's words.
     """
 
     name: str
@@ -48,10 +53,10 @@ class Site:
     policy: Policy = Policy()
     roster: Roster | None = None
     key: bytes = field(default=b"", repr=False)
-    reference: Collection[str] = ()
     build: Build = plan_of
     kernel_threads: int = 1
     results: Path | None = None
+    texts: Texts | None = None
 
     @property
     def ledger(self) -> SiteLedger:
@@ -64,7 +69,10 @@ class Site:
         return Audit(self.folder / "audit.jsonl")
 
     def answer(self, data: bytes) -> bytes:
-        """The bytes to send back; they are in the audit log when this returns. FileError: nothing may be sent."""
+        """The bytes to send back; they are in the audit log when this returns. FileError: nothing may be sent.
+
+        A log that was edited is left as it is: what leaves then is a refusal, and it is in site.log alone.
+        """
         with self._alone():
             nonce = Nonce("unknown")
             try:
@@ -74,7 +82,7 @@ class Site:
             except PartsongError as error:
                 done = self._refused(nonce, refusal_of(error), " ".join((str(error), *getattr(error, "__notes__", ()))))
             except Exception:
-                done = self._refused(nonce, Refusal("failed"), traceback.format_exc())
+                done = self._refused(nonce, Refusal("failed"), self._trace())
             return self._noted(done)
 
     def refuse(self, code: str, reason: str) -> bytes:
@@ -93,6 +101,8 @@ class Site:
             yield
 
     def _noted(self, done: Answered) -> bytes:
+        if isinstance(done.reply.answer, Refusal) and not self.audit.is_sound:
+            return done.payload
         program = None if done.plan is None else done.plan.program
         protection = protection_of(program, self._epsilon(done.plan))
         self.audit.note(done.reply, done.payload, again=done.again, protection=protection)
@@ -106,8 +116,15 @@ class Site:
             raise Denied(
                 "behind",
                 f"The server has seen release {request.seen} of this site, whose ledger has {serial}: it was restored "
-                "from an older copy. Bring the ledger up to date, or charge what is missing (SiteLedger.make_up).",
+                "from an older copy. Bring the ledger up to date, or charge what is missing: partsong audit make-up "
+                f"FOLDER --count {request.seen - serial}.",
             )
+        require_whole(self.ledger, self.audit)
+        if self.texts is not None:
+            return facing(self, self.texts, request)._dispatched(request)
+        return self._dispatched(request)
+
+    def _dispatched(self, request: Request) -> Answered:
         match request.nonce.kind:
             case Kind.HELLO:
                 return self._hello(request)
@@ -125,10 +142,12 @@ class Site:
     def _hello(self, request: Request) -> Answered:
         """Hashes of the columns that may leave, and the number type, if the site would take part at all."""
         parties = names_in(request.note.get("parties"))
+        self._require_kind(request)
         plan = self.build(experiment_in(request.note), len(parties), self.roster)
         self.policy.require(plan.wish, self.data.n_rows)
         self.policy.require_mask_bound(plan.mask_bound)
         self._require_roster(parties)
+        require_sound(self.data)
         columns = self.policy.leaving(self.data.columns)
         if not columns:
             raise Denied("no-columns", "site.toml lets no column of these data leave.")
@@ -146,20 +165,25 @@ class Site:
         if before is not None and before.digest != request.digest:
             raise Denied("conflict", "This run was started here before, with other settings.")
         if before is None:
-            self.policy.require_run(request.nonce.run, self._runs())
+            self._require_kind(request)
+            self.policy.require_run(self.data.run_of(request.nonce.run), self._runs())
             passed = self._passed(request.nonce.run)
             layout, experiment = layout_in(request.note), experiment_in(request.note)
             plan = self.build(experiment, len(layout.parties), self.roster)
             order = self._order(request)
             shard = Shard(self.name, self.data.matrix(order), self.data.secret)
-            self._check(plan, layout, shard)
+            self._check(plan, layout, shard, len(order))
+            require_sound(self.data)
             with threads.kernels_on(self.kernel_threads):
                 state = plan.program.start_party(shard, layout)
             standing = plan.reduction.enrol(self.name, self.data.secret, layout)
             files.save_tally(Tally(None, standing, passed=passed), plan.source)
             columns = tuple(self.data.columns[at] for at in order)
             rows = (self.data.n_rows, self.data.type)
-            files.save_start(Started(request.digest, experiment, layout, columns, rows, state))
+            mark = mark_of(self.data, order)
+            files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark))
+            if isinstance(self.data, CountedData) and (empty := told_of_empty(self.data.rows)):
+                self._log(request.nonce, "note", empty)
         return self._plain(request, Message({}))
 
     def _names(self, request: Request) -> Answered:
@@ -176,8 +200,7 @@ class Site:
 
     def _told(self, request: Request) -> tuple[str, ...]:
         """Names that may be told to other sites: of agreed columns that may leave, in a run that is under way here."""
-        tells = self.policy.tell_names if self.policy.tell_names is not None else not self.key
-        if not tells:
+        if not self.policy.tell_names:
             raise Denied("names", "site.toml does not let this site tell names (tell_names).")
         place = self._workplace(request)
         if place.tally.over is not None:
@@ -185,29 +208,44 @@ class Site:
         return self.policy.leaving(place.started.columns)
 
     def _finish(self, request: Request) -> Answered:
-        """The run is over: the last state that counted and the model stay, all else goes."""
+        """The run is over, once its result is kept: the last state that counted and the model stay, all else goes."""
         place, counted = self._workplace(request), attempt_in(request.note.get("counted"))
         if place.tally.over not in (None, request.digest):
             raise Denied("over", "The run has ended here before, with another model.")
-        components_in(request.body, (place.plan.program.rank, len(place.started.columns)))
+        agreed = None
+        if isinstance(self.data, HeldData):
+            is_here = place.tally.over is None and counted in place.files.attempts()
+            agreed = vocabulary_in(place.files, counted if is_here else place.tally.counted, request.body)
+        else:
+            self._keep_result(place, request)
         if place.tally.over is None:
             if counted != place.tally.counted and counted in place.files.attempts():
                 place = place.counting(counted)
             place = place.ended(request.digest)
         place.files.save_model(request.body)
-        self._keep_result(place, request)
+        if agreed is not None:
+            place.files.save_agreed(Agreed(agreed, place.started.experiment, place.started.rows[0]))
         place.files.forget({place.tally.counted} if place.tally.counted else set())
         place.files.forget_replies()
         return self._plain(request, Message({}))
 
     def _keep_result(self, place: Workplace, request: Request) -> None:
-        """What the people at the site wanted it for; it is theirs, and nothing of it leaves."""
+        """What the people at the site wanted it for; it is theirs, and nothing of it leaves. It is written once."""
         run, started = request.nonce.run, place.started
+        folder = (self.results or self.folder / "results") / run
+        if place.tally.over is not None and is_kept(folder):
+            return
+        require_same(self.data, started)
         matrix, columns = self.data.matrix(self.data.order(started.columns)), started.columns
         parties = len(started.layout.parties)
-        ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns)
+        weighing = self.data.weighing if isinstance(self.data, CountedData) else None
+        ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns, weighing)
         with threads.kernels_on(self.kernel_threads):
-            ending.keep((self.results or self.folder / "results") / run, request.body)
+            told = ending.keep(folder, request.body)
+        if told:
+            self._log(request.nonce, "note", told)
+        if weighing is not None:
+            keep_vocabulary(folder, weighing)
 
     def _workplace(self, request: Request) -> Workplace:
         files = self._files(request)
@@ -223,24 +261,30 @@ class Site:
 
     def _runs(self) -> set[str]:
         """All that were ever started or charged here."""
-        charged = {line["attempt"][0] for line in self.ledger.chain.lines()}
-        return charged | {path.parent.name for path in (self.folder / "runs").glob("*/start")}
+        charged = set(self.ledger.books().runs)
+        begun = {path.parent.name for path in (self.folder / "runs").glob("*/start")}
+        return {self.data.run_of(name) for name in charged | begun}
 
     def _passed(self, run: str) -> int:
         """The last round that was released in a run whose files are not here: -1 as a rule, for there was none."""
-        lines, released = self.ledger.lines_of(run), self.audit.released(run)
+        charges, released = self.ledger.charges_of(run), self.audit.released(run)
         if released is not None and released.is_over:
             raise Denied("over", "The run was over here, and its files are gone.")
-        charged = [line["attempt"][1] for line in lines]
+        charged = [one.round for one in charges]
         rounds = charged if released is None else [number for number, _ in released.works]
         return max(rounds, default=-1)
 
-    def _check(self, plan: Plan, layout: Layout, shard: Shard) -> None:
+    def _require_kind(self, request: Request) -> None:
+        """A table, where the experiment is about one."""
+        if not self.data.hides_names:
+            require_table(experiment_in(request.note))
+
+    def _check(self, plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
         """What the site allows, and whether the parts go together; before anything is computed."""
         self.policy.require(plan.wish, self.data.n_rows)
         self.policy.require_mask_bound(plan.mask_bound)
         self._require_roster(layout.parties)
-        if layout.n_features != shard.matrix.shape[1] or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
+        if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
             raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
         if self.policy.privacy is not None:
             self.ledger.require_within(self.policy.privacy, plan.release, plan.exchanges)
@@ -254,8 +298,8 @@ class Site:
         """Where the agreed columns are here; names that are missing go to the log of the site."""
         leaving, nonce = self.policy.leaving(self.data.columns), request.nonce
         wanted = Wanted(request.body["columns"], nonce.run, str(request.note.get("rule", SAME)))
-        order, unused = Names(leaving, self.key, self.reference).order(wanted)
-        if unused:
+        order, unused = Names(leaving, self.key, self.data.hides_names).order(wanted)
+        if unused and not self.data.hides_names:
             self._log(nonce, "note", f"Columns that are not used: {', '.join(unused)}.")
         places = {name: at for at, name in enumerate(self.data.columns)}
         return tuple(places[leaving[at]] for at in order)
@@ -270,6 +314,13 @@ class Site:
         self._log(nonce, refusal.code, reason)
         reply = Reply(self.name, nonce, refusal)
         return Answered(reply, reply.written())
+
+    def _trace(self) -> str:
+        """Where an error was raised; its own words only where they cannot be those of a text."""
+        if self.texts is None:
+            return traceback.format_exc()
+        kind, _, place = sys.exc_info()
+        return "".join([*traceback.format_tb(place), "" if kind is None else kind.__name__])
 
     def _log(self, nonce: Nonce, code: str, reason: str) -> None:
         where = f"run {nonce.run}, round {nonce.round}, attempt {nonce.attempt}, {nonce.kind} {nonce.phase}"

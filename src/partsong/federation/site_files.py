@@ -5,6 +5,7 @@
     work-ROUND-ATTEMPT        the state after the work, and its upload
     sent-ROUND-ATTEMPT-PHASE  the state of the sum, and the reply as it left
     model                     what the run has ended with
+    vocabulary                of an agreement on words: those agreed on, and in how many documents of all sites they are
 
 All are for their owner alone: W is in them, and in a masked sum keys that must not leave.
 """
@@ -23,9 +24,11 @@ import numpy as np
 from partsong.core import Layout, Message, State
 from partsong.errors import FileError
 from partsong.federation.states import load_state, save_state
+from partsong.text.vocabulary import Vocabulary
 
 Attempt = tuple[int, int]
 """Round and attempt."""
+VOCABULARY = "vocabulary"
 WORK = re.compile(r"work-(\d+)-(\d+)")
 SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 
@@ -33,7 +36,7 @@ SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 @dataclass(frozen=True, slots=True)
 class Started:
     """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
-    type they had, and the first state.
+    type they had, the first state, and the mark by which the same rows are known again (`data_state`).
     """
 
     digest: str
@@ -42,6 +45,7 @@ class Started:
     columns: tuple[str, ...]
     rows: tuple[int, str]
     state: State
+    mark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,17 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreed:
+    """The words of an agreement, in how many documents of all sites each is; for which experiment, and over how many
+    texts of this site.
+    """
+
+    vocabulary: Vocabulary
+    experiment: Mapping[str, Any]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Files of one run."""
 
@@ -95,17 +110,17 @@ class RunFolder:
         if not (self.path / "start").exists():
             return None
         agreed, note = load_state(self.path / "start")
-        if "columns" not in note:
+        if "columns" not in note or "mark" not in note:
             raise FileError(f"{self.path}: this run was begun by an older partsong, and cannot go on. Begin a new one.")
         state, layout = agreed
         columns, rows = tuple(note["columns"]), (note["rows"], note["type"])
-        return Started(note["digest"], note["experiment"], layout, columns, rows, state)
+        return Started(note["digest"], note["experiment"], layout, columns, rows, state, note["mark"])
 
     def save_start(self, started: Started) -> None:
         """The tally comes first: a start without one would be none."""
         make_folder(self.path)
         agreed = {"digest": started.digest, "experiment": started.experiment, "columns": list(started.columns)}
-        note = {**agreed, "rows": started.rows[0], "type": started.rows[1]}
+        note = {**agreed, "rows": started.rows[0], "type": started.rows[1], "mark": started.mark}
         save_state(self.path / "start", (started.state, started.layout), note)
 
     def tally(self, source: Any) -> Tally:
@@ -157,6 +172,21 @@ class RunFolder:
     def save_model(self, model: Message) -> None:
         """The model that the run has ended with."""
         save_state(self.path / "model", model)
+
+    def agreed(self) -> Agreed | None:
+        """The words that were agreed on; None where that is not known here."""
+        if not (self.path / VOCABULARY).exists():
+            return None
+        documents, note = load_state(self.path / VOCABULARY)
+        vocabulary = Vocabulary(tuple(note["words"]), documents, note["n_documents"])
+        return Agreed(vocabulary, note["experiment"], note["rows"])
+
+    def save_agreed(self, agreed: Agreed) -> None:
+        """For the run that it was agreed on for."""
+        found = agreed.vocabulary
+        note = {"words": list(found.words), "n_documents": found.n_documents}
+        note |= {"experiment": dict(agreed.experiment), "rows": agreed.rows}
+        save_state(self.path / VOCABULARY, found.documents, note)
 
     def phases(self, at: Attempt) -> list[int]:
         """The phases of an attempt that were answered, in order."""

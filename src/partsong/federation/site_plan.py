@@ -38,6 +38,15 @@ class Data:
         """The number type of the rows as they are held."""
         return str(getattr(self.rows, "dtype", ""))
 
+    @property
+    def hides_names(self) -> bool:
+        """Whether names of columns are kept out of the site's own log as well."""
+        return False
+
+    def run_of(self, name: str) -> str:
+        """The run that counts, of the name under which something is asked for."""
+        return name
+
     def order(self, columns: Sequence[str]) -> tuple[int, ...]:
         """Where these columns are now; refused where one is not here."""
         places = {name: at for at, name in enumerate(self.columns)}
@@ -59,12 +68,13 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an experiment means at a site."""
+    """What an experiment means at a site; `fraction` of the parties are drawn for each round."""
 
     program: Program
     reduction: Reduction
     wish: Wish
     exchanges: int
+    fraction: float = 1.0
 
     @property
     def source(self) -> Any:
@@ -97,7 +107,8 @@ def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> P
     experiment = Experiment.from_table(told)
     program = experiment.program(n_parties)
     exchanges = experiment.exchanges(program, n_parties)
-    return Plan(program, experiment.reduction(n_parties, roster), experiment.wish(n_parties), exchanges)
+    reduction, wish = experiment.reduction(n_parties, roster), experiment.wish(n_parties)
+    return Plan(program, reduction, wish, exchanges, experiment.topics.fraction)
 
 
 def layout_in(note: Mapping[str, Any]) -> Layout:

@@ -13,11 +13,13 @@ from partsong.engines.boundary import check_upload, stated_by
 from partsong.engines.company import exchange_of
 from partsong.errors import FileError, PartsongError, TooFewParties
 from partsong.federation.audit import Audit
+from partsong.federation.data_state import require_same
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import Denied, refusal_of
 from partsong.federation.site_files import Attempt, RunFolder, Sent, Started, Tally, Worked
 from partsong.federation.site_plan import Data, Plan, attempt_in, names_in
+from partsong.federation.topic_participation import DrawnSchedule
 from partsong.federation.wire import Nonce, Reply, Request
 
 INNOCENT = (Denied, FileError, TooFewParties, OSError, MemoryError)
@@ -126,16 +128,14 @@ class Workplace:
             raise Denied("conflict", "An answer to this request has left, and what it was made of is gone.")
 
     def _require_columns(self) -> None:
-        """The agreed columns are here and may leave, and the rows are as many and of the type that they were."""
-        columns, (rows, type_) = self.started.columns, self.started.rows
+        """The agreed columns are here and may leave, and the rows are those that the run began with."""
+        columns = self.started.columns
         self.data.order(columns)
         kept = sorted(set(columns) - set(self.policy.leaving(columns)))
         if kept:
             counts = {"missing": len(kept), "extra": 0}
             raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
-        if (self.data.n_rows, self.data.type) != (rows, type_):
-            found = f"{self.data.n_rows} of {self.data.type}"
-            raise Denied("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
+        require_same(self.data, self.started)
 
     def _keeping(self, tally: Tally, summed: Attempt | None) -> Workplace:
         """The same place with another tally, and what the reduction has learned in a sum."""
@@ -189,6 +189,10 @@ class Workplace:
         if strangers or self.name not in participants:
             told = ", ".join(strangers) or f"{self.name!r}, which is not asked,"
             raise Denied("protocol", f"{told} cannot be in a sum with {self.name!r}: the run is not of them.")
+        parties, number, seed = self.started.layout.parties, request.nonce.round, self.started.experiment.get("seed", 0)
+        drawn = DrawnSchedule(self.plan.exchanges, seed, fraction=self.plan.fraction).participants(parties, number)
+        if not set(participants) <= set(drawn):
+            raise Denied("protocol", f"Asked in round {number} are {participants}; drawn for it were {drawn}.")
         return Occasion(request.nonce.round, participants, self.started.layout, request.body), company
 
     def _worked(self, request: Request, at: Attempt) -> Worked:

@@ -1,7 +1,8 @@
 """States of programs and reductions as files, exactly: what a site or a server needs to go on after it was killed.
 
-Beside what checkpoints hold, states of a masked sum have keys (bytes) and mappings by pairs of names. A source of
-randomness is not written: whoever reads says which one is meant.
+Beside what checkpoints hold, states of a masked sum have keys (bytes) and mappings by pairs of names, and those of an
+agreement on words many short pieces of bytes, which are joined. A source of randomness is not written: whoever reads
+says which one is meant.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from partsong.errors import DamagedState, PartsongError
 from partsong.io import state_tree
@@ -34,6 +37,9 @@ class Encoder(state_tree.Encoder):
                 return {"given": name}
         if isinstance(value, bytes):
             return {"bytes": value.hex()}
+        if type(value) is tuple and value and all(type(item) is bytes for item in value):
+            joined, lengths = np.frombuffer(b"".join(value), np.uint8), np.array([len(item) for item in value])
+            return {"pieces": [self.encode(joined, where), self.encode(lengths, where)]}
         if type(value) is frozenset:
             return {"set": [self.encode(item, where) for item in sorted(value)]}
         if isinstance(value, Mapping) and any(type(key) is tuple for key in value):
@@ -54,6 +60,10 @@ class Decoder(state_tree.Decoder):
             return self.given[node["given"]]
         if tags == {"bytes"}:
             return bytes.fromhex(node["bytes"])
+        if tags == {"pieces"}:
+            joined, lengths = (self.decode(item, tensors) for item in node["pieces"])
+            ends, whole = np.cumsum(lengths).tolist(), joined.tobytes()
+            return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
         if tags == {"set"}:
             return frozenset(self.decode(item, tensors) for item in node["set"])
         if tags == {"pairs"}:
@@ -81,7 +91,7 @@ def load_state(path: Path, given: Mapping[str, Any] | None = None, types: Sequen
 
 def state_types() -> tuple[type, ...]:
     """All that states of synchronous programs and of reductions are made of."""
-    return (*program_states(), *_masked_types())
+    return (*program_states(), *_masked_types(), *_word_types())
 
 
 @cache
@@ -96,3 +106,12 @@ def _masked_types() -> tuple[type, ...]:
 
     party = (Member, Place, Draft, Dealer, Seat, Secrets, KeyPair)
     return (*party, Desk, Register, Terms, Admitted, Circle, Gathering, Advert, About, Piece)
+
+
+@cache
+def _word_types() -> tuple[type, ...]:
+    from partsong.text.agreed_words import AgreedWords
+    from partsong.text.agreement_steps import Candidate, Count, Left, Step
+    from partsong.text.tables import Tables
+
+    return (Candidate, Left, AgreedWords, Tables, Count, Step)

@@ -27,6 +27,8 @@ MOST_NUMBER = 1 << 53
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What the name of a run looks like; it is also the name of a folder."""
 CODE = re.compile(r"[a-z][a-z-]{0,39}")
+"""What codes, and names of counts beside them, look like: they are told to people at the server."""
+MOST_COUNTS = 8
 NUMBERS = frozenset("?bhilqBHILQefd")
 
 Text = TypeVar("Text")
@@ -45,7 +47,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Nonce:
-    """Which message this is: no two payloads of a site have the same one."""
+    """Which message this is: of work, and of phases of a sum, a site sends one payload under one of these."""
 
     run: str
     round: int = 0
@@ -138,6 +140,7 @@ class Reply:
         _require(type(head["serial"]) is int and 0 <= head["serial"] < MOST_NUMBER, "serial is no whole number")
         _require(isinstance(note, dict) and isinstance(counts, dict), "its note or counts are none")
         _require(all(type(n) is int and abs(n) < MOST_NUMBER for n in counts.values()), "its counts are none")
+        _require(len(counts) <= MOST_COUNTS and all(map(CODE.fullmatch, counts)), "its counts have no names")
         _require(code == "" or (isinstance(code, str) and CODE.fullmatch(code) is not None), "its code is none")
         answer = Refusal(code, counts) if code else body
         return Reply(_name(head["party"]), _nonce(head), answer, head["serial"], note)

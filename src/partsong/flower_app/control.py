@@ -15,11 +15,15 @@ from partsong.consortium.kit import require_address
 from partsong.consortium.server_folder import ServerFolder
 from partsong.errors import FileError, MissingExtra, PartsongError
 from partsong.flower_app.environment import set_quiet
+from partsong.flower_app.listening import HERE
 
 HEADER = "x-partsong-control"
 VERSION = "1.41."
 TRIES = 5
 PAUSE = 1.0
+PATIENCE = 10.0
+UNREGISTERED = "unregistered"
+"""What Flower says of a node that was taken out."""
 
 Result = TypeVar("Result")
 
@@ -49,6 +53,9 @@ class Node:
     number: int
     status: str
     since: str
+    name: str = ""
+    key: bytes = b""
+    """Its public key, as Flower keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +66,26 @@ class Control:
     address: str
 
     def register(self, public_key: str, site: str) -> int:
-        """The number of a new node, known by this key from now on."""
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        """The number of a node that is known by this key from now on, or was before: an answer can get lost."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        key: Any = load_ssh_public_key(public_key.encode())
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=site)
+        request = RegisterNodeRequest(public_key=_key_bytes(public_key), name=site)
         try:
             return int(self._tried(lambda: self.client.RegisterNode(request)).node_id)
         except ServerError as error:
             if "412" not in str(error):
                 raise
+            if (known := self.known(public_key, site)) is not None:
+                return known
             raise ServerError(
                 f"The key of {site!r} was known here before, under another name or until it was removed, and Flower "
                 "takes no key twice. The site has to join anew in a new folder (--folder), which makes new keys."
             ) from error
+
+    def known(self, public_key: str, site: str) -> int | None:
+        """The number of the node that is registered with this key and name."""
+        key = _key_bytes(public_key)
+        return next((node.number for node in self.nodes().values() if (node.key, node.name) == (key, site)), None)
 
     def unregister(self, number: int) -> None:
         """Let a node in no more."""
@@ -87,7 +98,8 @@ class Control:
         from flwr.proto.control_pb2 import ListNodesRequest
 
         found = self._tried(lambda: self.client.ListNodes(ListNodesRequest())).nodes_info
-        return {int(one.node_id): Node(int(one.node_id), str(one.status), str(one.last_activated_at)) for one in found}
+        nodes = [Node(int(one.node_id), one.status, one.last_activated_at, one.name, one.public_key) for one in found]
+        return {node.number: node for node in nodes if node.status != UNREGISTERED}
 
     def start(self, run: str) -> int:
         """Flower's number of a run that was started."""
@@ -152,7 +164,7 @@ def controlling(server: ServerFolder) -> Iterator[Control]:
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     _, port = require_address(server.address)
-    address = f"127.0.0.1:{port}"
+    address = f"{HERE}:{port}"
     client = ControlHttpClient.from_server_address(
         server_address=address,
         insecure=False,
@@ -163,6 +175,15 @@ def controlling(server: ServerFolder) -> Iterator[Control]:
         yield Control(client, address)
     finally:
         client.close()
+
+
+def shown_certificate(server: ServerFolder) -> bytes:
+    """The certificate, as PEM, that the running server of a federation shows; not whether it is valid."""
+    try:
+        text = ssl.get_server_certificate((HERE, require_address(server.address)[1]), timeout=PATIENCE)
+    except OSError as error:
+        raise ServerError(f"The server shows no certificate ({error}). Look at its log.") from error
+    return text.encode()
 
 
 def distrust(error: BaseException) -> str:
@@ -195,6 +216,15 @@ def require_flower() -> None:
         raise MissingExtra("This needs Flower. Install it with: pip install 'partsong[flower]'") from error
     if not found.startswith(VERSION):
         raise MissingExtra(f"This needs Flower {VERSION}x, and {found} is installed. Install 'partsong[flower]'.")
+
+
+def _key_bytes(public_key: str) -> bytes:
+    """A node's key of a card, as Flower keeps it."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key: Any = load_ssh_public_key(public_key.encode())
+    return public_key_to_bytes(key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from partsong import errors
-from partsong.consortium.locking import holder_of
+from partsong.consortium.locking import holder_of, is_held
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
-from partsong.errors import PartsongError, PartyError
+from partsong.errors import FileError, PartsongError, PartyError
 from partsong.flower_app.control import Control, ServerError, Status, controlling
+from partsong.flower_app.progress_file import whole_lines
 
 STARTS = 3
 POLL = 2.0
@@ -34,6 +35,11 @@ class Lines:
 
     path: Path
     at: int = 0
+
+    @staticmethod
+    def to_come(path: Path) -> Lines:
+        """Without those that are there; a part of a line is none."""
+        return Lines(path, whole_lines(path.read_bytes()) if path.exists() else 0)
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Those that are whole and were not told yet."""
@@ -53,7 +59,7 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
 
     One that is being worked on is followed, and not started a second time.
     """
-    progress = Lines(place.progress, place.progress.stat().st_size if place.progress.exists() else 0)
+    progress = Lines.to_come(place.progress)
     with controlling(server) as control:
         status = Status("unknown")
         for _ in range(STARTS):
@@ -80,16 +86,18 @@ def end_work(place: RunPlace) -> None:
     for how, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
         holder, until = holder_of(place.lock), time.monotonic() + patience
         if holder is None:
-            return
+            break
         with contextlib.suppress(ProcessLookupError):
             os.kill(holder, how)
-        while holder_of(place.lock) is not None and time.monotonic() < until:
+        while is_held(place.lock) and time.monotonic() < until:
             time.sleep(0.1)
+    if is_held(place.lock):
+        raise FileError(f"Run {place.name!r} is still worked on, by a process that cannot be ended from here.")
 
 
 def _started(control: Control, place: RunPlace) -> int:
     """Flower's number of the run: a new one, or that of the process that is at work on it."""
-    if holder_of(place.lock) is not None and place.number.exists():
+    if is_held(place.lock) and place.number.exists():
         number = int(place.number.read_text())
         if not control.status(number).is_over:
             return number
@@ -109,7 +117,7 @@ def _watched(control: Control, number: int, place: RunPlace, progress: Lines, te
         status = control.status(number)
         if status.is_over:
             break
-        is_there = holder_of(place.lock) is not None
+        is_there = is_held(place.lock)
         was_seen = was_seen or is_there
         if place.result.exists():
             ended = ended or time.monotonic()

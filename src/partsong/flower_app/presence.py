@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from partsong.consortium.site_folder import SiteFolder
@@ -17,6 +18,8 @@ from partsong.flower_app.control import ServerError, distrust
 PAUSE = 2.0
 LAPSE = 120.0
 """Longer than a server takes to notice that a node is gone."""
+AHEAD, BEHIND = 5, 300
+"""Seconds by which the clock of a node may differ from the server's: Flower takes no signature of another time."""
 
 
 def announce(site: SiteFolder, tell: Callable[[str], None]) -> int:
@@ -42,13 +45,39 @@ def announce(site: SiteFolder, tell: Callable[[str], None]) -> int:
                 told, until = True, time.monotonic() + LAPSE
             except httpx.HTTPStatusError as error:
                 if error.response.status_code in (401, 403) or not (site.path / "node.number").exists():
-                    raise ServerError(
-                        f"The server at {site.address} does not know the key of this site, or its clock differs. Send "
-                        f"the coordinator {site.path / 'card.toml'}, to be admitted; then join again."
-                    ) from error
+                    raise ServerError(unknown(site, seconds_ahead(error.response.headers.get("date")))) from error
                 if time.monotonic() > until:
                     raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
             time.sleep(PAUSE)
+
+
+def unknown(site: SiteFolder, ahead: float | None) -> str:
+    """Why a server may not know a site, the clock first; `ahead` is by how many seconds ours is, if that is known."""
+    limits = f"it may be {AHEAD} seconds ahead, and {BEHIND} behind"
+    admitted = f"Send the coordinator {site.path / 'card.toml'}, to be admitted; then join again."
+    if ahead is None:
+        return (
+            f"The server at {site.address} does not let this site in. Compare the clock of this machine with the "
+            f"server's: {limits}. If it is right, the server does not know the key of this site. {admitted}"
+        )
+    way = "ahead of" if ahead > 0 else "behind"
+    if not -BEHIND < ahead < AHEAD:
+        return (
+            f"The clock of this machine is {abs(ahead):.0f} seconds {way} that of the server at {site.address}, and "
+            f"{limits}. Set both by a time server (NTP), then join again."
+        )
+    return (
+        f"The clock of this machine is right ({abs(ahead):.0f} seconds {way} the server's), but the server at "
+        f"{site.address} does not know the key of this site. {admitted}"
+    )
+
+
+def seconds_ahead(date: str | None) -> float | None:
+    """By how much the clock of this machine is ahead of that of whoever has dated a reply of now, in whole seconds."""
+    try:
+        return round(time.time() - parsedate_to_datetime(date or "").timestamp())
+    except ValueError:
+        return None
 
 
 def _let_in(client: Any, key: Any, site: SiteFolder) -> int:

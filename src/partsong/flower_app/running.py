@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,6 @@ import numpy as np
 
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
-from partsong.core import Round
 from partsong.engines.flower import Flower
 from partsong.errors import FileError, ParameterError
 from partsong.federation.arrivals_record import Ongoing
@@ -25,12 +25,14 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.record import Record
 from partsong.federation.site_plan import Plan, plan_of
 from partsong.federation.transport import Transport
+from partsong.flower_app.progress_file import ProgressFile
 from partsong.io.model_file import Model, save_model
 from partsong.io.provenance import now, package_versions
 
 FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
 TIMEOUT = 600.0
+NOT_IN = "The run was never started there."
 
 Told = dict[str, Any]
 Tell = Callable[[Mapping[str, Any]], None]
@@ -88,8 +90,10 @@ def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell:
     )
     plan = plan_for(experiment, server)
     schedule = replace(experiment.schedule(len(transport.names())), rounds=plan.exchanges)
+    progress = ProgressFile(place.progress, plan.exchanges)
+    progress.catch_up(record_in(place.state))
     for done in coordinator.run(plan.program, (), schedule, reduction=plan.reduction):
-        tell(_noted(place, done, plan.exchanges))
+        tell(progress.note(done))
     record = record_in(place.state)
     if record is None:
         raise FileError(f"{place.state} holds no run after its end. Check the disk.")
@@ -109,9 +113,13 @@ def model_of(experiment: Experiment, plan: Plan, record: Record, public: Sequenc
 
 def told_of(record: Record) -> dict[str, Any]:
     """How a run went: who missed which round, or in which order sites were heard, which is what it takes to repeat it
-    in one process.
+    in one process, and how often what came of whom could not be used; which sites have no result of it, and why.
     """
-    heard = {"arrivals": list(record.order)} if isinstance(record, Ongoing) else {}
+    heard: dict[str, Any] = {}
+    if isinstance(record, Ongoing):
+        faulty = Counter(record.order[at] for at in record.faults)
+        heard = {"arrivals": list(record.order), "faulty": dict(sorted(faulty.items()))}
+    never_started = {name: NOT_IN for name in record.layout.parties if name not in record.started}
     return {
         **heard,
         "run": record.run,
@@ -119,23 +127,8 @@ def told_of(record: Record) -> dict[str, Any]:
         "parties": list(record.layout.parties),
         "absent": {str(index): sorted(names) for index, names in record.absent().items()},
         "silent": {str(index): dict(names) for index, names in record.silent().items()},
+        "without_result": {**never_started, **record.without_result},
     }
-
-
-def _noted(place: RunPlace, done: Round, rounds: int) -> Told:
-    told = {
-        "round": done.index + 1,
-        "rounds": rounds,
-        "participants": list(done.participants),
-        "refused": dict(done.refused),
-        "bytes_up": dict(done.bytes_up),
-        "bytes_down": int(done.bytes_down),
-        "seconds": round(done.seconds, 3),
-        "metrics": {name: float(value) for name, value in done.metrics.items()},
-    }
-    with place.progress.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(told) + "\n")
-    return told
 
 
 @contextmanager

@@ -18,10 +18,12 @@ from typing import Any
 from partsong.consortium.kit import require_address
 from partsong.consortium.locking import held
 from partsong.consortium.server_folder import ServerFolder
-from partsong.flower_app.control import HEADER, require_flower
+from partsong.flower_app.control import HEADER, ServerError, require_flower
 from partsong.flower_app.doorbell import Doorbell
 from partsong.flower_app.environment import set_quiet
+from partsong.flower_app.leftovers import swept
 from partsong.flower_app.lifelines import SERVER, keep_executor
+from partsong.flower_app.listening import HERE, bound, hosts_of, run_on
 from partsong.flower_app.running import FEDERATION
 
 FOR_NODES = ("/v1/fleet/", "/health")
@@ -57,8 +59,8 @@ class Gate:
         return client is not None and ipaddress.ip_address(client[0]).is_loopback
 
 
-def serve(server: ServerFolder, host: str | None = None) -> None:
-    """Until it is told to stop; nothing is left running then."""
+def serve(server: ServerFolder, host: str | None = None, tell: Callable[[str], None] = lambda line: None) -> None:
+    """Until it is told to stop; nothing is left running then. Sites call `host`, its own machine calls 127.0.0.1."""
     require_flower()
     server.require_valid()
     control_key = server.control_key
@@ -70,11 +72,14 @@ def serve(server: ServerFolder, host: str | None = None) -> None:
         from flwr.superlink.cli.flower_superlink import flower_superlink
         from starlette.middleware import Middleware
 
-        keep_executor()
+        sockets = bound(host or reached, port)
+        run_on(sockets)
+        tell(f"It listens on {' and '.join(hosts_of(sockets))}, port {port}.")
+        executor = keep_executor()
         extensions.get_middleware = lambda: (Middleware(Gate, key=control_key), Middleware(Doorbell))
         sys.argv = [
             "flower-superlink",
-            *("--host", host or reached),
+            *("--host", HERE),
             *("--port", str(port)),
             *("--database", str(home / "state.db")),
             *("--ssl-ca-certfile", str(server.path / "ca.crt")),
@@ -83,4 +88,7 @@ def serve(server: ServerFolder, host: str | None = None) -> None:
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]
-        flower_superlink()
+        with swept(home / "state.db"):
+            flower_superlink()
+        if executor.has_failed:
+            raise ServerError(executor.told)

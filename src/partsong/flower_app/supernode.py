@@ -8,6 +8,7 @@ Requests are answered in this process, so that nothing is started or compiled fo
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import socket
@@ -20,7 +21,7 @@ from typing import Any
 from partsong.consortium.locking import held
 from partsong.consortium.site_folder import SiteFolder
 from partsong.consortium.toml_text import write
-from partsong.errors import CompositionError, ParameterError
+from partsong.errors import CompositionError
 from partsong.flower_app.control import app_bundle, require_flower
 from partsong.flower_app.environment import set_quiet
 from partsong.flower_app.presence import announce
@@ -34,8 +35,6 @@ def join(site: SiteFolder) -> None:
     require_flower()
     home = site.path / "flower"
     set_quiet(home)
-    if '"' in str(site.path) or "\n" in str(site.path):
-        raise ParameterError(f"{site.path}: Flower cannot be told of a path with quotation marks. Use another folder.")
     with held(site.path / "node.lock", "The node of this site runs already"):
         bundle = app_bundle()
         admit_only(bundle)
@@ -52,11 +51,16 @@ def join(site: SiteFolder) -> None:
             *("--port", answering.address.rpartition(":")[2]),
             *("--root-certificates", str(site.path / "ca.crt")),
             *("--auth-supernode-private-key", str(site.path / "node")),
-            *("--node-config", f'site="{site.path}"'),
+            *("--node-config", f"site={quoted(str(site.path))}"),
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(home / "answering.key")),
         ]
         flower_supernode()
+
+
+def quoted(text: str) -> str:
+    """As Flower reads texts in the words of its commands: of TOML, but without quotation marks in them."""
+    return '"' + json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 x ↦ round(x·2^e) mod 2⁶⁴, with the largest e for which n·bound·2^e < 2⁶², so that a sum of n such numbers never leaves
 the 63 bits of its sign and size. Each addend is off by at most half a step, 2^−(e+1); a sum by n times that, and by the
 rounding of the number type it is returned in; integers never become floating-point numbers on the way. The bound is
-public and comes from no data. A number beyond it is an error at its party, and is never clipped.
+public and comes from no data. A number beyond it is an error at its party, and is never clipped. So a sum is within
+±n·bound, which is less than half of all that 64 bits can say. What somebody else adds is noticed in each number with a
+probability of a half or more if it is random, and not if it is chosen so that the sum stays within.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class Grid:
         """n·2^−(e+1): how far a sum can be off, before it is rounded to the number type that it is returned in."""
         return self.parties * self.step / 2
 
+    def reach(self, addends: int) -> int:
+        """The largest sum, in steps, of so many encoded numbers; each may have been rounded up by a step."""
+        return addends * (round(math.ldexp(self.bound, self.exponent)) + 1)
+
     def encoded(self, values: Any) -> Any:
         """round(x·2^e) mod 2⁶⁴, of float64 or integers within the bound."""
         if values.dtype.kind == "f" or self.exponent <= -64:
@@ -92,11 +98,15 @@ class Encoding:
         return vector
 
     def decoded(self, total: Any, contents: Sequence[Contents]) -> Message:
-        """The sum of messages with these contents, in the number type that their sum would have."""
-        arrays = {}
+        """The sum of messages with these contents, in the number type that their sum would have; UploadError where it
+        cannot be one, of numbers within their bounds and of weights that are not negative.
+        """
+        arrays, addends = {}, len(contents)
         for number, (name, start, stop) in enumerate(self._places(contents[0])):
-            pieces = [one[number] for one in contents]
-            arrays[name] = _like(self.grid_of(name), total[start:stop], pieces)
+            grid, steps = self.grid_of(name), total[start:stop]
+            _require_reachable(f"the array {name!r}", steps, -grid.reach(addends), grid.reach(addends))
+            arrays[name] = _like(grid, steps, [one[number] for one in contents])
+        _require_reachable("the weight", total[-1:], 0, self.weight.reach(addends))
         return Message(arrays, float(self.weight.decoded(total[-1:])[0]))
 
     @staticmethod
@@ -119,6 +129,15 @@ def _require_within(party: str, what: str, values: Any, bound: float) -> None:
             f"Party {party!r}: {what} has numbers beyond its public bound, ±{bound:g}, and a sum of them could not be "
             "told from another one. Nothing was sent, and nothing is clipped. Scale the data of all parties, or "
             "agree on a larger bound, which makes the steps of the sum larger."
+        )
+
+
+def _require_reachable(what: str, total: Any, least: int, largest: int) -> None:
+    steps = total.view(np.int64)
+    if steps.size and not least <= int(steps.min()) <= int(steps.max()) <= largest:
+        raise UploadError(
+            f"{what} has numbers to which parties within their bounds cannot add up. Somebody has added what its "
+            "program does not send; masks hide who, and nobody can be named. Nothing of the sum was used."
         )
 
 

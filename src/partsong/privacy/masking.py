@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partsong.core import Aggregation, Layout, Message, Occasion, Reducible, Shard
-from partsong.errors import CompositionError, ParameterError, PartyError, PredictableMasks, TooFewParties
+from partsong.errors import CompositionError, ParameterError, PartyError, PredictableMasks, TooFewParties, UploadError
 from partsong.privacy import key_agreement, masked_party, masked_server
 from partsong.privacy.admission import Roster, Terms
 from partsong.privacy.contents import contents_of
@@ -175,10 +175,18 @@ class MaskedSum:
     def total(
         self, state: Desk, aggregation: Aggregation, occasion: Occasion
     ) -> tuple[Register, Message, tuple[str, ...]]:
-        """The aggregate, and whose uploads are in it; the register is kept."""
+        """The aggregate, and whose uploads are in it; the register is kept. UploadError where it is no sum of uploads
+        within their bounds.
+        """
         assert isinstance(aggregation, Reducible)
         contents = [about.contents for about in state.abouts.values()]
-        summed = self.encoding(len(occasion.layout.parties)).decoded(state.total, contents)
+        try:
+            summed = self.encoding(len(occasion.layout.parties)).decoded(state.total, contents)
+        except UploadError as error:
+            raise UploadError(
+                f"The masked sum of round {occasion.index} over {', '.join(state.survivors)} is none: {error} Ask them "
+                "which partsong they run; begin anew, from another seed, without whom you do not trust."
+            ) from error
         return state.register, aggregation.lower(summed), state.survivors
 
     def _opened(self, phase: int, register: Register, occasion: Occasion) -> Desk:

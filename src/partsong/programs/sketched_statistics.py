@@ -139,6 +139,8 @@ class SketchedStatistics:
         """The step of W, and the sketches of X and W by one S; or the number of rows."""
         turn, total_rows = (int(value) for value in model["turn"])
         matrix = shard.matrix
+        if turn < 0:
+            raise PartyError(f"Party {shard.name!r} was asked for turn {turn}; turns count from 0.")
         if turn == 0:
             return party, Message({"rows": np.array([float(matrix.shape[0])])})
         self._require_budget(shard, party, turn, total_rows)
@@ -165,9 +167,13 @@ class SketchedStatistics:
         return self.solver.rule.step(W, equations.penalised(self.solver.penalty_W, m), memory)
 
     def _require_budget(self, shard: Shard, party: SketchedStatisticsParty, turn: int, total_rows: int) -> None:
-        """Before anything of this exchange is made."""
+        """Before anything of this exchange is made.
+
+        A sketch is of its turn, whatever became of earlier ones: with no turn beyond the bound there are never more
+        sketches than it, also where replies were lost and the party's own count went back with them.
+        """
         is_own = self.budget == "own"
-        rows, sent = (shard.matrix.shape[0], party.sent) if is_own else (total_rows, max(party.sent, turn - 1))
+        rows, sent = shard.matrix.shape[0] if is_own else total_rows, max(party.sent, turn - 1)
         d = self.rows_sketch.dimension
         most = most_sketches(rows, d)
         if not self.is_guarded or sent < most:
@@ -175,8 +181,8 @@ class SketchedStatistics:
         whose = f"its {rows} rows" if is_own else f"the {rows} rows of all parties"
         way = ' hide uploads by a reduction and take budget="total";' if is_own else ""
         raise PartyError(
-            f"Party {shard.name!r} has sent {sent} sketches of dimension {d} and sends no more: from {most + 1} of "
-            f"them whoever knows the seed can solve for {whose}; ⌊({rows} − 1)/{d}⌋ = {most} leave them open. Stop "
+            f"Party {shard.name!r} may have sent {sent} sketches of dimension {d} and sends no more: from {most + 1} "
+            f"of them whoever knows the seed can solve for {whose}; ⌊({rows} − 1)/{d}⌋ = {most} leave them open. Stop "
             f"after {most + 1} rounds, of which the first counts rows; or take a smaller sketch;{way} or accept it: "
             "is_guarded=False."
         )

@@ -1,0 +1,133 @@
+"""Seconds that named parts of the code take, each without the parts inside it, while a benchmark runs.
+
+Only a benchmark's own processes are watched: functions are wrapped where they are, and nothing is changed otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+FLOWER = "Flower"
+MATHEMATICS = "mathematics"
+OUTSIDE = frozenset({FLOWER, MATHEMATICS})
+"""What is not our layer: calls of Flower and waiting for it, and the work for which all is done."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """`spent` by label; a part that is called by a watched one counts for itself alone."""
+
+    spent: Counter[str] = field(default_factory=Counter)
+    open: threading.local = field(default_factory=threading.local)
+
+    def watch(self, owner: Any, names: str, label: str) -> None:
+        """Wrap functions of a module or a class, as plain or static ones."""
+        for name in names.split():
+            found = vars(owner)[name]
+            is_static, is_property = isinstance(found, staticmethod), isinstance(found, property)
+            wrapped = self._timed(found.fget if is_property else found.__func__ if is_static else found, label)
+            setattr(owner, name, property(wrapped) if is_property else staticmethod(wrapped) if is_static else wrapped)
+
+    def _timed(self, function: Any, label: str) -> Any:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with self.part(label):
+                return function(*arguments, **named)
+
+        return timed
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """This thread, in this block; what others do meanwhile is not counted."""
+        self.open.inside = [0.0]
+        try:
+            yield
+        finally:
+            del self.open.inside
+
+    @contextmanager
+    def part(self, label: str) -> Iterator[None]:
+        """This block, less what is watched in it."""
+        inside = getattr(self.open, "inside", None)
+        if inside is None:
+            yield
+            return
+        self.open.inside, began = [0.0], time.perf_counter()
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - began
+            self.spent[label] += whole - self.open.inside[0]
+            inside[0] += whole
+            self.open.inside = inside
+
+    def taken(self) -> dict[str, float]:
+        """What was spent since this was asked last."""
+        found, self.spent = dict(self.spent), Counter()
+        return found
+
+
+def layer_in(seconds: float, spent: Mapping[str, float]) -> dict[str, float]:
+    """Our layer in so many seconds, by label; what no label has is "rest"."""
+    rest = seconds - sum(spent.values())
+    return {label: one for label, one in spent.items() if label not in OUTSIDE} | {"rest": rest}
+
+
+def watch_site(clock: Clock) -> None:
+    """What an answer of a site is made of."""
+    import os
+
+    from partsong.consortium import site_folder
+    from partsong.federation import audit, chain, ledger, signatures, site, site_files, site_work, wire
+    from partsong.flower_app import client
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    clock.watch(os, "fsync", "fsync")
+    clock.watch(client, "content_of answer_to", "Flower's envelope")
+    clock.watch(site_folder.SiteFolder, "at opened answering", "settings, roster and policy")
+    clock.watch(signatures.Way, "signed opened", "signatures")
+    clock.watch(wire.Request, "read digest about", "wire format")
+    clock.watch(wire.Reply, "read written", "wire format")
+    clock.watch(ledger.SiteLedger, "charge", "ledger and audit log")
+    clock.watch(audit.Audit, "note", "ledger and audit log")
+    clock.watch(chain.Chain, "head append", "ledger and audit log")
+    clock.watch(site_files.RunFolder, "started tally worked sent", "states of a run, read")
+    clock.watch(
+        site_files.RunFolder, "save_tally save_work save_sent forget phases attempts", "states of a run, written"
+    )
+    clock.watch(site, "protection_of", "ledger and audit log")
+    clock.watch(site_work, "check_upload", "checks")
+    clock.watch(SharedStatistics, "local", MATHEMATICS)
+
+
+def watch_server(clock: Clock) -> None:
+    """What a round at the server is made of."""
+    import os
+
+    from partsong.aggregate.reduction import InTheOpen
+    from partsong.engines import flower, flower_pulling
+    from partsong.federation import asking, coordinator, record, serials, signatures, wire
+    from partsong.programs.shared_statistics import SharedStatistics
+
+    clock.watch(os, "fsync", "fsync")
+    clock.watch(time, "sleep", FLOWER)
+    clock.watch(flower_pulling.Pulls, "replies", FLOWER)
+    clock.watch(flower.Flower, "ask push arrived recall", "transport")
+    clock.watch(flower.Flower, "_lives", "who is there")
+    clock.watch(flower, "question content_of", "Flower's envelope")
+    clock.watch(signatures.Way, "signed opened", "signatures")
+    clock.watch(wire.Request, "written", "wire format")
+    clock.watch(wire.Reply, "read", "wire format")
+    clock.watch(asking.Desk, "ask", "desk")
+    clock.watch(record.Journal, "save clear opening open phase decide", "journal")
+    clock.watch(serials.Serials, "keep", "journal")
+    clock.watch(coordinator, "check_upload check_sum", "checks")
+    clock.watch(InTheOpen, "hear total", MATHEMATICS)
+    clock.watch(SharedStatistics, "finish metrics", MATHEMATICS)

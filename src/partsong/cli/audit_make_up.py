@@ -1,0 +1,43 @@
+"""`partsong audit make-up`: charge and note what ledger and log of a site do not know of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partsong.cli.guard import guarded
+from partsong.cli.options import AsJson, examples
+from partsong.cli.outputs import put_json
+from partsong.errors import ParameterError
+
+MAKE_UP = examples(
+    'partsong audit make-up site-north --why "ledger.jsonl from the copy of 3 May"',
+    'partsong audit make-up site-north --count 2 --why "restored; the server has seen two more"',
+)
+
+
+@guarded
+def make_up(
+    place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
+    why: Annotated[str, typer.Option(help="What has happened; it stays in the files.", show_default=False)],
+    count: Annotated[int, typer.Option(min=0, help="Releases more, of which only their number is known.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Charge what the audit log says has left, and note what the ledger has charged, after a file was lost or restored.
+
+    Nothing is taken away: ε that is spent stays spent. Put newer copies back first, where there are any.
+    """
+    from partsong.federation.making_up import make_up as write_missing
+    from partsong.federation.making_up import state_at
+
+    if not why.strip():
+        raise ParameterError("--why needs a word on what has happened, for those who read the files later.")
+    made = write_missing(state_at(place), why.strip(), count)
+    if as_json:
+        put_json({"charged": made.charged, "noted": made.noted, "of_no_run": made.of_no_run})
+        return
+    typer.echo(f"Charged, for they have left:         {len(made.charged)}")
+    typer.echo(f"Noted as left, for they were charged: {len(made.noted)}")
+    typer.echo(f"Charged besides, at the highest cost: {made.of_no_run}")

@@ -1,0 +1,48 @@
+"""`partsong federation readmit`: a site that has lost its files of a run begins anew in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partsong.cli.federation_server import Folder
+from partsong.cli.guard import guarded
+from partsong.cli.options import AsJson, examples
+from partsong.cli.outputs import put_json
+from partsong.errors import FileError, ParameterError
+
+READMIT = examples("partsong federation readmit north --run liver-2 --folder liver")
+
+
+@guarded
+def readmit(
+    site: Annotated[str, typer.Argument(help="The site that has lost its files of the run.", show_default=False)],
+    run: Annotated[str, typer.Option(help="The run that it is to go on with.", show_default=False)],
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Let a site that has lost its states begin anew in a run: it is started again when the run is resumed."""
+    from partsong.consortium.locking import held
+    from partsong.consortium.server_folder import ServerFolder
+    from partsong.federation.arrivals_record import ArrivalsJournal, Ongoing
+    from partsong.federation.conducting import record_in
+    from partsong.federation.keys import nearest
+    from partsong.federation.record import Journal
+
+    place = ServerFolder.at(folder).known_run(run)
+    with held(place.lock, f"Run {run!r} is being worked on by another process"):
+        record = record_in(place.state)
+        if record is None:
+            raise FileError(f"Run {run!r} has not begun: there is nothing to begin anew.")
+        if site not in record.layout.parties:
+            raise ParameterError(f"Site {site!r} is not in run {run!r}. {nearest(site, record.layout.parties)}")
+        if isinstance(record, Ongoing):
+            ArrivalsJournal(place.state).save(record.readmitting(site))
+        else:
+            Journal(place.state).save(record.readmitting(site))
+    if as_json:
+        put_json({"readmitted": site, "run": run})
+    else:
+        typer.echo(f"Site {site!r} begins anew in run {run!r}: partsong federation run … --name {run} --resume.")

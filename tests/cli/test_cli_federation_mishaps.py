@@ -1,0 +1,318 @@
+"""What goes wrong on a first afternoon: killed commands, wrong addresses, clocks and folders, read-only copies."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import time
+import tomllib
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography import x509
+
+from partsong.cli import federation_runs
+from partsong.cli.federation_server import Engine
+from partsong.consortium import certificates, file_drop
+from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.locking import held
+from partsong.consortium.roster import Card
+from partsong.consortium.server_folder import ServerFolder
+from partsong.consortium.site_folder import SiteFolder
+from partsong.errors import FileError
+from partsong.flower_app import control, lifelines, listening, presence
+from partsong.flower_app.supernode import quoted
+from partsong.io.atomic import replacing
+
+EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nseed = 1\n'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A federation with one site that was admitted, over files, and one that has joined."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "unpacked").mkdir()
+    np.save(folder / "rows.npy", np.random.default_rng(0).random((20, 6)))
+    server = ServerFolder.made(folder / "liver", "liver", "nmf.example.org:8443")
+    for site in ("north", "south"):
+        kit = Kit.read(server.invite(site, folder / f"{site}.zip"), folder / "unpacked")
+        SiteFolder.joining(folder / f"site-{site}", kit, folder / "rows.npy", {})
+    server.admit(Card.read(folder / "site-north" / "card.toml"))
+    return folder
+
+
+@pytest.fixture
+def server(made, tmp_path):
+    """A copy of it."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return ServerFolder.at(tmp_path / "liver")
+
+
+def left_draft(place, text):
+    """What a process leaves that is killed while it writes a file."""
+    with replacing(place) as draft:
+        name = draft.name
+    place.unlink()
+    place.with_name(name).write_text(text)
+
+
+@pytest.mark.parametrize("text", ["", 'federation = "liver"\n'])
+def test_a_draft_of_a_card_is_no_card(server, told, tmp_path, text):
+    left_draft(server.path / "sites" / "south.toml", text)
+    assert list(told("federation", "status", "--folder", server.path)["sites"]) == ["north"]
+    words = ("federation", "admit", tmp_path / "site-south" / "card.toml", "--folder", server.path, "--engine", "files")
+    assert told(*words)["sites"] == ["north", "south"]
+
+
+class Known:
+    """A server that knows nodes by their keys, as Flower does: it takes no key twice."""
+
+    def __init__(self):
+        self.keys = {}
+
+    def known(self, key, site):
+        return self.keys.get((key, site))
+
+    def register(self, key, site):
+        assert (key, site) not in self.keys, "Flower takes no key twice"
+        return self.keys.setdefault((key, site), 40 + len(self.keys))
+
+    def nodes(self):
+        return dict.fromkeys(self.keys.values())
+
+    def unregister(self, number):
+        self.keys = {one: other for one, other in self.keys.items() if other != number}
+
+
+@pytest.fixture
+def running(server, monkeypatch):
+    """The same federation, with a server that answers."""
+    made = Known()
+
+    @contextmanager
+    def controlling(server):
+        yield made
+
+    monkeypatch.setattr(control, "controlling", controlling)
+    return made
+
+
+def test_a_site_whose_admission_was_killed_is_admitted_again(server, running, told, tmp_path):
+    """Killed after the server knew the node, before its number was written down."""
+    card = Card.read(tmp_path / "site-south" / "card.toml")
+    server.admit(card)
+    number = running.register(card.node_key, "south")
+    assert server.node_of("south") is None
+    told("federation", "admit", tmp_path / "site-south" / "card.toml", "--folder", server.path)
+    assert server.node_of("south") == number
+
+
+def test_a_node_whose_number_was_never_written_down_is_removed_too(server, running, told, tmp_path):
+    card = Card.read(tmp_path / "site-north" / "card.toml")
+    running.register(card.node_key, "north")
+    with held(server.path / "server.lock", ""):
+        told("federation", "remove", "north", "--folder", server.path)
+    assert running.keys == {}
+
+
+def test_the_number_of_an_old_key_is_not_that_of_a_new_one(server, running, told, tmp_path):
+    card = tmp_path / "site-north" / "card.toml"
+    running.keys["the key before", "north"] = 7
+    server.set_node("north", 7)
+    told("federation", "admit", card, "--folder", server.path)
+    assert server.node_of("north") == running.known(Card.read(card).node_key, "north") != 7
+
+
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, tmp_path, drafts):
+    place = server.run("trial")
+    place.folder.mkdir()
+    if drafts:
+        left_draft(place.experiment, "method")
+    (tmp_path / "trial.toml").write_text(EXPERIMENT)
+    words = (server, tmp_path / "trial.toml", "trial", False, Engine.FILES)
+    assert federation_runs._prepared(*words).experiment.read_text() == EXPERIMENT
+    with pytest.raises(FileError, match="There is a run 'trial' already"):
+        federation_runs._prepared(*words)
+
+
+def test_a_run_that_cannot_be_called_after_its_file_is_told_of_name(server, told, tmp_path):
+    (tmp_path / "mein versuch.toml").write_text(EXPERIMENT)
+    words = ("federation", "run", "mein versuch.toml", "--folder", server.path, "--engine", "files", "--drop", "drop")
+    assert "--name" in told(*words, code=1)["error"]
+
+
+def test_a_renewed_certificate_needs_a_new_start_of_the_server(server, invoke, monkeypatch):
+    words = ("federation", "init", server.path, "--renew")
+    assert "serve again" not in invoke(*words).stderr
+    old = (server.path / "server.crt").read_bytes()
+    monkeypatch.setattr(control, "shown_certificate", lambda server: old)
+    monkeypatch.setattr("partsong.cli.federation_status._sites", lambda server: ({}, True))
+    assert "serve again" not in invoke("federation", "status", "--folder", server.path).stdout
+    with held(server.path / "server.lock", ""):
+        assert "serve again" in invoke(*words).stderr
+    assert "397 days left: end it, and serve again" in invoke("federation", "status", "--folder", server.path).stdout
+
+
+def test_a_fingerprint_is_compared_with_the_roster_that_is_pinned(server, told, tmp_path):
+    words = ("federation", "join", "north.zip", "--yes", "--no-start")
+    assert "--roster" in told(*words, "--fingerprint", "0" * 64, code=1)["error"]
+    right = server.roster().fingerprint
+    told(*words, "--roster", server.path / "roster.toml", "--fingerprint", right)
+    wrong = right[:-1] + ("0" if right[-1] != "0" else "1")
+    assert right in told(*words, "--fingerprint", wrong, code=1)["error"]
+    assert told(*words, "--fingerprint", right.upper().replace("-", " "))["fingerprint"] == right
+
+
+ADDRESSES = (
+    "münchen.de:8443",
+    "https://nmf.example.org:8443",
+    "::1:8443",
+    "[::1%lo]:8443",
+    "[a]:8443",
+    "a/b:1",
+    "a.:1",
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_what_no_certificate_can_be_for_is_no_address(told, address):
+    failed = told("federation", "init", "x", "--name", "x", "--address", address, code=1)
+    assert failed["type"] == "ParameterError"
+    assert ("xn--mnchen-3ya.de:8443" in failed["error"]) == (address == ADDRESSES[0])
+
+
+@pytest.mark.parametrize("address", ["nmf.example.org:8443", "192.0.2.1:8443", "[2001:db8::1]:8443", "vm_1:8443"])
+def test_a_certificate_can_be_for_every_address(address):
+    host, port = require_address(address)
+    assert (f"[{host}]" if ":" in host else host, port) == (address.rpartition(":")[0], 8443)
+    made = certificates.new_server_certificate(certificates.new_authority("x"), host).certificate
+    names = x509.load_pem_x509_certificate(made).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    numbers = {str(one) for one in names.get_values_for_type(x509.IPAddress)}
+    assert {host, "localhost", "127.0.0.1", "::1"} == numbers | set(names.get_values_for_type(x509.DNSName))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
+def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
+    with listening._bound(listening.socket.AF_INET, (listening.HERE, 0)) as probe:
+        port = probe.getsockname()[1]
+    try:
+        sockets = listening.bound(host, port)
+    except FileError:
+        if ":" in host and not listening.socket.has_ipv6:
+            pytest.skip("no version 6 here")
+        raise
+    try:
+        assert host == "localhost" or host in listening.hosts_of(sockets)
+        for one in sockets:
+            one.listen()
+        listening.socket.create_connection((listening.HERE, port), 5).close()
+        with pytest.raises(FileError, match=f"port {port}"):
+            listening.bound(host, port)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def test_a_host_that_is_not_of_this_machine_is_told_with_the_way_out():
+    for host in ("203.0.113.7", "no-such-host.invalid", f"{'a' * 70}.invalid"):
+        with pytest.raises(FileError, match=rf"{host}.*--host 0\.0\.0\.0"):
+            listening.bound(host, 18443)
+
+
+def test_an_executor_that_dies_at_once_is_given_up_and_one_that_has_lived_is_not():
+    seen = lifelines.Executor()
+    pauses = [seen.died(1.0) for _ in range(lifelines.DEATHS)]
+    assert pauses == [lifelines.GLANCE * 2**power for power in range(lifelines.DEATHS)]
+    assert not seen.has_failed
+    assert seen.died(lifelines.LIFE) == lifelines.GLANCE
+    for _ in range(lifelines.DEATHS):
+        assert not seen.has_failed
+        seen.died(0.0)
+    assert seen.has_failed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (60, r"6[01] seconds ahead"),
+        (-400, r"(400|399) seconds behind"),
+        (0, "does not know the key"),
+        (-200, "not know the key"),
+    ],
+)
+def test_a_clock_that_is_wrong_is_named_before_the_key(server, seconds, said):
+    site = SiteFolder.at(server.path.parent / "site-north")
+    text = presence.unknown(site, presence.seconds_ahead(formatdate(time.time() - seconds, usegmt=True)))
+    assert re.search(said, text)
+    assert ("card.toml" in text) == (said.endswith("the key"))
+    unsure = presence.unknown(site, presence.seconds_ahead(None))
+    assert unsure.index("clock") < unsure.index("card.toml")
+
+
+@pytest.mark.parametrize(
+    "path", ["/a\\b", "/a\\u0041", '/a"b', '/a\\"b', "/a\nb", "/a b=c", "/ü😀", "/\x7f", "/a\\", "/a.toml"]
+)
+def test_every_path_of_a_site_can_be_told_to_flower(path):
+    found = re.findall(r"(\S+?)=(\"[^\"]*\")", f"site={quoted(path)}")
+    assert len(found) == 1
+    assert tomllib.loads(" = ".join(found[0])) == {"site": path}
+
+
+def test_the_command_that_comes_next_can_be_copied(server, invoke, tmp_path):
+    os.rename(tmp_path / "south.zip", tmp_path / "my kit.zip")
+    said = invoke("federation", "join", "my kit.zip", "--data", "rows.npy", "--folder", "my site", "--yes").stdout
+    told = shlex.split(said.splitlines()[-1].rpartition("comes back: ")[2])
+    assert told[2:] == ["join", "my kit.zip", "--folder", "my site", "--roster", "roster.toml"]
+    server.invite("south", tmp_path / "my other kit")
+    assert "join 'my other kit' --data" in (tmp_path / "my other kit" / "README.txt").read_text()
+    said = invoke("federation", "init", "my liver", "--name", "liver", "--address", "nmf.example.org:8443").stdout
+    assert shlex.split(said.splitlines()[-1])[-2:] == ["--folder", "my liver"]
+    said = invoke("federation", "invite", "north", "--folder", "my liver").stdout
+    assert shlex.split(said.splitlines()[-1])[-2:] == ["--folder", "my liver"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_site_says_for_which_folder_it_waits(server, monkeypatch, tmp_path, is_there):
+    monkeypatch.setattr(file_drop.Mailbox, "serve", lambda *arguments: iter(()))
+    if is_there:
+        (tmp_path / "drop" / "north" / "in").mkdir(parents=True)
+    said = []
+    file_drop.answer_in(tmp_path / "drop", SiteFolder.at(tmp_path / "site-north"), said.append)
+    assert said == ([] if is_there else [said[0]])
+    assert is_there or f"{Path('drop', 'north', 'in')}; {tmp_path / 'drop'} does not exist" in said[0]
+
+
+@pytest.mark.parametrize("folder", ["liver", "site-north"])
+def test_status_writes_nothing(server, told, monkeypatch, tmp_path, folder):
+    """So that it works on a copy that cannot be written."""
+    for name in ("server.lock", "node.lock"):
+        (tmp_path / folder / name).touch()
+    opened, before = os.open, {path: path.lstat() for path in (tmp_path / folder).rglob("*")}
+
+    def read_only(path, flags, *more, **others):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *more, **others)
+
+    monkeypatch.setattr(os, "open", read_only)
+    told("federation", "status", "--folder", folder)
+    after = {path: path.lstat() for path in (tmp_path / folder).rglob("*")}
+    assert {path: (one.st_ino, one.st_mtime_ns) for path, one in after.items()} == {
+        path: (one.st_ino, one.st_mtime_ns) for path, one in before.items()
+    }
+
+
+def test_a_roster_of_another_time_is_written_anew(server):
+    """As `admit` leaves it that is killed between a card and the roster."""
+    (server.path / "roster.toml").write_text("of another time")
+    assert (server.path / "roster.toml").read_bytes() != server.roster().written()
+    assert (server.path / "roster.toml").read_bytes() == server.roster().written()

@@ -1,0 +1,61 @@
+"""`partsong federation run` with methods of topics: what is said of their keys, and of sites that were not drawn."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from partsong.cli.federation_runs import _missed
+from partsong.federation.topic_results import TOPICS, TopicResult
+from partsong.local.lda_rows import TopicRows
+from partsong.participation import sampled
+
+HEAD = "rank = 2\nrounds = 4\nseed = 6\n"
+SITES = ("east", "north", "south", "west")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('method = "exact"\nserver_rate = 0.1\n', "experiment.toml: server_rate is for fednmf, fednmf-mi"),
+        ('method = "fedlda"\nlocal_steps = 2\n', "experiment.toml: local_steps is for exact, fnmf"),
+        (
+            'method = "fednmf"\nepoch = 2\n',
+            "experiment.toml: The experiment has no setting 'epoch'. Did you mean 'epochs'",
+        ),
+    ],
+)
+def test_keys_of_the_file_are_told_as_keys_and_not_as_options(told, tmp_path, text, said):
+    told("federation", "init", "liver", "--name", "liver", "--address", "nmf.example.org:8443")
+    (tmp_path / "experiment.toml").write_text(HEAD + text)
+    found = told("federation", "run", "experiment.toml", "--folder", "liver", code=1)
+    assert found["error"].startswith(said)
+
+
+def test_a_site_that_was_not_drawn_was_not_missed(tmp_path):
+    place = SimpleNamespace(experiment=tmp_path / "experiment.toml")
+    place.experiment.write_text(HEAD + 'method = "fednmf"\nparticipation = 0.5\n')
+    drawn = {str(index): sorted(names) for index, names in sampled(SITES, 4, 0.5, 6).items()}
+    assert _missed(place, {"parties": list(SITES), "absent": drawn}) == 0
+    late = next(name for name in SITES if name not in drawn["2"])
+    assert _missed(place, {"parties": list(SITES), "absent": {**drawn, "2": [*drawn["2"], late]}}) == 1
+    place.experiment.write_text(HEAD + 'method = "exact"\n')
+    assert _missed(place, {"parties": list(SITES), "absent": {"0": ["east", "west"], "3": ["east"]}}) == 3
+
+
+def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_path):
+    H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5]])
+    words = ("apple", "bread", "chess", "dance")
+    TopicResult(H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5)).save(tmp_path / TOPICS)
+    shown = told("topics", "show", TOPICS)
+    assert shown["topics"][0]["words"][:2] == ["apple", "bread"]
+    assert (shown["settings"]["method"], shown["settings"]["weighting"]) == ("fedlda", "counts")
+    (tmp_path / "new.csv").write_text("text\napple bread apple\nDANCE chess\nnothing\n")
+    invoke("topics", "transform", "new.csv", TOPICS, "-o", "W.npy")
+    W = np.load(tmp_path / "W.npy")
+    assert W.argmax(axis=1).tolist()[:2] == [0, 1]
+    np.testing.assert_allclose(W.sum(axis=1), [1, 1, 0])

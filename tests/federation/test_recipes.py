@@ -1,0 +1,364 @@
+"""Every recipe in experiment.toml: by its name and keys, with the bits of one process; or a reason why it is not."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+from federations import Federation, assert_same, model_of
+from test_asynchronous import arrivals_of, assert_replayed
+
+import partsong
+from partsong import recipes
+from partsong.core import Layout, Schedule
+from partsong.engines.boundary import check_together, stated_by
+from partsong.errors import CompositionError, ParameterError, SiteRefused
+from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy
+from partsong.federation.recipe_checks import CHECKS
+from partsong.federation.recipe_names import (
+    BESIDE,
+    FEDERATED,
+    FIRST_LEGS,
+    NOT_ASKED,
+    OUTSIDE,
+    RECIPE_KEYS,
+    SHARED,
+    TAKEN_BY,
+    THEN_EXACT,
+)
+from partsong.federation.recipe_programs import RECIPE_OF
+from partsong.federation.topic_keys import RECIPES
+from partsong.local.game import Game
+from partsong.local.gradient import ProjectedGradient
+from partsong.local.orders import Raster
+from partsong.local.self_play import ShrinkOthers
+from partsong.local.step_sizes import DecayingStep
+from partsong.methods import ASYNCHRONOUS, COMMON_ONLY, LOCAL_STEPS, METHODS, alignment_for, start_of
+from partsong.programs.private_consensus import PrivateConsensus
+from partsong.settings import alignment_of, program_of
+from partsong.sketch.gaussian import Gaussian
+from partsong.sketch.hadamard import Hadamard
+from partsong.sketch.proportion import Proportion
+from partsong.sketch.subsampling import Subsampling
+
+RUNS = {
+    "exact": {"accelerate": True},
+    "fnmf": {"variant": "paper", "every": 2, "client_align": "nearest", "strength": 0.2, "local_steps": 3},
+    "fnmf-alone": {"align": "softmax", "server_align": "sinkhorn", "local_steps": 3},
+    "fnmf-by-sums": {"sweeps": 3, "align": "sinkhorn", "strength": 0.3, "local_steps": 3},
+    "fnmf-by-sums, masked": {"local_steps": 3, "masked": True},
+    "fedavg": {"weighted": False, "start": "independent"},
+    "fedprox": {"strength": 0.5, "local_steps": 2},
+    "ipalm-once": {"local_steps": 3},
+    "mur-once": {"local_steps": 3, "start": "common"},
+    "local-only": {"local_steps": 3},
+    "syn-sd": {"rule": "cd", "local_steps": 2},
+    "syn-ssd-u": {"sketch": "gaussian", "sketch_ratio": 0.5, "local_steps": 2},
+    "syn-ssd-v": {"sketch": "count", "local_steps": 2},
+    "syn-ssd-uv": {"sketch_ratio": 0.5, "local_steps": 2},
+    "asyn-sd": {"rho": 1.5, "rule": "pg", "local_steps": 2},
+    "asyn-ssd-v": {"rho": 2, "sketch": "hadamard", "sketch_ratio": 0.5, "local_steps": 2},
+    "secure-dsanls": {"rounds": 3, "sketch_dimension": 4, "columns_sketch": "gaussian", "columns_ratio": 0.5},
+    "secure-dsanls, masked": {"rounds": 3, "sketch": "hadamard", "sketch_dimension": 4, "masked": True},
+    "game": {"order": "random", "step": 0.01, "step_decay": 0.1, "leader": "rows"},
+    "game-consensus": {"order": "alternating", "self_play": "max", "shrink": 0.9, "local_steps": 2},
+    "game-consensus, masked": {"local_steps": 2, "masked": True},
+    "then-exact": {"first": "fedavg", "first_rounds": 1, "weighted": False},
+    "then-exact, masked": {"first": "fnmf-by-sums", "first_rounds": 1, "local_steps": 3, "masked": True},
+}
+
+
+ANY = Policy(recipes=FEDERATED)
+
+
+def experiment_of(**table):
+    return Experiment.from_table({"rank": 2, "rounds": 3, "seed": 5, **table})
+
+
+def run_of(name, folder):
+    """One of these, from a file."""
+    table = {"method": name.split(",")[0], "rank": 2, "rounds": 2, "seed": 5, **RUNS[name]}
+    path = folder / "experiment.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+    return Experiment.read(path)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_recipe_that_was_broken_off_in_the_middle_has_the_bits_of_one_process(tmp_path, name):
+    """All that goes on after the break is read from files of server and sites."""
+    runs = arrivals_of if name.startswith("asyn") else Federation.rounds
+    first = runs(Federation(tmp_path, run_of(name, tmp_path), policy=ANY))
+    rounds = [next(first)]
+    first.close()
+    federation = Federation(tmp_path, run_of(name, tmp_path), policy=ANY)
+    rounds += list(runs(federation))
+    assert [done.index for done in rounds] == list(range(federation.plan().exchanges))
+    (assert_replayed if name.startswith("asyn") else assert_same)(federation, rounds)
+    H = federation.plan().program.components(rounds[-1].checkpoint.server)
+    for site in federation.names:
+        model = partsong.NMF.load(tmp_path / site / "results" / "run-1" / "model.safetensors")
+        np.testing.assert_array_equal(model.components_, H)
+    assert len({str(model_of(done)) for done in rounds}) == len(rounds)
+
+
+def test_there_is_a_run_above_of_every_method_and_every_key():
+    assert {name.split(",")[0] for name in RUNS} == set(FEDERATED)
+    assert {key for run in RUNS.values() for key in run} == {*RECIPE_KEYS, *SHARED, "masked", "rounds"}
+
+
+def test_every_recipe_is_a_method_or_has_a_reason_not_to_be():
+    made = {
+        name
+        for name, recipe in inspect.getmembers(recipes, inspect.isfunction)
+        if recipe.__module__ == recipes.__name__
+        and not name.startswith("_")
+        and hasattr(get_type_hints(recipe)["return"], "start_party")
+    }
+    named = {recipe.make.__name__ for recipe in RECIPE_OF.values()} | {recipes.then_exact.__name__}
+    assert made == named | {name.replace("-", "_") for name in OUTSIDE}
+    assert set(FEDERATED) == {*RECIPE_OF, THEN_EXACT}
+    for name in OUTSIDE:
+        with pytest.raises(ParameterError, match=rf"'{name}' .*(Take|table privacy)"):
+            experiment_of(method=name)
+
+
+def test_every_parameter_of_a_recipe_is_a_key_of_its_method():
+    known = {**TAKEN_BY, **SHARED, "rank": FEDERATED}
+    fields = set(inspect.signature(recipes.secure_dsanls(2).__class__).parameters) - {"aggregation", "solver"}
+    renamed = {"game": "order", "rows_sketch": "sketch"}
+    for method, recipe in RECIPE_OF.items():
+        names = {n for n, one in inspect.signature(recipe.make).parameters.items() if one.kind is not one.VAR_KEYWORD}
+        names |= fields if method == "secure-dsanls" else set()
+        names -= {*recipe.settled, *(NOT_ASKED if method == "secure-dsanls" else ())}
+        for name in names:
+            key = "local_steps" if name == recipe.steps else renamed.get(name, name)
+            assert method in known[key], (method, name)
+    assert known.keys() <= {*CHECKS, "rank"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_keys_a_method_is_that_of_the_estimator(method):
+    align, start = alignment_of(alignment_for(method)), start_of(method, None)
+    expected = program_of(method, 2, steps=LOCAL_STEPS[method], align=align, start=start)
+    assert experiment_of(method=method).program(3) == expected
+
+
+def test_without_keys_other_methods_are_their_recipes():
+    for name in ("local_only", "fnmf_by_sums", "secure_dsanls", "game_consensus"):
+        assert experiment_of(method=name.replace("_", "-")).program(3) == getattr(recipes, name)(2)
+    for first in FIRST_LEGS:
+        made = experiment_of(method=THEN_EXACT, first=first, first_rounds=2)
+        leg = experiment_of(method=first).program(3)
+        exchanges = 4 if first == "fnmf-by-sums" else 2
+        assert made.program(3) == recipes.then_exact(leg, exchanges)
+        assert made.schedule(3) == Schedule(exchanges + 1, 5)
+
+
+def test_keys_are_those_of_the_recipes():
+    half, align = Proportion(Subsampling, 0.5), recipes.alignments()["nearest"]
+    game = Game(Raster(), DecayingStep(0.1, 0.2), ShrinkOthers(0.5), "columns")
+    parts = {"order": game.order, "step": game.step, "self_play": game.self_play, "leader": game.leader}
+    names = {"order": "sequential", "step": 0.1, "step_decay": 0.2, "self_play": "max", "shrink": 0.5}
+    names["leader"] = "columns"
+    made = {
+        "exact": ({"accelerate": True, "local_steps": 4}, recipes.shared_statistics(2, sweeps=4, accelerate=True)),
+        "fnmf-alone": (
+            {"align": "nearest", "every": 3},
+            recipes.fnmf(2, client_align=align, server_align=align, every=3),
+        ),
+        "fedprox": ({"strength": 0.4}, recipes.fedprox(2, strength=0.4)),
+        "syn-ssd-uv": ({"sketch_ratio": 0.5}, recipes.syn_ssd(2, sketch=half)),
+        "asyn-ssd-v": ({"rho": 1.0, "sketch_ratio": 0.5}, recipes.asyn_ssd_v(2, rho=1.0, sketch=half)),
+        "asyn-sd": ({"rule": "pg"}, recipes.asyn_sd(2, rule=ProjectedGradient())),
+        "secure-dsanls": ({"sketch": "hadamard"}, recipes.secure_dsanls(2, sketch=Hadamard(8))),
+        "game": (names, recipes.game(2, **parts)),
+        "game-consensus": (
+            {**names, "start": "independent"},
+            recipes.game_consensus(2, game=game, start="independent"),
+        ),
+    }
+    for method, (keys, program) in made.items():
+        assert experiment_of(method=method, **keys).program(3) == program
+    columns = experiment_of(method="secure-dsanls", sketch_dimension=3, columns_sketch="subsampling").program(3)
+    assert columns == recipes.secure_dsanls(2, sketch=Gaussian(3), columns_sketch=Proportion())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_key_is_without_effect_and_a_site_is_told_all_of_them(tmp_path, name):
+    experiment = run_of(name, tmp_path)
+    assert Experiment.from_table(experiment.told()) == experiment
+    for key in experiment.recipe.given.keys() - {"step", "self_play", "columns_sketch", "first", "first_rounds"}:
+        table = {one: value for one, value in experiment.told().items() if one != key}
+        assert Experiment.from_table(table).program(3) != experiment.program(3), key
+
+
+def test_methods_without_such_keys_are_told_as_before():
+    """A run that has begun goes on, and sites with an older partsong know what is asked."""
+    told = ("method", "rank", "rounds", "local_steps", "align", "start", "seed", "masked", "mask_bound", "columns")
+    assert set(experiment_of(method="fnmf").told()) == {*told, "privacy"}
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"method": None}, "needs method"),
+        ({"method": "fnmf_by_sums"}, "Did you mean 'fnmf-by-sums'"),
+        ({"method": "fedavg", "wieghted": True}, "no setting 'wieghted'. Did you mean 'weighted'"),
+        ({"method": "asyn-sd", "roh": 2}, "Did you mean 'rho'"),
+        ({"method": "fedavg", "steps": 2}, "Did you mean 'local_steps'"),
+        ({"method": "game", "play": "random"}, "Did you mean 'order'"),
+        ({"method": "exact", "weighted": True}, "weighted is for fedavg; the method is 'exact'. Leave it out"),
+        ({"method": "exact", "sweeps": 2}, "are its local_steps"),
+        ({"method": "fedavg", "sweeps": 2}, "sweeps is for fnmf-by-sums; the method is 'fedavg'"),
+        ({"method": "syn-sd", "rho": 2.0}, "rho is for asyn-sd, asyn-ssd-v; the method is 'syn-sd'"),
+        ({"method": "syn-sd", "sketch": "count"}, "sketch is for syn-ssd-u.*secure-dsanls; the method is 'syn-sd'"),
+        ({"method": "exact", "strength": 0.1}, "strength is for fednmf-mi, fnmf,.*fedprox; the method is 'exact'"),
+        ({"method": "fednmf", "rho": 1.0}, "rho is for asyn-sd, asyn-ssd-v; the method is 'fednmf'"),
+        ({"method": "fedlda", "strength": 1.0}, "strength is for fednmf-mi, fnmf"),
+        ({"method": "fedavg", "align": "sinkhorn"}, "align is for fnmf, fnmf-alone, fnmf-by-sums; the method"),
+        ({"method": "fnmf-by-sums", "server_align": "nearest"}, "server_align is for fnmf, fnmf-alone"),
+        ({"method": "secure-dsanls", "local_steps": 3}, "local_steps is for exact"),
+        ({"method": "local-only", "start": "common"}, "start is for exact"),
+        ({"method": "game", "start": "independent"}, "one start for all parties"),
+        ({"method": "exact", "accelerate": 1}, "accelerate is true or false"),
+        ({"method": "fnmf", "variant": "papr"}, "variant is 'papr'. Did you mean 'paper'"),
+        ({"method": "fnmf", "every": 0}, "every must be a whole number"),
+        ({"method": "fnmf", "strength": -1}, "strength must be a number of at least 0"),
+        ({"method": "fnmf", "client_align": ["nearest"]}, "client_align is"),
+        ({"method": "syn-sd", "rule": "hal"}, "rule is 'hal'. Did you mean 'hals'"),
+        ({"method": "asyn-sd", "rho": 0}, "rho must be a number above 0"),
+        ({"method": "asyn-sd", "rho": float("inf")}, "rho must be a number above 0"),
+        ({"method": "asyn-sd", "rho": True}, "rho must be a number"),
+        ({"method": "asyn-sd", "rho": 1.0, "masked": True}, "masks need several"),
+        ({"method": "syn-ssd-u", "sketch": "gauss"}, "Did you mean 'gaussian'"),
+        ({"method": "syn-ssd-u", "sketch_ratio": 1.5}, "sketch_ratio must be above 0 and at most 1"),
+        ({"method": "secure-dsanls", "sketch": "count"}, "rows of a site as they are. Take gaussian or hadamard"),
+        ({"method": "secure-dsanls", "sketch_dimension": 1}, "rank must be from 1 to 1; got 2"),
+        ({"method": "secure-dsanls", "columns_ratio": 0.5}, "needs columns_sketch"),
+        ({"method": "secure-dsanls", "is_guarded": False}, "not for an experiment to say"),
+        ({"method": "secure-dsanls", "budget": "total"}, "knows only what the server says"),
+        ({"method": "game", "order": "simultaneous"}, "all rows in one place"),
+        ({"method": "game", "step": "fast"}, 'step is "safe" or a number'),
+        ({"method": "game", "step": 0}, "step must be a number above 0"),
+        ({"method": "game", "step_decay": 0.1}, "step_decay needs a number as step"),
+        ({"method": "game", "shrink": 0.5}, 'shrink needs self_play = "min" or "max"'),
+        ({"method": "game", "self_play": "min", "shrink": 2}, "shrink must be from 0 to 1"),
+        ({"method": "game", "leader": "row"}, "Did you mean 'rows'"),
+        ({"method": "then-exact"}, "needs first and first_rounds.*fedavg"),
+        (
+            {"method": "then-exact", "first": "game", "first_rounds": 1},
+            "first is 'game'. Did you mean 'game-consensus'",
+        ),
+        ({"method": "then-exact", "first": "fedavg", "first_rounds": 3}, "leaves none of 3 rounds"),
+        ({"method": "then-exact", "first": "fedavg", "first_rounds": 1, "strength": 1.0}, 'with first = "fedavg"'),
+        ({"method": "exact", "first": "fedavg"}, "first is for then-exact"),
+        ({"method": "game-consensus", "privacy": {"unit": "party", "epsilon": 1}}, "Privacy of parties is for"),
+        (
+            {"method": "then-exact", "first": "fedavg", "first_rounds": 1, "privacy": {"unit": "party", "epsilon": 1}},
+            "is for",
+        ),
+        (
+            {"method": "secure-dsanls", "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},
+            "Privacy of rows is for",
+        ),
+        (
+            {"method": "exact", "accelerate": True, "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},
+            "accelerate of exact has no place in noisy sums",
+        ),
+    ],
+)
+def test_keys_that_cannot_be_meant_are_refused_with_the_way_out(table, match):
+    with pytest.raises(ParameterError, match=match):
+        experiment_of(**table)
+
+
+def test_a_leader_is_for_meetings_of_two():
+    with pytest.raises(CompositionError, match="meetings of two"):
+        experiment_of(method="game-consensus", order="simultaneous", leader="rows")
+
+
+def test_a_promise_is_kept_with_keys_where_there_is_one():
+    program = experiment_of(method="fedavg", weighted=False, privacy={"unit": "party", "epsilon": 1}).program(3)
+    assert isinstance(program, PrivateConsensus)
+    assert program.program == recipes.fedavg(2, steps=LOCAL_STEPS["fedavg"], weighted=False)
+
+
+@pytest.mark.parametrize(
+    "table", [{"method": "fnmf"}, {"method": "game"}, {"method": "fnmf-by-sums", "align": "partial-sinkhorn"}]
+)
+def test_what_is_no_sum_is_not_masked_and_nothing_has_left(tmp_path, table):
+    federation = Federation(tmp_path, experiment_of(**table, masked=True))
+    with pytest.raises(CompositionError, match=r"reads individual uploads|one party alone"):
+        list(federation.rounds())
+    assert not any(federation.site(name).ledger.serial for name in federation.names)
+
+
+def test_a_site_sends_no_more_sketches_than_leave_its_rows_open(tmp_path):
+    """16 rows, sketches of dimension 4: the first exchange counts rows, three sketch them, and the next is refused."""
+    federation = Federation(tmp_path, experiment_of(method="secure-dsanls", sketch_dimension=4, rounds=6), policy=ANY)
+    rounds = federation.rounds()
+    assert [next(rounds).index for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(SiteRefused, match="round 4"):
+        next(rounds)
+    for name in federation.names:
+        assert {index for index, _ in federation.site(name).audit.released("run-1").works} == {0, 1, 2, 3}
+
+
+def test_a_site_bounds_the_sums_of_rounds_that_have_several(tmp_path):
+    experiment = experiment_of(method="fnmf-by-sums", sweeps=4)
+    assert experiment.wish(3).rounds == experiment.schedule(3).rounds == 12
+    federation = Federation(tmp_path, experiment, policy=Policy(maximum_rounds=11))
+    with pytest.raises(SiteRefused, match="'rounds'"):
+        list(federation.rounds())
+    assert experiment_of(method=THEN_EXACT, first="fnmf-by-sums", sweeps=4, first_rounds=1).wish(3).rounds == 6
+
+
+def test_a_site_allows_recipes_by_name(tmp_path):
+    assert (
+        set(RECIPES) - set(Policy().recipes) == set(RECIPES) - set(Policy.from_table({}).recipes) == {"secure-dsanls"}
+    )
+    assert set(BESIDE) < set(RECIPES)
+    assert Policy.from_table({"recipes": list(FEDERATED)}).recipes == FEDERATED
+    federation = Federation(tmp_path, experiment_of(method="game-consensus"), policy=Policy(recipes=("game", "exact")))
+    with pytest.raises(SiteRefused, match="'recipe'"):
+        list(federation.rounds())
+
+
+def test_the_page_has_every_method_with_its_keys_and_whether_it_can_be_masked():
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    section = page.split("### Methods and their keys")[1].split("\n### ")[0]
+    rows = [re.fullmatch(r"\| (`.*`) \| (.*) \| (yes|no)\b.* \|", line) for line in section.splitlines()]
+    told = {
+        method: (set(re.findall(r"`([a-z_]+)`", row[2])), row[3])
+        for row in rows
+        if row is not None
+        for method in re.findall(r"`([a-z-]+)`", row[1])
+    }
+    assert set(told) == set(FEDERATED)
+    for method, (keys, masks) in told.items():
+        taken = {name for name, methods in {**TAKEN_BY, **SHARED}.items() if method in methods}
+        assert keys == taken - ({"start"} if method in COMMON_ONLY else set()), method
+        assert (masks == "yes") == can_be_masked(method), method
+    example = Experiment.from_table(tomllib.loads(section.split("```toml")[1].split("```")[0]))
+    first = recipes.fnmf_by_sums(10, align=recipes.alignments()["sinkhorn"])
+    assert example.program(3) == recipes.then_exact(first, 6)
+
+
+def can_be_masked(method):
+    if method in ASYNCHRONOUS:
+        return False
+    more = {"first": "fedavg", "first_rounds": 1} if method == THEN_EXACT else {}
+    experiment = experiment_of(method=method, masked=True, **more)
+    program, layout = experiment.program(3), Layout(("a", "b", "c"), 9, 0)
+    try:
+        check_together(program, experiment.reduction(3), stated_by(program, layout))
+    except CompositionError:
+        return False
+    return True

@@ -1,0 +1,158 @@
+"""Laws of a site's two books, ledger and audit log: each is as it was written, and covers the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+from federations import Federation
+from test_site import code_of, of_kind, recorded
+from test_site_limits import in_the_open, lines_of, private, request_of, said
+
+from partsong.federation import chain
+from partsong.federation.chain import Chain
+from partsong.federation.experiment import Experiment
+from partsong.federation.making_up import make_up
+from partsong.federation.policy import Policy
+from partsong.federation.wire import Kind, Nonce, Request
+
+DELTA = 1e-5
+
+
+def hello_of(federation, run="run-2"):
+    note = {"experiment": federation.experiment.told(), "parties": list(federation.names)}
+    return Request("east", Nonce(run), note=note)
+
+
+def without_lines(path, keep):
+    """An older copy of a chain."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:keep]))
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_ledger_that_lacks_what_the_log_tells_spends_nothing_twice(tmp_path, keep):
+    federation = private(tmp_path)
+    list(federation.rounds())
+    site, copy = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
+    spent, lines = site.ledger.spent(), len(lines_of(site))
+    without_lines(copy, keep)
+    assert said(site, hello_of(federation)) == "ledger"
+    assert "make-up" in (tmp_path / "east" / "site.log").read_text()
+    copy.unlink()
+    assert said(site, hello_of(federation)) == "ledger"
+    assert (site.ledger.serial, len(lines_of(site))) == (0, lines + 2)
+    made = make_up(tmp_path / "east", "the ledger is gone")
+    assert made.charged == (("run-1", 0, 0), ("run-1", 1, 0))
+    assert site.ledger.spent() == spent
+    assert site.ledger.spent().epsilon(DELTA) == spent.epsilon(DELTA) > 0
+    assert said(site, hello_of(federation)) is None
+    assert make_up(tmp_path / "east", "once more").charged == ()
+
+
+def test_a_ledger_with_other_noise_than_the_log_tells_is_none(tmp_path):
+    federation = private(tmp_path)
+    list(federation.rounds())
+    site, path = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
+    lines = list(Chain(path).lines())
+    path.unlink()
+    for line in lines:
+        release = {**line["release"], "noise_multiplier": 2 * line["release"]["noise_multiplier"]}
+        kept = {name: value for name, value in line.items() if name not in ("number", "before", "hash")}
+        Chain(path).append({**kept, "release": release})
+    assert said(site, hello_of(federation)) == "ledger"
+
+
+def edited(data, place):
+    lines = data.split(b"\n")
+    lines[place] = lines[place].replace(b'"bytes": ', b'"bytes": 9')
+    return b"\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: edited(data, 1),
+        lambda data: edited(data, -2),
+        lambda data: data[:-1] + b" ",
+        lambda data: data.split(b"\n", 1)[1],
+        lambda data: b"",
+    ],
+    ids=["second line", "last line", "end", "first line gone", "all gone"],
+)
+def test_a_log_that_was_edited_or_removed_is_left_as_it_is_and_answered_for_with_a_code(tmp_path, change):
+    federation = in_the_open(tmp_path)
+    asked, site = recorded(federation, 2), federation.site("east")
+    was = site.audit.path.read_bytes()
+    now = change(was)
+    site.audit.path.write_bytes(now)
+    for kind in (Kind.WORK, Kind.HELLO, Kind.START):
+        assert said(site, request_of(asked, kind)) == "ledger"
+    if now:
+        assert site.audit.path.read_bytes() == now
+        assert code_of(site.refuse("unsigned", "a stranger")) == "unsigned"
+        assert site.audit.path.read_bytes() == now
+    assert site.ledger.serial == 2
+    site.audit.path.write_bytes(was)
+    assert said(site, request_of(asked, Kind.WORK, 1)) is None
+
+
+def test_a_log_that_is_lost_counts_all_that_was_charged_as_left(tmp_path):
+    federation = in_the_open(tmp_path)
+    asked, site = recorded(federation, 2), federation.site("east")
+    site.audit.path.unlink()
+    made = make_up(tmp_path / "east", "the log is gone")
+    assert (made.charged, made.noted) == ((), (("run-1", 0, 0), ("run-1", 1, 0)))
+    shutil.rmtree(tmp_path / "east" / "runs")
+    assert said(site, request_of(asked, Kind.START)) is None
+    for attempt in (0, 1):
+        assert said(site, request_of(asked, Kind.WORK, 1), attempt=attempt) == "out-of-step"
+    assert any("made up: the log is gone" in line for line in site.audit.show())
+    assert site.ledger.serial == 2
+
+
+def test_releases_of_which_only_the_number_is_known_cost_the_most_and_are_no_run(tmp_path):
+    federation = private(tmp_path / "private")
+    list(federation.rounds())
+    ledger = federation.site("east").ledger
+    before = ledger.spent()
+    assert make_up(tmp_path / "private" / "east", "restored", 2).of_no_run == 2
+    (release, count), *rest = ledger.spent().entries
+    assert (rest, len(before), count) == ([], 2, 4)
+    assert release == before.entries[0][0]
+    policy = Policy(maximum_runs=1)
+    first = Federation(tmp_path / "first", Experiment("fedavg", 3, 1), policy=policy)
+    assert said(first.site("east"), Request("east", Nonce("x"))) == "unreadable"
+    make_up(tmp_path / "first" / "east", "restored", 2)
+    assert len(list(first.rounds())) == 1
+    shutil.rmtree(tmp_path / "first" / "server")
+    start = Request.read(of_kind(recorded(replace(first, policy=Policy(), run="two")), "east", Kind.START)[0][0])
+    assert said(first.site("east"), replace(start, nonce=replace(start.nonce, run="three"))) == "runs"
+
+
+def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    path = tmp_path / "ledger.jsonl"
+    Chain(path).append({"what": 1})
+    assert flushed == [path.stat().st_ino, tmp_path.stat().st_ino]
+    Chain(path).append({"what": 2})
+    assert flushed[2:] == [path.stat().st_ino]
+
+
+def test_lines_that_were_read_are_not_read_again_unless_a_byte_of_them_has_changed(tmp_path, monkeypatch):
+    federation = in_the_open(tmp_path)
+    asked, site = recorded(federation, 1), federation.site("east")
+    site.ledger.make_up(300, None, "lost")
+    assert said(site, request_of(asked, Kind.WORK)) is None
+    read, line_in = [], chain._line_in
+    monkeypatch.setattr(chain, "_line_in", lambda text: read.append(text) or line_in(text))
+    assert said(site, request_of(asked, Kind.WORK)) is None
+    assert len(read) < 10
+    data = site.ledger.path.read_bytes()
+    at = data.index(b'"count": 1', len(data) // 2) + 9
+    site.ledger.path.write_bytes(data[:at] + b"2" + data[at + 1 :])
+    assert said(site, request_of(asked, Kind.WORK)) == "ledger"
+    site.ledger.path.write_bytes(data)
+    assert said(site, request_of(asked, Kind.WORK)) is None
