@@ -183,6 +183,25 @@ def test_who_has_refused_the_end_of_arrivals_is_told_of(tmp_path):
     assert record_of(federation).without_result == {}
 
 
+def test_a_server_that_is_killed_while_it_tells_the_end_of_arrivals_tells_it_again_and_asks_for_no_more(tmp_path):
+    federation = federation_of(tmp_path)
+    sites = dict(federation.transport().sites)
+
+    def last_heard(request):
+        reply = sites["north"](request)
+        if Request.read(request).nonce.kind is Kind.FINISH:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        list(arrivals_of(federation, InProcess({**sites, "north": last_heard}), time_budget=0.2))
+    before = record_of(federation)
+    assert set(before.without_result) == set(federation.names)
+    assert list(arrivals_of(federation, time_budget=60.0)) == []
+    assert record_of(federation).without_result == {}
+    assert record_of(federation).order == before.order
+
+
 def test_a_server_cannot_fill_the_log(tmp_path):
     federation = in_the_open(tmp_path)
     site, log = federation.site("east"), tmp_path / "east" / "site.log"

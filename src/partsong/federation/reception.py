@@ -112,6 +112,10 @@ class Reception:
         result, and is told again when the run is resumed.
         """
         self._require_arrivals()
+        started = sorted(self.record.started)
+        untold = {name: f"Site {name!r} has not been told the end of the run yet." for name in started}
+        self.record = replace(self.record, without_result=untold)
+        self.journal.save(self.record)
         record, away, began = self.record, self.errands.missing(), time.monotonic()
         nonce, left = Nonce(record.run, record.index, kind=Kind.FINISH), set(record.started)
         requests = {name: Request(name, nonce, record.model, self._counted(name), self._seen(name)) for name in left}
