@@ -153,7 +153,7 @@ def test_of_a_last_line_without_its_end_no_more_is_said_than_is_known(invoke, lo
 
 def test_what_the_log_tells_can_be_charged_by_command(invoke, told, log):
     ledger = SiteLedger(log.with_name("ledger.jsonl"))
-    said = told("audit", "make-up", "site-north", "--why", "the ledger is gone", "--count", "1")
+    said = told("audit", "make-up", "site-north", "--why", "the ledger is gone", "--count", "3")
     assert (said["charged"], said["noted"], said["of_no_run"]) == ([["liver-1", 0, 0], ["liver-1", 1, 2]], [], 1)
     assert (ledger.serial, list(ledger.books().runs)) == (3, ["liver-1"])
     log.unlink()

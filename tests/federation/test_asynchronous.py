@@ -434,6 +434,26 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
         assert "NaN" in rounds[-1].refused["north"]
 
 
+@pytest.mark.parametrize("most", [1000, 8, 7])
+def test_pieces_that_came_to_nothing_are_made_good_within_the_rounds_that_a_site_allows(tmp_path, most):
+    federation = replace(federation_of(tmp_path, faulty="leave out", rounds=2), policy=Policy(maximum_rounds=most))
+
+    def change(reply):
+        return not_a_number(reply) if reply.nonce.round in (2, 3) else reply
+
+    transport = Absent(
+        spoiling(federation, "east", change).sites,
+        lambda name, request: name != "east" and request.nonce.kind is Kind.WORK,
+    )
+    rounds = arrivals_of(federation, transport, pause=30.0)
+    if most < 8:
+        with pytest.raises(PartyError, match="'rounds'"):
+            list(rounds)
+    else:
+        assert sum(bool(done.participants) for done in rounds) == 6
+    assert works_of(federation, "east") == [["run-1", number, 0] for number in range(min(most, 8))]
+
+
 def test_a_run_in_which_nothing_that_can_be_used_arrives_ends_with_an_error_and_can_go_on(tmp_path):
     federation = federation_of(tmp_path, faulty="leave out", time_budget=0.2)
     transport = Absent(

@@ -55,13 +55,22 @@ def test_a_ledger_with_other_noise_than_the_log_tells_is_none(tmp_path):
     federation = private(tmp_path)
     list(federation.rounds())
     site, path = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
-    lines = list(Chain(path).lines())
+    lines, spent = list(Chain(path).lines()), site.ledger.spent()
     path.unlink()
     for line in lines:
         release = {**line["release"], "noise_multiplier": 2 * line["release"]["noise_multiplier"]}
         kept = {name: value for name, value in line.items() if name not in ("number", "before", "hash")}
         Chain(path).append({**kept, "release": release})
     assert said(site, hello_of(federation)) == "ledger"
+    make_up(tmp_path / "east", "it changes nothing")
+    assert said(site, hello_of(federation)) == "ledger"
+    reason = (tmp_path / "east" / "site.log").read_text().splitlines()[-1]
+    assert "move ledger.jsonl out of the folder" in reason
+    assert "partsong audit make-up FOLDER --count 2:" in reason
+    path.rename(tmp_path / "moved.jsonl")
+    assert make_up(tmp_path / "east", "as the reason says", 2).of_no_run == 0
+    assert site.ledger.spent() == spent
+    assert said(site, hello_of(federation)) is None
 
 
 def edited(data, place):
@@ -156,3 +165,34 @@ def test_lines_that_were_read_are_not_read_again_unless_a_byte_of_them_has_chang
     assert said(site, request_of(asked, Kind.WORK)) == "ledger"
     site.ledger.path.write_bytes(data)
     assert said(site, request_of(asked, Kind.WORK)) is None
+
+
+@pytest.mark.parametrize("later", ["refusals", "hello"])
+def test_what_is_said_later_under_the_same_round_does_not_hide_what_an_attempt_has_cost(tmp_path, later):
+    federation = private(tmp_path)
+    asked, site = recorded(federation), federation.site("east")
+    spent = site.ledger.spent()
+    if later == "hello":
+        assert said(site, hello_of(federation, "run-1")) is None
+    else:
+        assert [said(site, request_of(asked, Kind.WORK, number)) for number in (0, 1)] == ["over", "over"]
+    site.ledger.path.unlink()
+    make_up(tmp_path / "east", "the ledger is gone")
+    assert (site.ledger.spent(), site.ledger.books().noiseless) == (spent, 0)
+
+
+def test_what_the_server_has_seen_is_charged_once_where_the_log_tells_of_it(tmp_path):
+    federation = private(tmp_path)
+    list(federation.rounds())
+    site = federation.site("east")
+    spent = site.ledger.spent()
+    without_lines(site.ledger.path, 1)
+    assert said(site, replace(hello_of(federation), seen=2)) == "behind"
+    assert "--count 1" in (tmp_path / "east" / "site.log").read_text()
+    made = make_up(tmp_path / "east", "restored", 1)
+    assert (made.charged, made.of_no_run) == ((("run-1", 1, 0),), 0)
+    assert site.ledger.spent() == spent
+    assert said(site, replace(hello_of(federation), seen=2)) is None
+    without_lines(site.ledger.path, 1)
+    assert make_up(tmp_path / "east", "restored", 3).of_no_run == 2
+    assert site.ledger.serial == 4

@@ -89,7 +89,7 @@ class TextFederation:
     def agreed_in_process(self):
         """The words as the estimator finds them, with the key of this run."""
         rule, secrets = self.experiment.text_rule, {name: secret_of(name) for name in self.names}
-        key = run_key(KEY.key_for("words"), f"{self.run}{SUFFIX}")
+        key = run_key(KEY.key_for("words"), f"{self.run}{SUFFIX}", self.roster())
         shards = word_shards({name: self.documents(name) for name in self.names}, rule.words, key, secrets)
         masks = masks_for_words(len(self.names))
         return agree(shards, Sequential(), rule.rounds, reduction=masks, seed=self.experiment.seed).vocabulary

@@ -1291,6 +1291,21 @@ def test_parties_with_other_bounds_are_not_summed():
     assert MaskedSum().hear(KEYS, inbox, None, played.occasion), "the same bounds in other number types"
 
 
+def test_parties_that_were_told_something_else_are_not_summed_and_find_out_themselves():
+    """The server need not look: a party reads the keys of others as they were signed, for what *it* was told."""
+    played = Played({}, None)
+    Play(until=0)(uploads_of(4), played=played)
+    inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    _, told = MaskedSum().hear(KEYS, inbox, None, played.occasion)
+    other = MaskedSum(context=b"another experiment")
+    seat = other.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
+    seat, said = other.send(KEYS, seat, Message({}))
+    with pytest.raises(PartyError, match=r"phase 0.*other settings"):
+        other.send(SHARES, seat, told)
+    with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings"):
+        MaskedSum().hear(KEYS, {**inbox, "p001": said}, None, played.occasion)
+
+
 def test_a_key_of_small_order_is_refused():
     with pytest.raises(PartyError, match=r"'p001'.*small order"):
         agreed(bytes(range(32)), {"p001": bytes(32)})

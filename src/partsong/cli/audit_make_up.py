@@ -22,7 +22,13 @@ MAKE_UP = examples(
 def make_up(
     place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
     why: Annotated[str, typer.Option(help="What has happened; it stays in the files.", show_default=False)],
-    count: Annotated[int, typer.Option(min=0, help="Releases more, of which only their number is known.")] = 0,
+    count: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Releases that the ledger lacks in all, as `behind` says; those that the log tells of are among them.",
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Charge what the audit log says has left, and note what the ledger has charged, after a file was lost or restored.

@@ -23,7 +23,10 @@ def readmit(
     folder: Folder = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Let a site that has lost its states begin anew in a run: it is started again when the run is resumed."""
+    """Let a site that has lost its states begin anew in a run: it is started again when the run is resumed.
+
+    Over texts it also needs its own copy of state/runs/RUN.words/vocabulary; without one, a new run has to be made.
+    """
     from partsong.consortium.locking import held
     from partsong.consortium.server_folder import ServerFolder
     from partsong.federation.arrivals_record import ArrivalsJournal, Ongoing

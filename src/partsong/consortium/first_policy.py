@@ -13,7 +13,8 @@ masked = true                       # the server sees sums alone
 minimum_mask_bound = 1e6            # a smaller mask_bound is refused: with a refusal your numbers are compared with it
 # columns = ["gene-*"]              # names or patterns of those that may leave; without this line: all
 # tell_names = false                # without this line: a site of the roster that lacks columns, and knows the same
-                                    # shared key, is told their names; sealed, so that the server cannot read them
+                                    # shared key, is told their names; sealed, so that the server cannot read them.
+                                    # Not about words of texts: all sites learn those that they agree on
 
 # [words]                           # of runs over texts
 # allowed = true                    # false: none

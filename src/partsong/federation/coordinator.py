@@ -22,6 +22,7 @@ from partsong.federation.locks import locked
 from partsong.federation.record import Absence, Journal, Opening, Record
 from partsong.federation.serials import Serials, larger
 from partsong.federation.site_files import make_folder
+from partsong.federation.told_alike import bound_to, context_of
 from partsong.federation.transport import Transport
 from partsong.federation.wire import Kind, Nonce
 
@@ -124,7 +125,8 @@ class Coordinator:
         expected = stated_by(program, record.layout)
         check_together(program, reduction, expected)
         schedule.check(record.layout.parties)
-        return Setting(program, schedule, reduction, expected, desk, journal), record
+        masks = bound_to(context_of(record.experiment, record.columns, record.layout), reduction)
+        return Setting(program, schedule, masks, expected, desk, journal), record
 
     def _one_round(self, setting: Setting, record: Record) -> tuple[Record, Round]:
         began, program, index = time.perf_counter(), setting.program, record.index

@@ -2,7 +2,8 @@
 
 What the log says has left is charged, attempt by attempt, at the cost that the log tells. What was charged in runs that
 the log does not know is noted there as left. For releases of which nothing is known but their number, as a server's
-(`behind`), the costliest that there ever was is charged; without noise where one was, or where there is none.
+(`behind`), the costliest that there ever was is charged; without noise where one was, or where there is none. That
+number is of all lines that the ledger lacks, and those which the log tells of are among them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def state_at(place: Path) -> Path:
 
 
 def make_up(state: Path, why: str, count: int = 0) -> MadeUp:
-    """Write the lines that are missing, and `count` charges more; each says `why`."""
+    """Write the lines that are missing: `count` in the ledger, or as many as the log tells of; each says `why`."""
     ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
     with locked(state / "lock", waits=True):
         books, left = ledger.books(), audit.departures()
@@ -53,8 +54,9 @@ def make_up(state: Path, why: str, count: int = 0) -> MadeUp:
         noises = {(run, one.round, one.attempt): one.noise for run, own in books.runs.items() for one in own}
         for place in noted:
             audit.make_up(place, noises[place], why)
-        ledger.make_up(count, costliest(ledger.books()), why)
-    return MadeUp(tuple(charged), tuple(noted), count)
+        unknown = max(0, count - len(charged))
+        ledger.make_up(unknown, costliest(ledger.books()), why)
+    return MadeUp(tuple(charged), tuple(noted), unknown)
 
 
 def costliest(books: Books) -> Release | None:
@@ -65,6 +67,9 @@ def costliest(books: Books) -> Release | None:
 
 
 def _told_costs(log: Path) -> dict[Place, Release]:
-    """What each attempt has cost, as the log tells."""
-    told = {(one["run"], one["round"], one["attempt"]): one.get("release") for one in Chain(log).lines()}
+    """What each attempt has cost, as the log tells where its answers have left: a refusal, or another kind of answer
+    under the same round and attempt, has cost nothing.
+    """
+    left = (one for one in Chain(log).lines() if one["refusal"] is None and one["kind"] in ("work", "reduce"))
+    told = {(one["run"], one["round"], one["attempt"]): one.get("release") for one in left}
     return {place: Release.from_json(release) for place, release in told.items() if release is not None}

@@ -5,8 +5,9 @@
     that site:         a key of this letter, names sealed with the agreed secret,  → the lacking site, for its log
                        signed
 
-Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's. A letter is as long
-as many names were asked for (256 bytes for each), so that its length tells nothing of names that are not longer.
+Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's. The length
+of a letter follows from how many of the names asked for were found at the telling site, which the server so learns (256
+bytes for each, and for one more); it is doubled until longer names fit, and tells nothing else of them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from partsong.federation.site_files import Agreed, RunFolder, Started, Tally, ma
 from partsong.federation.site_log import write_down
 from partsong.federation.site_plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
 from partsong.federation.site_work import Answered, Workplace
+from partsong.federation.told_alike import bound_to, context_of
 from partsong.federation.wholeness import require_whole
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from partsong.federation.word_data import CountedData, HeldData, Texts
@@ -181,7 +182,8 @@ class Site:
             columns = tuple(self.data.columns[at] for at in order)
             rows = (self.data.n_rows, self.data.type)
             mark = mark_of(self.data, order)
-            files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark))
+            context = context_of(experiment, request.body["columns"], layout)
+            files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context))
             if isinstance(self.data, CountedData) and (empty := told_of_empty(self.data.rows)):
                 self._log(request.nonce, "note", empty)
         return self._plain(request, Message({}))
@@ -253,6 +255,7 @@ class Site:
         if started is None:
             raise Denied("not-started", f"Run {request.nonce.run!r} was not started here.")
         plan = self.build(started.experiment, len(started.layout.parties), self.roster)
+        plan = replace(plan, reduction=bound_to(started.context, plan.reduction))
         tally, own = files.tally(plan.source), (self.name, self.data, self.policy, self.ledger)
         return Workplace(*own, files, started, plan, tally, self.audit, self.kernel_threads)
 

@@ -36,7 +36,8 @@ SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 @dataclass(frozen=True, slots=True)
 class Started:
     """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
-    type they had, the first state, and the mark by which the same rows are known again (`data_state`).
+    type they had, the first state, the mark by which the same rows are known again (`data_state`), and the context of
+    masks (`told_alike`).
     """
 
     digest: str
@@ -46,6 +47,7 @@ class Started:
     rows: tuple[int, str]
     state: State
     mark: str
+    context: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,19 @@ class RunFolder:
         if not (self.path / "start").exists():
             return None
         agreed, note = load_state(self.path / "start")
-        if "columns" not in note or "mark" not in note:
+        if not {"columns", "mark", "context"} <= note.keys():
             raise FileError(f"{self.path}: this run was begun by an older partsong, and cannot go on. Begin a new one.")
         state, layout = agreed
         columns, rows = tuple(note["columns"]), (note["rows"], note["type"])
-        return Started(note["digest"], note["experiment"], layout, columns, rows, state, note["mark"])
+        marks = note["mark"], note["context"]
+        return Started(note["digest"], note["experiment"], layout, columns, rows, state, *marks)
 
     def save_start(self, started: Started) -> None:
         """The tally comes first: a start without one would be none."""
         make_folder(self.path)
         agreed = {"digest": started.digest, "experiment": started.experiment, "columns": list(started.columns)}
-        note = {**agreed, "rows": started.rows[0], "type": started.rows[1], "mark": started.mark}
+        marks = {"mark": started.mark, "context": started.context}
+        note = {**agreed, "rows": started.rows[0], "type": started.rows[1], **marks}
         save_state(self.path / "start", (started.state, started.layout), note)
 
     def tally(self, source: Any) -> Tally:

@@ -21,6 +21,7 @@ from partsong.federation.site_files import Attempt, RunFolder, Sent, Started, Ta
 from partsong.federation.site_plan import Data, Plan, attempt_in, names_in
 from partsong.federation.topic_participation import DrawnSchedule
 from partsong.federation.wire import Nonce, Reply, Request
+from partsong.methods import ASYNCHRONOUS
 
 INNOCENT = (Denied, FileError, TooFewParties, OSError, MemoryError)
 """Errors of work that say nothing of the numbers in the data."""
@@ -178,8 +179,8 @@ class Workplace:
         """Which sum this is; and, within a round that is hidden, who has to be in it."""
         participants = names_in(request.note.get("participants"))
         self.policy.require(replace(self.plan.wish, parties=len(participants)), self.data.n_rows)
-        if request.nonce.round >= self.plan.exchanges:
-            raise Denied("rounds", f"Exchange {request.nonce.round} is beyond the {self.plan.exchanges} agreed on.")
+        if request.nonce.round >= self._most_exchanges():
+            raise Denied("rounds", f"Exchange {request.nonce.round} is beyond the {self._most_exchanges()} allowed.")
         company = None
         if self.plan.reduction.hides_uploads and exchange_of(self.plan.program, request.body)[0] > 0:
             company = self.tally.company
@@ -194,6 +195,14 @@ class Workplace:
         if not set(participants) <= set(drawn):
             raise Denied("protocol", f"Asked in round {number} are {participants}; drawn for it were {drawn}.")
         return Occasion(request.nonce.round, participants, self.started.layout, request.body), company
+
+    def _most_exchanges(self) -> int:
+        """Those agreed on. Where nobody waits, pieces that came to nothing do not count at the server: as many as a run
+        may have lines, and no more than the policy's rounds, since each has a model of its own.
+        """
+        if self.plan.wish.recipe in ASYNCHRONOUS:
+            return min(self.plan.bounds.lines, self.policy.maximum_rounds)
+        return self.plan.exchanges
 
     def _worked(self, request: Request, at: Attempt) -> Worked:
         started, program = self.started, self.plan.program

@@ -16,10 +16,9 @@ from partsong.federation.refusals import Denied
 Place = tuple[str, int, int]
 """Run, round and attempt."""
 
-WAY_OUT = (
-    "Put the newest copy of both files back. Where there is none, partsong audit make-up FOLDER charges what is known "
-    "to have left, and notes what is not known."
-)
+NEWEST = "Put the newest copy of both files back. Where there is none,"
+
+WAY_OUT = f"{NEWEST} partsong audit make-up FOLDER charges what is known to have left, and notes what is not known."
 
 
 def require_whole(ledger: SiteLedger, audit: Audit) -> None:
@@ -37,7 +36,13 @@ def require_whole(ledger: SiteLedger, audit: Audit) -> None:
             f"taken from its end. {WAY_OUT}",
         )
     if other:
-        raise Denied("ledger", f"{_named(other[0])} has left with other noise than it was charged for. {WAY_OUT}")
+        raise Denied(
+            "ledger",
+            f"{_named(other[0])} has left with other noise than it was charged for. {NEWEST} move {ledger.path.name} "
+            f"out of the folder, and give partsong audit make-up FOLDER --count {books.serial}: what has left is then "
+            f"charged as {audit.path.name} tells, and what else was in those {books.serial} lines at the highest "
+            "of these costs.",
+        )
     if unknown:
         raise Denied(
             "ledger",

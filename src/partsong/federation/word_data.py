@@ -13,6 +13,7 @@ from partsong.core import Matrix
 from partsong.federation.refusals import Denied
 from partsong.federation.site_plan import Data
 from partsong.federation.word_rule import TextRule
+from partsong.privacy.admission import Roster
 from partsong.privacy.key_agreement import fingerprint
 from partsong.text.held_words import HeldWords
 from partsong.text.words import Words
@@ -38,9 +39,9 @@ class Texts:
         """As many rows as documents, and no columns: these follow from a run's words."""
         return Data(np.empty((len(self.documents), 0)), (), self.secret)
 
-    def held(self, rule: TextRule, run: str) -> HeldData:
-        """Its words, for the agreement of a run."""
-        held = _held(self.documents, rule.words, run_key(self.key, run))
+    def held(self, rule: TextRule, run: str, roster: Roster | None) -> HeldData:
+        """Its words, for the agreement of a run among the parties of a roster."""
+        held = _held(self.documents, rule.words, run_key(self.key, run, roster or {}))
         return HeldData(replace(held, options=rule.told), (TEXTS,), self.secret)
 
     def counted(self, weighing: Weighing) -> CountedData:
@@ -93,9 +94,12 @@ class CountedData(Data):
         return tuple(places[name] for name in columns)
 
 
-def run_key(key: bytes, run: str) -> bytes:
-    """The key of words in one run: pads that follow from it hide what is sent once, so that no two runs share one."""
-    return fingerprint("partsong words of a run", run, key)
+def run_key(key: bytes, run: str, roster: Roster) -> bytes:
+    """The key of words in one run among these signing keys: pads that follow from it hide what is sent once, so that no
+    two runs share one, nor those of one name in two federations.
+    """
+    signing = [part for name, verifying in sorted(roster.items()) for part in (name, verifying)]
+    return fingerprint("partsong words of a run", run, key, *signing)
 
 
 @lru_cache(maxsize=1)

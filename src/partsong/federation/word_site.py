@@ -109,7 +109,8 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
     """All parties are in every sum: two of them that differ by one would tell its words to whoever has the key."""
     everybody = max(site.policy.minimum_parties, len(site.roster or ()))
     policy = replace(site.policy, minimum_parties=everybody)
-    return replace(site, texts=None, data=texts.held(rule, run), policy=policy, build=_agreement_of(site, rule))
+    held = texts.held(rule, run, site.roster)
+    return replace(site, texts=None, data=held, policy=policy, build=_agreement_of(site, rule))
 
 
 def _agreement_of(site: Site, rule: TextRule) -> Build:
@@ -130,14 +131,17 @@ def _require_agreed_texts(site: Site, texts: Texts, rule: TextRule, run: str) ->
     name = f"{run}{SUFFIX}"
     started = RunFolder(site.folder / "runs" / name).started()
     if started is not None:
-        require_same(texts.held(rule, name), started)
+        require_same(texts.held(rule, name, site.roster), started)
 
 
 def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any], run: str) -> Site:
     files = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}")
     agreed = files.agreed()
     if agreed is None:
-        told_at = f"Sites have not agreed on words for {run!r}, or this one has not heard the end of it."
+        told_at = (
+            f"Sites have not agreed on words for {run!r}, or this one has not heard the end of it, or has lost its "
+            f"files: that takes this site's own copy of runs/{run}{SUFFIX}/vocabulary, or else a new run."
+        )
         raise Denied("no-words", told_at)
     if dict(agreed.experiment) != dict(told):
         raise Denied("conflict", "Words were agreed on for this run with other settings.")

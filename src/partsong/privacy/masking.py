@@ -42,7 +42,8 @@ class MaskedSum:
     least `fewest` parties. A set-up is made anew when its batch is used up, and for parties that were not in it.
 
     `roster`: everybody's verifying keys, agreed on beforehand; without it a party is known by the first key that it
-    sends, which a server that lies from the beginning can exchange. Adversaries and proofs: docs/masked-sums.md.
+    sends, which a server that lies from the beginning can exchange. `context`: what all parties must have been told
+    alike beside that, as a hash; with another one there is no sum. Adversaries and proofs: docs/masked-sums.md.
     """
 
     bound: float = 1e9
@@ -52,6 +53,7 @@ class MaskedSum:
     fewest: int = 3
     batch: int = 16
     roster: Roster | None = None
+    context: bytes = b""
     source: Source = system_source
     phases: int = field(default=len(PHASES), init=False)
     hides_uploads: bool = field(default=True, init=False)
@@ -209,6 +211,7 @@ class MaskedSum:
             *(f"{float(bound)!r}" for bound in (self.bound, self.weight_bound, self.majority, self.fewest)),
             *(f"{name}: {float(bound)!r}" for name, bound in sorted(self.bounds.items())),
             occasion.layout.seed,
+            self.context,
             *occasion.layout.parties,
         )
         threshold = self.threshold(len(participants))

@@ -86,8 +86,9 @@ class VocabularyAgreement:
         """What the step asks for."""
         held = held_by(shard)
         step = Step.asked(model, party.answered, shard.name)
+        accord, is_second = model.arrays.get("accord"), party.answered == 0
         party = replace(party, answered=step.number)
-        if "accord" in model.arrays and model["accord"][0] != party.parties * _accord(held, party):
+        if (accord is not None and accord[0] != party.parties * _accord(held, party)) or (is_second and accord is None):
             raise PartyError(
                 f"Party {shard.name!r} has another key, or other options of its words, than the others. Nothing was "
                 "agreed on. Give the same key and the same Words to all parties."
