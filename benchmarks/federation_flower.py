@@ -152,7 +152,7 @@ def layer(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
     names, began = tuple(f"site-{number}" for number in range(n_sites)), time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "layer", names, "flower_layer") as made:
         say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
-        found = rounds_in_turns(made, PLAIN + f"rounds = {rounds + 1}\n")
+        found = rounds_in_turns(made, PLAIN + f"rounds = {rounds + 1}\n", patience=120.0 + 20.0 * rounds)
         say(f"{rounds} rounds of each kind are done after {time.perf_counter() - began:.0f} s")
     seconds = {arm: found[arm][1:] for arm in ("ours", "echo", "work")}
     works = [one for lines in found["sites"].values() for one in lines if MATHEMATICS in one["spent"]][n_sites:]

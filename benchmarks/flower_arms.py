@@ -103,7 +103,9 @@ def app_run(server: ServerFolder, module: str, settings: dict[str, Any], patienc
     with controlling(server) as control:
         started = control.client.StartRun(StartRunRequest(fab=fab, override_config=user_config_to_proto(settings)))
         until = time.monotonic() + patience
-        while not control.status(started.run_id).is_over and time.monotonic() < until:
+        while not control.status(started.run_id).is_over:
+            if time.monotonic() > until:
+                raise TimeoutError(f"The run of {module} was not over after {patience:.0f} s.")
             time.sleep(1.0)
     return json.loads(Path(settings["file"]).read_text())
 
@@ -115,14 +117,14 @@ def bare_rounds(server: ServerFolder, nodes: list[int], sizes: tuple[int, int], 
     return list(app_run(server, "flower_bare", {**told, "file": str(server.path / "bare.json")}))
 
 
-def rounds_in_turns(made: Federation, text: str) -> dict[str, Any]:
+def rounds_in_turns(made: Federation, text: str, patience: float) -> dict[str, Any]:
     """Rounds of an experiment, and between them rounds without our layer, in one run (`flower_layer`)."""
     place = made.server.run("layer")
     place.folder.mkdir(parents=True)
     place.experiment.write_text(text)
     place.settings.write_text(json.dumps({"timeout": 120.0}))
     found: dict[str, Any] = app_run(
-        made.server, "flower_layer", {"run": place.name, "file": str(made.folder / "layer.json")}
+        made.server, "flower_layer", {"run": place.name, "file": str(made.folder / "layer.json")}, patience
     )
     found["sites"] = {name: lines_of(site.path / "clock.jsonl") for name, site in made.sites.items()}
     return found

@@ -19,7 +19,7 @@ from experiments.topics_drawings import drawn_from
 from experiments.topics_figure_tables import ablation, over_parties, over_ranks, topics
 from experiments.topics_runs import known
 from experiments.topics_table import OUTPUT
-from experiments.topics_tables import beyond, costs, information, missing, quality, tuning
+from experiments.topics_tables import beyond, costs, information, information_in_short, missing, quality, tuning
 
 RANKS = (50, 100, 200)
 TABLES = {
@@ -32,6 +32,7 @@ TABLES = {
     "before": partial(quality, field="f1", ranks=RANKS, reading="before"),
     "before-50": partial(quality, field="f1", ranks=(50,), reading="before"),
     "information": information,
+    "information-in-short": information_in_short,
     "costs": costs,
     "beyond": beyond,
     "tuning": tuning,

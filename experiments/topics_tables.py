@@ -12,7 +12,6 @@ import numpy as np
 from experiments import topics_published
 from experiments.measures import spread
 from experiments.topics_corpora import SOURCES
-from experiments.topics_figures import VARIED
 from experiments.topics_methods import BAYESIAN, CENTRALISED, DESCENTS, FEDERATED, MI, OURS
 from experiments.topics_plays import COUNTS, TFIDF, WORDS, play
 from experiments.topics_table import (
@@ -51,7 +50,7 @@ SUMS = tuple(
     Row(name, weighting, rounds) for weighting in (COUNTS, TFIDF) for name in OURS for rounds in ROUNDS_OF_SUMS
 )
 BASELINES = tuple(Row(name) for name in (*CENTRALISED, *FEDERATED))
-ON_TFIDF = tuple(Row(name, TFIDF) for name in ("NMF", *VARIED))
+ON_TFIDF = tuple(Row(name, TFIDF) for name in ("NMF", *(name for name in FEDERATED if name in DESCENTS)))
 ALL = (*BASELINES, *SUMS, *ON_TFIDF, Row(WORDS, TFIDF))
 
 
@@ -106,22 +105,44 @@ def told(numbers: Sequence[float]) -> str:
     return spread(numbers) + note
 
 
+Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def _pairs(found: Records, reading: str = "after") -> Iterable[tuple[str, str, int, list[Pair]]]:
+    """Corpus, method, k, and for each seed the run without a critic and the run with it."""
+    for base in (name for name in DESCENTS if not name.endswith(MI)):
+        for data, rank in product(topics_published.SETS, RANKS):
+            plain = {one["seed"]: one for one in runs(found, Row(base), data, rank, reading=reading)}
+            with_mi = {one["seed"]: one for one in runs(found, Row(base + MI), data, rank, reading=reading)}
+            if seeds := sorted(set(plain) & set(with_mi)):
+                yield data, base, rank, [(plain[seed], with_mi[seed]) for seed in seeds]
+
+
 def information(found: Records) -> str:
     """What a critic changes: macro-F1 of +MI less that of the same without, seed by seed, at each k."""
-    lines = []
-    for base in (name for name in DESCENTS if not name.endswith(MI)):
-        for data in topics_published.SETS:
-            for rank in RANKS:
-                plain = {one["seed"]: one for one in runs(found, Row(base), data, rank)}
-                with_mi = {one["seed"]: one for one in runs(found, Row(base + MI), data, rank)}
-                seeds = sorted(set(plain) & set(with_mi))
-                if seeds:
-                    lines.append(_gain(SOURCES[data].title, base, rank, [(plain[s], with_mi[s]) for s in seeds]))
+    lines = [_gain(SOURCES[data].title, base, rank, pairs) for data, base, rank, pairs in _pairs(found)]
     heads = ["corpus", "method", "k", "F1 without", "F1 with", "with − without", "… fitted weights", "coherence ±", "Î"]
     return table_of(heads, lines)
 
 
-def _gain(title: str, base: str, rank: int, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+def information_in_short(found: Records) -> str:
+    """All comparisons of +MI with the same without, as a distribution: macro-F1 and coherence, in both readings."""
+    lines = []
+    for field, reading in product(("f1", "coherence"), ("after", "before")):
+        gains = [np.array([b[field] - a[field] for a, b in pairs]) for *_, pairs in _pairs(found, reading)]
+        means = np.array([gain.mean() for gain in gains])
+        beyond = [float(gain.mean()) for gain in gains if abs(gain.mean()) > 2 * gain.std(ddof=1)]
+        cells = [
+            f"{field}, {reading}", str(len(means)), f"{np.median(means):+.4f}",
+            f"{np.quantile(means, 0.1):+.3f} to {np.quantile(means, 0.9):+.3f}", str(int((means > 0).sum())),
+            str(sum(gain > 0 for gain in beyond)), str(sum(gain < 0 for gain in beyond)),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    heads = ["with − without", "pairs", "median", "80 % of them", "above 0", "above twice their spread", "below it"]
+    return table_of(heads, lines)
+
+
+def _gain(title: str, base: str, rank: int, pairs: Sequence[Pair]) -> str:
     def mean(place: int, field: str) -> float:
         return float(np.mean([pair[place].get(field) or 0.0 for pair in pairs]))
 

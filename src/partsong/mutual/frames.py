@@ -9,9 +9,11 @@ from partsong.core import Array
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Words, counts, the document that each belongs to, and where each of the b documents starts.
+    """Words, counts, the document that each belongs to, and 2b places where documents start.
 
-    What a recorded step reads in place of a `Bag`: entries beyond those of the batch have a count of zero.
+    What a recorded step reads in place of a `Bag`: entries beyond those of the batch have a count of zero. They make up
+    b documents more, so that none of them is long, and their words are all sorts: a GPU sums documents and words at
+    the same time, and each of them one by one.
     """
 
     words: Array
@@ -20,4 +22,4 @@ class Frame:
     starts: Array
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.starts) // 2

@@ -15,7 +15,7 @@ from partsong.mutual.frames import Frame
 def times(bag: Any, B: Tensor) -> Tensor:
     """X_S B (b × c), for B (V × c)."""
     words, counts, starts = _entries(bag)
-    return embedding_bag(words, B, starts, mode="sum", per_sample_weights=counts)
+    return embedding_bag(words, B, starts, mode="sum", per_sample_weights=counts)[: len(bag)]
 
 
 def add_transposed(bag: Any, F: Tensor, scale: float, out: Tensor) -> None:

@@ -3,7 +3,7 @@
 A step is some hundred small operations, each of which takes a host longer to ask for than a GPU to do. All that a step
 reads and writes stays in place here, and which batch is next is counted on the device, so that a recording of it
 (a CUDA graph) is right for every batch of its size. Batches are padded with words that occur zero times to the most
-that a batch of that size can have.
+that a batch of that size can have (`Frame`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Workbench:
     def __init__(self, key: Any, step: Step, documents: Documents, Ht: Tensor, theta: Mapping[str, Tensor]) -> None:
         n, capacity, batch = len(documents), _capacity(documents, key[1]), key[1]
         self.step, self.cuts = step, cuts_of(n, batch)
-        number, largest = len(self.cuts) - 1, max(last - first for first, last in pairwise(self.cuts))
+        sizes = [last - first for first, last in pairwise(self.cuts)]
+        number, largest = len(sizes), max(sizes)
         self.Ht, self.spare = Ht.clone(), torch.empty_like(Ht)
         self.gram = Ht.new_empty(Ht.shape[1], Ht.shape[1])
         self.theta = {name: array.clone() for name, array in theta.items()}
@@ -46,9 +47,11 @@ class Workbench:
         self.counter = torch.zeros(1, **whole)
         self.firsts = torch.tensor(self.cuts[:-1], **whole)
         self.places = torch.arange(largest, **whole)
-        self.words, self.owners = (torch.zeros(number, capacity, **whole) for _ in range(2))
-        self.counts = documents.counts.new_zeros(number, capacity)
-        self.starts = torch.zeros(number, largest, **whole)
+        self.words, self.owners = (torch.empty(number, capacity, **whole) for _ in range(2))
+        self.counts = documents.counts.new_empty(number, capacity)
+        self.starts = torch.zeros(number, 2 * largest, **whole)
+        beyond = torch.arange(capacity, **whole)
+        self.padding = beyond % len(Ht), beyond.new_zeros(()), beyond % min(sizes)
         self.recordings: dict[int, Any] = {}
 
     def load(self, Ht: Tensor, theta: Mapping[str, Tensor]) -> None:
@@ -81,11 +84,13 @@ class Workbench:
         entry = np.arange(starts[-1])
         told = [*(entry + np.repeat(move, lengths) for move in moves), np.repeat(column, lengths)]
         target, source, owner = torch.from_numpy(np.stack(told)).to(self.words.device)
-        for held, values in ((self.words, documents.words[source]), (self.counts, documents.counts[source])):
-            held.zero_().view(-1)[target] = values.to(held.dtype)
-        self.owners.zero_().view(-1)[target] = owner
+        entries = documents.words[source], documents.counts[source], owner
+        for held, padding, values in zip((self.words, self.counts, self.owners), self.padding, entries, strict=True):
+            held.copy_(padding.expand_as(held)).view(-1)[target] = values.to(held.dtype)
+        size, end = np.diff(cuts)[batch], np.diff(starts[cuts])[batch]
         laid = np.zeros(tuple(self.starts.shape), np.int64)
         laid[batch, column] = in_batch
+        laid[batch, size + column] = end + (self.words.shape[1] - end) * column // size
         self.starts.copy_(torch.from_numpy(laid))
 
     def _next(self, size: int) -> None:
@@ -106,7 +111,7 @@ class Workbench:
         )
         places = self.firsts.index_select(0, now) + self.places[:size]
         W_S = self.moving.index_select(0, places)
-        estimate = self.step(Frame(words, counts, owners, starts[:size]), W_S, self)
+        estimate = self.step(Frame(words, counts, owners, starts[: 2 * size]), W_S, self)
         self.moving.index_copy_(0, places, W_S)
         if estimate is not None:
             self.total.add_(estimate)
@@ -139,6 +144,7 @@ def workbench(
 
 
 def _capacity(documents: Documents, batch: int) -> int:
-    """Words in the longest documents that could meet in a batch, up to a power of two."""
-    lengths = np.sort(np.diff(documents.starts))[-batch:]
-    return 1 << max(0, int(lengths.sum()) - 1).bit_length()
+    """Words in the longest documents that could meet in a batch, up to an eighth of a power of two."""
+    most = int(np.sort(np.diff(documents.starts))[-batch:].sum())
+    grain = max(1, (1 << most.bit_length()) // 16)
+    return max(1, -(-most // grain) * grain)
