@@ -30,6 +30,7 @@ from partsong.mutual.separable import Separable
 from partsong.mutual.smile import ClippedBound, JensenShannon
 from partsong.participation import sampled
 from partsong.privacy.masking import MaskedSum
+from partsong.programs.federated_lda import FederatedLDA
 from partsong.programs.topic_rounds import TopicParty, TopicRounds, TopicServer
 from partsong.streams import key, stream
 
@@ -231,8 +232,12 @@ def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
     lines = page.split("## Topic models\n", 1)[1].split("\n## ", 1)[0].splitlines()
     cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"][2:]
     letters = {"k": K, "V": V, "c": 32, "d": 256}
-    for recipe in ("fednmf", "fednmf_mi"):
-        program = getattr(topic_recipes, recipe)(K, epochs=1)
+    programs = {
+        "fednmf": topic_recipes.fednmf(K, epochs=1),
+        "fednmf_mi": topic_recipes.fednmf_mi(K, epochs=1),
+        "fedlda": FederatedLDA(K),
+    }
+    for recipe, program in programs.items():
         listed = {
             array: tuple(letters.get(part) or int(part) for part in size.split(" × "))
             for name, array, size, weight, *_ in cells
@@ -240,7 +245,7 @@ def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
         }
         sent = run(program, rounds=1)[0].traffic
         assert all({name: a.shape for name, a in message.arrays.items()} == listed for _, _, message in sent)
-    assert {name for name, *_ in cells} == {"fednmf", "fednmf_mi"}
+    assert {name for name, *_ in cells} == set(programs)
 
 
 def test_the_critic_tells_which_words_a_party_has_to_the_letter():
