@@ -202,6 +202,19 @@ def test_what_has_left_is_shown_with_totals(invoke, log):
     assert total == ["liver-1", "4", str(sum(sizes)), "1", "0", "2", "2.5"]
 
 
+def test_refusals_without_a_line_are_shown_as_well(invoke, told, log):
+    for _ in range(5):
+        reply = Reply("north", Nonce("liver-2", 0, 0, Kind.REDUCE, 1), Refusal("masks"))
+        Audit(log).note(reply, reply.written(), again=False, protection=NOTHING)
+    said = told("audit", "show", "site-north")
+    assert len(said["lines"]) == 5 + 2
+    assert [line.get("unlisted") for line in said["lines"]][-2:] == [None, {"masks": 1}]
+    assert said["unlisted_refusals"] == {"masks": 3}
+    shown = invoke("audit", "show", "site-north").stdout
+    assert "refused: masks (before it 1 refusals without a line)" in shown
+    assert "no line of their own: masks 3." in shown
+
+
 def test_a_run_and_the_last_lines_can_be_asked_for(told, log):
     said = told("audit", "show", "site-north", "--run", "liver-1", "--last", 2)
     assert [line["number"] for line in said["lines"]] == [3, 4]

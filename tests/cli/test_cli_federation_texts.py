@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from partsong.consortium import file_drop
 from partsong.consortium.roster import Card
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
+from partsong.federation.record import Journal
 from partsong.federation.transport import InProcess
-from partsong.flower_app.running import run_over
 from partsong.io.model_file import load_model
 
 SITES = ("east", "north", "south")
@@ -48,7 +49,17 @@ def joined(told, tmp_path):
     return ServerFolder.at(tmp_path / "notes")
 
 
-def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, told, tmp_path):
+def require_steps_before_exchanges(said, place):
+    """Each step of the agreement was told, and then the exchange of the run."""
+    told = [line for line in said.splitlines() if " 3 sites, at most " in line]
+    steps = Journal(place.state / "words").load().index
+    assert steps > 2
+    which = [*(f"words, step {number} of at most 24" for number in range(1, steps + 1)), "exchange 1 of 1"]
+    assert [line.split(":")[0] for line in told] == which
+    assert [line.endswith("; next: nothing") for line in told] == [False] * (steps - 1) + [True, False]
+
+
+def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, invoke, told, monkeypatch, tmp_path):
     sites = {}
     for site in SITES:
         place = SiteFolder.at(tmp_path / f"site-{site}")
@@ -56,10 +67,11 @@ def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, told
         assert place.holds_texts
         sites[site] = place.opened().answer
     place = joined.run("first")
-    place.folder.mkdir()
-    place.experiment.write_text(EXPERIMENT)
-    place.settings.write_text("{}")
-    done = run_over(lambda: InProcess(sites), joined, place)
+    monkeypatch.setattr(file_drop, "requests_in", lambda *places: InProcess(sites))
+    (tmp_path / "first.toml").write_text(EXPERIMENT)
+    words = ("federation", "run", "first.toml", "--folder", "notes", "--engine", "files", "--drop", "drop")
+    require_steps_before_exchanges(invoke(*words).stdout, place)
+    done = json.loads(place.result.read_text())
     assert (done["status"], done["rounds"]) == ("done", 1)
     assert all(name.startswith("#") for name in load_model(place.model).feature_names)
     for site in SITES:

@@ -17,6 +17,7 @@ from partsong.errors import FeatureError, FileError, ParameterError, PartyError,
 from partsong.federation.conducting import conduct
 from partsong.federation.experiment import Experiment
 from partsong.federation.locks import locked
+from partsong.federation.policy import Policy
 from partsong.federation.refusals import SiteLost
 from partsong.federation.serials import Serials
 from partsong.federation.states import load_state
@@ -226,11 +227,28 @@ def test_too_few_for_a_masked_sum_stops_before_anything_is_sent_and_can_be_resum
 
     rounds = federation.rounds(Unreliable(federation.transport().sites, is_lost))
     next(rounds)
-    with pytest.raises(TooFewParties, match=r"phase 2 \(masked upload\): 2 of 3 .*'north'"):
+    with pytest.raises(TooFewParties, match=r"phase 2 \(masked upload\): 2 of 3 .*'north'") as caught:
         next(rounds)
+    assert "1 of 3 sites were left out: 'north' (Site 'north' was not heard in round 1: " in str(caught.value)
     done = list(federation.rounds())
     assert len(done) == 1
     assert_same(federation, done)
+
+
+@pytest.mark.parametrize(("minimum", "kind"), [(3, TooFewParties), (4, PartyError)])
+def test_where_too_few_are_left_it_is_told_how_many_and_who_was_left_out_and_why(tmp_path, minimum, kind):
+    """By the reduction before anybody is asked again, or by the policies of those who are."""
+    names, policy = NAMES[:minimum], Policy(minimum_parties=minimum)
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True, faulty="leave out"), names, policy)
+
+    def is_lost(name, request):
+        return name == "north" and request.nonce.kind is Kind.WORK
+
+    with pytest.raises(kind) as caught:
+        list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
+    said = " ".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+    assert f"1 of {minimum} sites were left out: 'north' (Site 'north' was not heard in round 0: cut off)." in said
+    assert ("Only 2 sites (east, south)" if minimum == 3 else "all 3 parties are faulty") in said
 
 
 @pytest.mark.parametrize("masked", [False, True])

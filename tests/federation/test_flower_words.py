@@ -67,6 +67,7 @@ def test_words_are_agreed_on_while_a_site_is_killed_and_the_bits_are_those_of_on
         made.start_node("north")
         code, told = made.ended("notes")
         assert code == 0, told
+        assert len((place.state / "words" / "steps.jsonl").read_text().splitlines()) == words_done(place)
         require_no_word_in(made.server.path)
     require_same_bits(place, made.sites)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -10,7 +12,9 @@ import pytest
 from federations import Federation
 from test_site import code_of, of_kind, recorded
 from test_site_limits import in_the_open, lines_of, private, request_of, said
+from typer.testing import CliRunner
 
+from partsong.cli.main import app
 from partsong.federation import chain
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
@@ -66,7 +70,7 @@ def test_a_ledger_with_other_noise_than_the_log_tells_is_none(tmp_path):
     assert said(site, hello_of(federation)) == "ledger"
     reason = (tmp_path / "east" / "site.log").read_text().splitlines()[-1]
     assert "move ledger.jsonl out of the folder" in reason
-    assert "partsong audit make-up FOLDER --count 2:" in reason
+    assert f"partsong audit make-up {tmp_path / 'east'} --count 2 --why " in reason
     path.rename(tmp_path / "moved.jsonl")
     assert make_up(tmp_path / "east", "as the reason says", 2).of_no_run == 0
     assert site.ledger.spent() == spent
@@ -179,6 +183,19 @@ def test_what_is_said_later_under_the_same_round_does_not_hide_what_an_attempt_h
     site.ledger.path.unlink()
     make_up(tmp_path / "east", "the ledger is gone")
     assert (site.ledger.spent(), site.ledger.books().noiseless) == (spent, 0)
+
+
+@pytest.mark.parametrize(("keep", "seen", "code"), [(1, 2, "behind"), (1, 0, "ledger")])
+def test_the_command_in_the_log_of_a_site_is_a_way_out(tmp_path, keep, seen, code):
+    federation = in_the_open(tmp_path / "with space")
+    list(federation.rounds())
+    site = federation.site("east")
+    without_lines(site.ledger.path, keep)
+    asked = replace(hello_of(federation), seen=seen)
+    assert said(site, asked) == code
+    [command] = re.findall(r"partsong (audit make-up .*)\.$", (site.folder / "site.log").read_text().strip())
+    assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0
+    assert said(site, asked) is None
 
 
 def test_what_the_server_has_seen_is_charged_once_where_the_log_tells_of_it(tmp_path):

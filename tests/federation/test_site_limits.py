@@ -348,8 +348,8 @@ def test_names_are_told_in_a_run_under_way_to_those_who_know_the_shared_key(tmp_
 def test_a_log_has_one_line_for_each_refusal_whatever_names_hold(tmp_path):
     federation = in_the_open(tmp_path)
     site, told = federation.site("east"), federation.experiment.told()
-    for name in ("a\n2026-01-01 [note] forged", "a\ud800", "a\x1b[2J\r", "a\u2028b"):
-        request = Request("east", Nonce("run-1"), note={"experiment": told, "parties": ["north", name]})
+    for number, name in enumerate(("a\n2026-01-01 [note] forged", "a\ud800", "a\x1b[2J\r", "a\u2028b")):
+        request = Request("east", Nonce(f"run-{number}"), note={"experiment": told, "parties": ["north", name]})
         before = len(lines_of(site)) if site.audit.path.exists() else 0
         assert said(site, request) == "roster"
         assert len(lines_of(site)) == before + 1

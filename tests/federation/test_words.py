@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import json
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from partsong.federation.chain import Chain
 from partsong.federation.columns import Names, Wanted, hashed, labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Allowance, Policy
+from partsong.federation.record import Journal
 from partsong.federation.refusals import Denied
 from partsong.federation.site import Site
 from partsong.federation.site_plan import Data
@@ -485,3 +487,26 @@ def test_many_short_bytes_come_back_from_a_file(tmp_path_factory, pieces):
     place = tmp_path_factory.mktemp("pieces") / "state"
     save_state(place, (tuple(pieces), "and", b"alone"))
     assert load_state(place)[0] == (tuple(pieces), "and", b"alone")
+
+
+def test_each_step_of_an_agreement_has_a_line_wherever_the_server_was_killed(tmp_path):
+    federation = TextFederation(tmp_path, exact())
+
+    class Cut(InProcess):
+        __slots__ = ()
+
+        def ask(self, requests, timeout):
+            if any(Request.read(data).nonce.round == 2 for data in requests.values()):
+                raise Killed
+            return InProcess.ask(self, requests, timeout)
+
+    with pytest.raises(Killed):
+        list(federation.rounds(Cut(federation.transport().sites)))
+    place = tmp_path / "server" / "words" / "steps.jsonl"
+    with place.open("a") as file:
+        file.write('{"step": 3, "steps"')
+    assert len(list(federation.rounds())) == 2
+    lines = [json.loads(line) for line in place.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, Journal(place.parent).load().index + 1))
+    assert all(line["participants"] == list(federation.names) for line in lines)
+    assert [line["next"] for line in lines][-3:] == ["the words", "documents with each word", "nothing"]

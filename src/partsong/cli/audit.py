@@ -89,12 +89,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
-    from partsong.federation.audit_report import COLUMNS, log_at, row_of, sound_lines, totals_of
+    from partsong.federation.audit_report import COLUMNS, log_at, row_of, sound_lines, totals_of, unlisted_at
     from partsong.federation.keys import nearest
 
     path = log_at(place)
     lines, error = sound_lines(path)
-    totals = totals_of(lines)
+    totals, unlisted = totals_of(lines), unlisted_at(path, lines)
     if run is not None:
         if run not in totals:
             raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {nearest(run, tuple(totals))}")
@@ -102,7 +102,8 @@ def show(
     shown = lines if last is None else lines[-last:]
     if as_json:
         runs = {name: asdict(total) for name, total in totals.items()}
-        put_json({"file": path, "is_sound": error is None, "runs": runs, "lines": shown})
+        told = {"file": path, "is_sound": error is None, "runs": runs, "lines": shown}
+        put_json({**told, "unlisted_refusals": unlisted})
     else:
         _put_table(COLUMNS, [row_of(line) for line in shown], left={1, 2, 4, 9, 10})
         typer.echo("")
@@ -111,6 +112,9 @@ def show(
         typer.echo(
             "\nEach message is counted as often as it left; `again` is the same bytes once more, to the same request."
         )
+        if unlisted:
+            listed = ", ".join(f"{code} {count}" for code, count in unlisted.items())
+            typer.echo(f"Refusals besides, of all runs, which have no line of their own: {visible(listed)}.")
     if error is not None:
         tell(error)
         raise typer.Exit(BAD_INPUT) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -48,4 +49,7 @@ def readmit(
     if as_json:
         put_json({"readmitted": site, "run": run})
     else:
-        typer.echo(f"Site {site!r} begins anew in run {run!r}: partsong federation run … --name {run} --resume.")
+        typer.echo(
+            f"Site {site!r} begins anew in run {run!r}, with the same options as before: partsong federation run "
+            f"{quote(str(place.experiment))} --folder {quote(str(folder))} --name {run} --resume"
+        )

@@ -9,11 +9,13 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partsong.cli.federation_server import ENGINE, Engine, Folder, stop_over_files
+from partsong.cli.federation_steps import telling_steps
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
 from partsong.cli.outputs import put_json, require_writable, warn
@@ -121,7 +123,10 @@ def stop(
         with controlling(server) as control:
             is_over = control.status(number).is_over
             if is_over and not is_held(place.lock):
-                raise FileError(f"Run {name!r} is over already: partsong federation status says how it ended.")
+                raise FileError(
+                    f"Run {name!r} is over already. How it ended: partsong federation status --folder "
+                    f"{quote(str(folder))}"
+                )
             told = {"stopped": name, "was_running": is_over or control.stop(number)}
         end_work(place)
     if as_json:
@@ -138,9 +143,10 @@ def _run_to_end(
     from partsong.flower_app.following import run_to_end
     from partsong.flower_app.running import run_over
 
-    if drop is None:
-        return run_to_end(server, place, tell)
-    return run_over(lambda: requests_in(drop, server, place), server, place, tell)
+    with telling_steps(place, tell) as tell_in_order:
+        if drop is None:
+            return run_to_end(server, place, tell_in_order)
+        return run_over(lambda: requests_in(drop, server, place), server, place, tell_in_order)
 
 
 def _names_in(path: Path) -> list[str]:
@@ -181,7 +187,8 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
         require_flower()
         nodes_of(server)
     if not server.cards():
-        raise ParameterError("No site has been admitted yet: partsong federation admit CARD …")
+        admitting = f"partsong federation admit CARD --folder {quote(str(server.path))}"
+        raise ParameterError(f"No site has been admitted yet. With the card of each: {admitting}")
     with _about(experiment):
         plan_for(wanted, server)
     make_folder(place.folder)
@@ -211,7 +218,14 @@ def _line(told: Mapping[str, Any]) -> str:
     heard = f"{len(told['participants'])} site{'' if len(told['participants']) == 1 else 's'}"
     refused = "".join(f"; not {name}" for name in sorted(told["refused"]))
     most = max(told["bytes_up"].values(), default=0)
+    is_step = "step" in told
+    which = f"words, step {told['step']} of at most {told['steps']}" if is_step else _exchange(told)
+    after = f"; next: {told['next']}" if is_step else ""
     return (
-        f"exchange {told['round']} of {told['rounds']}: {heard}{refused}, at most {most} bytes up and "
-        f"{told['bytes_down']} down each, {told['seconds']:.1f} s"
+        f"{which}: {heard}{refused}, at most {most} bytes up and {told['bytes_down']} down each, "
+        f"{told['seconds']:.1f} s{after}"
     )
+
+
+def _exchange(told: Mapping[str, Any]) -> str:
+    return f"exchange {told['round']} of {told['rounds']}"

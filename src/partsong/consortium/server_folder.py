@@ -18,6 +18,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from partsong.consortium import certificates
 from partsong.consortium.certificates import Pair
@@ -75,7 +76,7 @@ class ServerFolder:
         """One that is there."""
         if not (path / "federation.toml").exists():
             raise FileError(
-                f"{path} holds no federation. Give its folder with --folder, or make one: partsong federation init."
+                f"{path} holds no federation. Give its folder with --folder, or make one: partsong federation init {quote(str(path))}."
             )
         table = only(read_toml(path / "federation.toml"), ("name", "address"), str(path / "federation.toml"))
         if not all(isinstance(table.get(key), str) for key in ("name", "address")):

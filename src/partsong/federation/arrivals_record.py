@@ -80,8 +80,9 @@ class ArrivalsJournal:
         """None where no run has begun here."""
         if not self.path.exists():
             return None
-        (layout, columns, server, model, desk), note = load_state(self.path)
-        models = {note["index"]: model}
+        tree, note = load_state(self.path)
+        known = Record.fields_in(tree, note)
+        models, parties = {known["index"]: known["model"]}, known["layout"].parties
         for version in {told[0] for told in note["pieces"].values()} - models.keys():
             models[version], _ = load_state(self.folder / f"model-{version}")
         pieces = {
@@ -89,19 +90,8 @@ class ArrivalsJournal:
             for name, (version, number, fault) in note["pieces"].items()
         }
         return Ongoing(
-            note["run"],
-            note["experiment"],
-            layout,
-            columns,
-            note["index"],
-            server,
-            model,
-            desk,
-            started=frozenset(note["started"]),
-            counted={name: (pair[0], pair[1]) for name, pair in note["counted"].items()},
-            seen=note["seen"],
-            without_result=note.get("without_result", {}),
-            order=tuple(layout.parties[number] for number in note["order"]),
+            **known,
+            order=tuple(parties[number] for number in note["order"]),
             faults=dict(note["faults"]),
             pieces=pieces,
             clock=note["clock"],
@@ -118,21 +108,14 @@ class ArrivalsJournal:
                 save_state(self.folder / f"model-{version}", model)
         places = {name: number for number, name in enumerate(record.layout.parties)}
         note = {
-            "run": record.run,
-            "experiment": dict(record.experiment),
-            "index": record.index,
-            "started": sorted(record.started),
-            "counted": {name: list(pair) for name, pair in record.counted.items()},
-            "seen": dict(record.seen),
-            "without_result": dict(record.without_result),
+            **record.told(),
             "order": [places[name] for name in record.order],
             "faults": [list(pair) for pair in record.faults.items()],
             "pieces": {name: [one.version, one.number, list(one.fault)] for name, one in record.pieces.items()},
             "clock": record.clock,
             "moves": list(record.moves),
         }
-        tree = (record.layout, record.columns, record.server, record.model, record.desk)
-        save_state(self.path, tree, note)
+        save_state(self.path, record.tree, note)
         self._forget(kept)
 
     def _forget(self, kept: Mapping[int, Message]) -> None:

@@ -1,20 +1,24 @@
-"""What left a site: one line for every message out, chained, without values and without names of rows or columns."""
+"""What left a site: one line for every message out, chained, without values and without names of rows or columns.
+
+Refusals that come by the thousand are the exception: they are counted, and later lines tell how many (`refusal_count`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from partsong.core import Message, Program, type_name
+from partsong.core import Program, type_name
 from partsong.errors import FormatError
 from partsong.federation.audit_report import Verified, row_of, verified
 from partsong.federation.chain import Chain, Line
+from partsong.federation.refusal_count import RefusalCount
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 
 
@@ -59,21 +63,14 @@ class Audit:
     path: Path
 
     def note(self, reply: Reply, payload: bytes, *, again: bool, protection: dict[str, Any]) -> None:
-        """A message that is about to leave; the line is on the disk when this returns."""
-        refusal = reply.answer.code if isinstance(reply.answer, Refusal) else None
-        body = Message({}) if isinstance(reply.answer, Refusal) else reply.answer
-        Chain(self.path).append(
-            {
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                **reply.nonce.told(),
-                "refusal": refusal,
-                "again": again,
-                "arrays": [_described(name, array) for name, array in sorted(body.arrays.items())],
-                "bytes": len(payload),
-                "sha256": hashlib.sha256(payload).hexdigest(),
-                **protection,
-            }
-        )
+        """A message that is about to leave; its line, or for a refusal its count, is on the disk when this returns."""
+        digest = hashlib.sha256(payload).hexdigest()
+        if isinstance(reply.answer, Refusal):
+            self._note_refusal(reply, reply.answer.code, digest, {"bytes": len(payload), **protection})
+            return
+        arrays = [_described(name, array) for name, array in sorted(reply.answer.arrays.items())]
+        told = {"refusal": None, "again": again, "arrays": arrays, "bytes": len(payload), "sha256": digest}
+        self._append({**reply.nonce.told(), **told, **protection})
 
     def make_up(self, place: tuple[str, int, int], noise: float | None, why: str) -> None:
         """An attempt that was charged, of whose message nothing is known but that it may have left."""
@@ -81,8 +78,7 @@ class Audit:
         nonce = Nonce(run, number, attempt, Kind.WORK).told()
         known: dict[str, Any] = {"refusal": None, "again": False, "arrays": [], "bytes": 0, "sha256": None}
         protection = {"clip": None, "noise_multiplier": noise, "epsilon": None, "release": None}
-        when = datetime.now(UTC).isoformat(timespec="milliseconds")
-        Chain(self.path).append({"time": when, **nonce, **known, **protection, "made_up": why})
+        self._append({**nonce, **known, **protection, "made_up": why})
 
     def departures(self) -> Departures:
         """All that has left, after every line was compared."""
@@ -108,6 +104,25 @@ class Audit:
     def show(self) -> Iterator[str]:
         """For people, one line each."""
         return ("  ".join(row_of(line)) for line in Chain(self.path).lines())
+
+    def _note_refusal(self, reply: Reply, code: str, digest: str, more: Mapping[str, Any]) -> None:
+        """By a line, or where there were many by a count that the next line tells."""
+        counter, last = RefusalCount.beside(self.path), Chain(self.path).number
+        before = counter.today()
+        after, unlisted = before.with_one(digest), before.told_after(last)
+        if before.has_line(digest):
+            told = {"refusal": code, "again": False, "arrays": [], "sha256": digest}
+            self._append({**reply.nonce.told(), **told, **more})
+            counter.keep(replace(after, after=last + 1, unlisted={}))
+        else:
+            counter.keep(replace(after, after=last, unlisted={**unlisted, code: unlisted.get(code, 0) + 1}))
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        """A line, with the time and the refusals since the one before that have none."""
+        chain = Chain(self.path)
+        unlisted = RefusalCount.beside(self.path).today().told_after(chain.number)
+        when = datetime.now(UTC).isoformat(timespec="milliseconds")
+        chain.append({"time": when, **entry, **({"unlisted": unlisted} if unlisted else {})})
 
 
 def protection_of(program: Program | None, epsilon: float | None) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from partsong.errors import BrokenChain, FileError, ParameterError
 from partsong.federation.chain import NOTHING, Chain
+from partsong.federation.refusal_count import RefusalCount
 
 FILE = "audit.jsonl"
 HEAD_LETTERS = len(NOTHING)
@@ -109,6 +111,15 @@ def totals_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Totals]:
     return found
 
 
+def unlisted_at(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Refusals by code that have no line of their own: those that lines tell of, and those since the last line."""
+    last = int(lines[-1]["number"]) if lines else 0
+    found = Counter(RefusalCount.beside(path).today().told_after(last))
+    for line in lines:
+        found.update(line.get("unlisted", {}))
+    return dict(sorted(found.items()))
+
+
 def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
     """One line for people."""
     norms = [_number(one["norm"]) for one in line["arrays"] if one["norm"] is not None]
@@ -117,6 +128,7 @@ def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
     attempt = f", attempt {line['attempt']}" if line["attempt"] else ""
     what = f"refused: {line['refusal']}" if line["refusal"] else arrays or "nothing"
     what = f"made up: {line['made_up']}" if "made_up" in line else what
+    what += f" (before it {sum(line['unlisted'].values())} refusals without a line)" if "unlisted" in line else ""
     words = (line["number"], str(line["time"])[:19].replace("T", " "), line["run"], f"{line['round']}{attempt}", kind)
     numbers = (line["bytes"], " ".join(norms), _number(line.get("clip")), _number(line.get("epsilon")))
     return (*map(str, words), *map(str, numbers), "again" if line["again"] else "", what)
@@ -130,7 +142,7 @@ def _hash_in(text: str) -> str:
     letters = "".join(letter for letter in text.lower() if letter not in "- \t\n:")
     if len(letters) != HEAD_LETTERS or set(letters) - set("0123456789abcdef"):
         raise ParameterError(
-            f"A hash of a line has {HEAD_LETTERS} hexadecimal letters; got {text[:80]!r}. `partsong audit verify` "
-            "prints it."
+            f"A hash of a line has {HEAD_LETTERS} hexadecimal letters; got {text[:80]!r}. `partsong audit verify "
+            "FOLDER` prints it."
         )
     return letters

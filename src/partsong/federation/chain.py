@@ -133,6 +133,11 @@ class Chain:
             number, before = line["number"], line["hash"]
         return number, before
 
+    @property
+    def number(self) -> int:
+        """That of the last whole line; what is before it is not read."""
+        return self._end()[1]
+
     def unfinished(self) -> int:
         """Bytes of a last line that a crash has cut off, which the next line replaces; BrokenChain where no crash
         leaves such bytes: more than a line, without its end.

@@ -12,12 +12,13 @@ from partsong import threads
 from partsong.core import Checkpoint, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
 from partsong.engines.boundary import Expected, check_sum, check_together, check_upload, stated_by
 from partsong.engines.company import KEPT_OUT, Company, fixed_company, require_company
-from partsong.engines.rounds import nobody_left, note_left_out
-from partsong.errors import ParameterError, PartsongError, TooFewParties
+from partsong.engines.rounds import nobody_left
+from partsong.errors import ParameterError, PartsongError, PartyError, TooFewParties
 from partsong.federation import beginning
 from partsong.federation.asking import Asked, Desk
 from partsong.federation.beginning import Agenda
 from partsong.federation.columns import SAME
+from partsong.federation.left_out import told_left_out, with_left_out
 from partsong.federation.locks import locked
 from partsong.federation.record import Absence, Journal, Opening, Record
 from partsong.federation.serials import Serials, larger
@@ -41,8 +42,8 @@ class Setting:
 
 @dataclass(slots=True)
 class Course:
-    """A round as it goes: the attempt, who may be asked, who has worked, who is still heard, who has fallen silent, and
-    what was sent.
+    """A round as it goes: the attempt, who may be asked, who has worked, who is still heard, who has fallen silent and
+    why, and what was sent.
     """
 
     opening: Opening
@@ -51,6 +52,7 @@ class Course:
     worked: tuple[str, ...]
     active: tuple[str, ...]
     silent: dict[str, int] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
     traffic: list[tuple[str, int, Message]] = field(default_factory=list)
     answers: int = 0
 
@@ -217,12 +219,11 @@ class Coordinator:
             raise nobody_left(faults, opening.index)
         fewest: int = getattr(setting.reduction, "fewest", 1)
         if len(kept) < fewest:
-            error = TooFewParties(
+            told = told_left_out(record.layout.parties, kept, refused)
+            raise TooFewParties(
                 f"Only {len(kept)} sites ({', '.join(kept)}) could be asked for the sum of round {opening.index}, and "
-                f"{fewest} are needed. Nothing of it was sent; resume the run once the others are back."
+                f"{fewest} are needed. {told} Nothing of it was sent; resume the run once the others are back."
             )
-            note_left_out(error, faults)
-            raise error
         occasion = Occasion(opening.index, kept, record.layout, record.model)
         first = 0 if record.outside & set(kept) else setting.reduction.first(record.desk, occasion)
         opened = Opening(opening.index, opening.attempt, kept, refused, first)
@@ -238,7 +239,12 @@ class Coordinator:
         asked = setting.desk.ask(names, nonce, record.model, shared, notes)
         if not setting.reduction.hides_uploads and setting.reduction.phases == 1:
             asked = asked.checked(lambda name, upload: check_upload(name, upload, setting.expected))
-        asked.require_some("work", opening.index)
+        try:
+            asked.require_some("work", opening.index)
+        except PartyError as error:
+            if opening.refused:
+                error.add_note(told_left_out(record.layout.parties, opening.asked, opening.refused))
+            raise
         return asked
 
     def _summed(
@@ -252,7 +258,10 @@ class Coordinator:
             heard_in = decided or (inbox if phase == opening.first else self._phase(setting, course, phase, heard))
             course.silent |= {name: phase for name in course.active if name not in heard_in}
             course.active = tuple(sorted(heard_in))
-            server, heard = reduction.hear(phase, heard_in, server, occasion)
+            try:
+                server, heard = reduction.hear(phase, heard_in, server, occasion)
+            except TooFewParties as error:
+                raise with_left_out(error, self._told_left_out(record, course)) from error
             if decided is None and (reduction.hides_uploads or phase + 1 < reduction.phases):
                 setting.journal.decide(opening, phase, heard_in)
             course.traffic += [(name, phase, heard_in[name]) for name in course.active]
@@ -263,7 +272,14 @@ class Coordinator:
         nonce = Nonce(self.name, course.opening.index, course.opening.attempt, Kind.REDUCE, phase)
         asked = setting.desk.ask([name for name in course.active if name in course.invited], nonce, heard)
         asked.require_some(f"phase {phase} of the sum", course.opening.index)
+        course.why |= {name: str(error) for name, error in asked.faults.items()}
         return asked.inbox
+
+    def _told_left_out(self, record: Record, course: Course) -> str:
+        """Of this sum so far; why somebody was not heard before the server was killed is not known any more."""
+        unheard = {name: f"not heard in phase {phase}" for name, phase in course.silent.items()}
+        why = {**unheard, **course.opening.refused, **course.why}
+        return told_left_out(record.layout.parties, course.active, why)
 
     def _charged(self, program: Program, record: Record, course: Course) -> Record:
         """Everybody who may have released something is charged, once for each attempt of the round."""

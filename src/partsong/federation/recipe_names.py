@@ -57,7 +57,8 @@ SHARED: Mapping[str, tuple[str, ...]] = {
 
 OUTSIDE: Mapping[str, str] = {
     "dsanls": "needs columns of everybody's rows at every party, which sites must not have: it is for the machines of "
-    'one owner (partsong fit --engine mpi --method dsanls). Take "secure-dsanls", which needs rows alone, or "exact"',
+    'one owner (partsong fit DATA -k 10 --engine mpi --method dsanls). Take "secure-dsanls", which needs rows alone, '
+    'or "exact"',
     "row-private": 'is method = "exact" with a table privacy whose unit is "row"',
     "party-private": 'is one of the methods that send H with a table privacy whose unit is "party"',
 }

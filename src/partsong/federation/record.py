@@ -56,6 +56,44 @@ class Record:
     outside: frozenset[str] = frozenset()
     without_result: Mapping[str, str] = field(default_factory=dict)
 
+    @staticmethod
+    def fields_in(tree: Any, note: Mapping[str, Any]) -> dict[str, Any]:
+        """What a file holds, by the names of fields: the way back from `tree` and `told`."""
+        company = note.get("company")
+        absences = {index: Absence(tuple(absent), silent) for index, absent, silent in note.get("absences", ())}
+        return {
+            **dict(zip(("layout", "columns", "server", "model", "desk"), tree, strict=True)),
+            **{name: note[name] for name in ("run", "experiment", "index", "seen")},
+            "company": None if company is None else frozenset(company),
+            "started": frozenset(note["started"]),
+            "counted": {name: (pair[0], pair[1]) for name, pair in note["counted"].items()},
+            "absences": absences,
+            "accounts": Accounts.from_json(note["accounts"]) if "accounts" in note else Accounts(),
+            "outside": frozenset(note.get("outside", ())),
+            "without_result": note.get("without_result", {}),
+        }
+
+    @property
+    def tree(self) -> tuple[Any, ...]:
+        """The part of a file that is arrays and states."""
+        return self.layout, self.columns, self.server, self.model, self.desk
+
+    def told(self) -> dict[str, Any]:
+        """The part of a file that is plain values."""
+        return {
+            "run": self.run,
+            "experiment": dict(self.experiment),
+            "index": self.index,
+            "company": None if self.company is None else sorted(self.company),
+            "started": sorted(self.started),
+            "counted": {name: list(pair) for name, pair in self.counted.items()},
+            "seen": dict(self.seen),
+            "absences": [[index, list(one.absent), dict(one.silent)] for index, one in self.absences.items()],
+            "accounts": self.accounts.to_json(),
+            "outside": sorted(self.outside),
+            "without_result": dict(self.without_result),
+        }
+
     def absent(self) -> dict[int, frozenset[str]]:
         """Who missed which round, for a Schedule that repeats this run in one process."""
         return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
@@ -104,44 +142,12 @@ class Journal:
         """None where no run has begun here."""
         if not (self.folder / "run").exists():
             return None
-        (layout, columns, server, model, desk), note = load_state(self.folder / "run")
-        return Record(
-            note["run"],
-            note["experiment"],
-            layout,
-            columns,
-            note["index"],
-            server,
-            model,
-            desk,
-            None if note["company"] is None else frozenset(note["company"]),
-            frozenset(note["started"]),
-            {name: (pair[0], pair[1]) for name, pair in note["counted"].items()},
-            note["seen"],
-            {index: Absence(tuple(absent), silent) for index, absent, silent in note["absences"]},
-            Accounts.from_json(note["accounts"]),
-            frozenset(note["outside"]),
-            note.get("without_result", {}),
-        )
+        return Record(**Record.fields_in(*load_state(self.folder / "run")))
 
     def save(self, record: Record) -> None:
         """Atomically."""
         make_folder(self.folder)
-        note = {
-            "run": record.run,
-            "experiment": dict(record.experiment),
-            "index": record.index,
-            "company": None if record.company is None else sorted(record.company),
-            "started": sorted(record.started),
-            "counted": {name: list(pair) for name, pair in record.counted.items()},
-            "seen": dict(record.seen),
-            "absences": [[index, list(one.absent), dict(one.silent)] for index, one in record.absences.items()],
-            "accounts": record.accounts.to_json(),
-            "outside": sorted(record.outside),
-            "without_result": dict(record.without_result),
-        }
-        tree = (record.layout, record.columns, record.server, record.model, record.desk)
-        save_state(self.folder / "run", tree, note)
+        save_state(self.folder / "run", record.tree, record.told())
 
     def clear(self) -> None:
         """Let go of the exchanges of a round that is over; what stays behind is known by its round, and ignored."""

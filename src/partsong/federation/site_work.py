@@ -224,7 +224,12 @@ class Workplace:
         if before.company is not None and survivors and set(survivors) != set(before.company):
             raise Denied("company", f"The sum before in this round was over {before.company}, this one: {survivors}.")
         if survivors and len(survivors) < self.policy.minimum_parties:
-            raise Denied("parties", f"Only {len(survivors)} parties would be in the sum.")
+            missing = ", ".join(sorted(set(self.started.layout.parties) - set(survivors)))
+            raise Denied(
+                "parties",
+                f"Only {len(survivors)} parties would be in the sum, and site.toml asks for "
+                f"{self.policy.minimum_parties}; missing: {missing}.",
+            )
         alone = {"alone": [list(at) for at in self.tally.alone]} if self.tally.alone else {}
         reply = Reply(self.name, nonce, message, self.ledger.serial, alone)
         sent = Sent(request.digest, seat, reply.written(), before.company)

@@ -8,6 +8,8 @@ A line of the ledger without one of the log is no fault: its work was cut off, o
 
 from __future__ import annotations
 
+from shlex import quote
+
 from partsong.errors import FormatError
 from partsong.federation.audit import Audit, Departures
 from partsong.federation.ledger import Books, SiteLedger
@@ -18,8 +20,6 @@ Place = tuple[str, int, int]
 
 NEWEST = "Put the newest copy of both files back. Where there is none,"
 
-WAY_OUT = f"{NEWEST} partsong audit make-up FOLDER charges what is known to have left, and notes what is not known."
-
 
 def require_whole(ledger: SiteLedger, audit: Audit) -> None:
     """Refuse to go on (`ledger`) where one of the two is not as it was written, or does not cover the other."""
@@ -27,27 +27,32 @@ def require_whole(ledger: SiteLedger, audit: Audit) -> None:
         books, left = ledger.books(), audit.departures()
     except FormatError as error:
         raise Denied("ledger", str(error)) from error
+    folder = quote(str(ledger.path.parent))
+    way_out = (
+        f"{NEWEST} charge what is known to have left, and note what is not known: partsong audit make-up {folder} "
+        '--why "one of the files was lost".'
+    )
     uncharged, unknown, other = not_charged(books, left), not_in_log(books, left), _with_other_noise(books, left)
     if uncharged:
         raise Denied(
             "ledger",
             f"{audit.path.name} tells of {len(uncharged)} attempts whose answers have left (the first: "
             f"{_named(uncharged[0])}), and {ledger.path.name} has not charged them: it is an older copy, or lines were "
-            f"taken from its end. {WAY_OUT}",
+            f"taken from its end. {way_out}",
         )
     if other:
         raise Denied(
             "ledger",
             f"{_named(other[0])} has left with other noise than it was charged for. {NEWEST} move {ledger.path.name} "
-            f"out of the folder, and give partsong audit make-up FOLDER --count {books.serial}: what has left is then "
-            f"charged as {audit.path.name} tells, and what else was in those {books.serial} lines at the highest "
-            "of these costs.",
+            f"out of the folder, and charge what has left as {audit.path.name} tells, and what else was in those "
+            f"{books.serial} lines at the highest of these costs: partsong audit make-up {folder} "
+            f'--count {books.serial} --why "the ledger was not that of the log".',
         )
     if unknown:
         raise Denied(
             "ledger",
             f"{ledger.path.name} has charged {len(unknown)} attempts of runs (the first: {_named(unknown[0])}) of "
-            f"which {audit.path.name} has no line: the log was removed, or lines were taken from its end. {WAY_OUT}",
+            f"which {audit.path.name} has no line: the log was removed, or lines were taken from its end. {way_out}",
         )
 
 

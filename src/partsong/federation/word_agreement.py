@@ -1,6 +1,6 @@
 """The server of a run over texts: sites agree on words first, in a run of its own that ends when they have.
 
-FOLDER/words     the agreement, as any run: it can be killed at any point, and goes on from there
+FOLDER/words     the agreement, as any run: it can be killed at any point, and goes on; steps.jsonl is for people
 FOLDER           the run itself, over as many columns as words are left
 """
 
@@ -19,6 +19,7 @@ from partsong.federation.coordinator import Coordinator, Setting
 from partsong.federation.record import Journal, Record
 from partsong.federation.wire import RUN
 from partsong.federation.word_data import SUFFIX
+from partsong.federation.word_progress import FILE, StepLines
 from partsong.federation.word_rule import TextRule
 from partsong.text.agreed import masks_for_words
 from partsong.text.agreement import MOST_EXCHANGES
@@ -93,8 +94,9 @@ class AgreeingFirst:
         words = WordCoordinator(*own, timeout=base.timeout, serials=base.serials, looks_at=looks_at)
         masks, plan = masks_for_words(parties, roster), Schedule(MOST_EXCHANGES, schedule.seed)
         agreement: Any = self.rule.rounds
-        for _ in words.run(agreement, (), plan, reduction=masks):
-            pass
+        lines = StepLines(words.folder / FILE)
+        for done in words.run(agreement, (), plan, reduction=masks):
+            lines.note(done)
 
     def _require_enough(self, program: Program, last: Message) -> None:
         """Refuse to go on with no words, or fewer than components."""

@@ -1,0 +1,62 @@
+"""The end of a run at a site: its result is kept, and all that is not needed any more goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partsong import threads
+from partsong.core import Message
+from partsong.federation.data_state import require_same
+from partsong.federation.finishing import Ending, is_kept
+from partsong.federation.refusals import Denied
+from partsong.federation.site_files import Agreed
+from partsong.federation.site_plan import attempt_in
+from partsong.federation.site_work import Answered, Workplace
+from partsong.federation.wire import Request
+from partsong.federation.word_data import CountedData, HeldData
+from partsong.federation.word_site import keep_vocabulary, vocabulary_in
+
+if TYPE_CHECKING:
+    from partsong.federation.site import Site
+
+
+def finish(site: Site, request: Request) -> Answered:
+    """The run is over, once its result is kept: the last state that counted and the model stay, all else goes."""
+    place, counted = site.workplace(request), attempt_in(request.note.get("counted"))
+    if place.tally.over not in (None, request.digest):
+        raise Denied("over", "The run has ended here before, with another model.")
+    agreed = None
+    if isinstance(site.data, HeldData):
+        is_here = place.tally.over is None and counted in place.files.attempts()
+        agreed = vocabulary_in(place.files, counted if is_here else place.tally.counted, request.body)
+    else:
+        _keep_result(site, place, request)
+    if place.tally.over is None:
+        if counted != place.tally.counted and counted in place.files.attempts():
+            place = place.counting(counted)
+        place = place.ended(request.digest)
+    place.files.save_model(request.body)
+    if agreed is not None:
+        place.files.save_agreed(Agreed(agreed, place.started.experiment, place.started.rows[0]))
+    place.files.forget({place.tally.counted} if place.tally.counted else set())
+    place.files.forget_replies()
+    return site.plain(request, Message({}))
+
+
+def _keep_result(site: Site, place: Workplace, request: Request) -> None:
+    """What the people at the site wanted it for; it is theirs, and nothing of it leaves. It is written once."""
+    run, started = request.nonce.run, place.started
+    folder = (site.results or site.folder / "results") / run
+    if place.tally.over is not None and is_kept(folder):
+        return
+    require_same(site.data, started)
+    matrix, columns = site.data.matrix(site.data.order(started.columns)), started.columns
+    parties = len(started.layout.parties)
+    weighing = site.data.weighing if isinstance(site.data, CountedData) else None
+    ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns, weighing)
+    with threads.kernels_on(site.kernel_threads):
+        told = ending.keep(folder, request.body)
+    if told:
+        site.log(request.nonce, "note", told)
+    if weighing is not None:
+        keep_vocabulary(folder, weighing)
