@@ -14,9 +14,8 @@ import partsong
 from partsong.cli.main import app
 
 SOURCE = Path(partsong.__file__).parent
-MODULES = sorted(
-    path for pattern in ("consortium/*.py", "federation/*.py", "cli/federation*.py", "cli/audit*.py") for path in SOURCE.glob(pattern)
-)
+PATTERNS = ("consortium/*_folder.py", "federation/*.py", "cli/federation*.py", "cli/audit*.py")
+MODULES = sorted(path for pattern in PATTERNS for path in SOURCE.glob(pattern))
 COMMANDS = get_command(app)
 NAMED = re.compile(
     rf"partsong (?:{'|'.join(COMMANDS.commands)})\b" + r"""(?:"[^"]*"|[^`)\n"])*?(?=[`)\n]|[.,;:](?:\s|$)|$)"""

@@ -76,7 +76,8 @@ class ServerFolder:
         """One that is there."""
         if not (path / "federation.toml").exists():
             raise FileError(
-                f"{path} holds no federation. Give its folder with --folder, or make one: partsong federation init {quote(str(path))}."
+                f"{path} holds no federation. Give its folder with --folder, or make one: "
+                f"partsong federation init {quote(str(path))}"
             )
         table = only(read_toml(path / "federation.toml"), ("name", "address"), str(path / "federation.toml"))
         if not all(isinstance(table.get(key), str) for key in ("name", "address")):

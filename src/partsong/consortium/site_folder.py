@@ -64,7 +64,7 @@ class SiteFolder:
         """One that is there."""
         place = path / "joined.toml"
         if not place.exists():
-            raise FileError(f"{path} is not the folder of a site. Make it with: partsong federation join KIT --data FILE")
+            raise FileError(f"{path} is no folder of a site. Make it with: partsong federation join KIT --data FILE")
         table = only(read_toml(place), KEYS, str(place))
         if not all(isinstance(table.get(name), str) for name in TOLD):
             raise FormatError(f"{place} needs {', '.join(TOLD)}. Join once more.")
