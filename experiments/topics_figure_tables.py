@@ -8,11 +8,11 @@ from typing import Any
 
 from experiments import topics_published
 from experiments.topics_corpora import SOURCES
-from experiments.topics_figures import ALPHAS, DESCENDING, PARTIES, RANKS, SHOWN, VARIED
+from experiments.topics_figures import ALPHAS, DESCENDING, LONG, PARTIES, RANKS, SHOWN, VARIED
 from experiments.topics_methods import OURS
 from experiments.topics_plays import COUNTS
 from experiments.topics_table import ROUNDS_OF_SUMS, TUNING_SEED, Records, settings_of
-from experiments.topics_tables import USUAL, Row, runs, table_of, told, values
+from experiments.topics_tables import SUMS, USUAL, Row, runs, table_of, told, values
 
 ANCHORS = ("matlab", "qt", "bash", "scala", "svn")
 
@@ -72,6 +72,21 @@ def ablation(found: Records) -> str:
                 shown = " | ".join(told(cell) if cell else "–" for cell in cells)
                 lines.append(f"| {SOURCES[data].title} | {method} | {shown} |")
     return table_of(["corpus", "method", "by document", "by batch, as printed", "by document, fitted first"], lines)
+
+
+def longer(found: Records) -> str:
+    """Descents for LONG rounds beside those of the tables, and 20 rounds of sums, which send as much; k = 50."""
+    lines = []
+    for data in topics_published.SETS:
+        for method in DESCENDING:
+            (own,) = (asdict(one) for one in settings_of(found, data, method))
+            if here := _with_settings(found, data, method, {**own, "rounds": LONG}):
+                usual = _with_settings(found, data, method, own)
+                lines.append(f"| {SOURCES[data].title} | {method} | {own['rounds']}: {told(usual)} | {told(here)} |")
+        for row in (one for one in SUMS if one.rounds == 20 and lines):
+            if sums := values(found, row, data, (50,), "f1"):
+                lines.append(f"| {SOURCES[data].title} | {row.label} | – | {told(sums)} |")
+    return table_of(["corpus", "method", "rounds of the tables", f"{LONG} rounds"], lines)
 
 
 def _with_settings(found: Records, data: str, method: str, own: Mapping[str, Any]) -> list[float]:

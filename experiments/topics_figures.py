@@ -4,7 +4,8 @@
     python -m experiments.topics_figures --sets so --figures V --jobs 5
 
 2: accuracy over the number of topics; 3: macro-F1 over bytes at k = 100; 4: macro-F1 over α and over the number of
-parties at k = 50; V: the words of topics at k = 200. `--figures ablation` is ours: the step of weights as printed.
+parties at k = 50; V: the words of topics at k = 200. Two are ours: `--figures ablation`, the step of weights as
+printed, and `--figures longer`, descents for as many rounds as send no less than 20 rounds of sums.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ RANKS = (20, 50, 100, 200)
 ALPHAS = (0.1, 1.0, 10.0, 100.0)
 PARTIES = (1, 10, 30, 50)
 LOOKS = 10
+LONG = 100
 VARIED = tuple(name + extra for name in ("FedAvg", "FedAdam") for extra in ("", MI))
 SHOWN = ("FedLDA", *VARIED)
 DESCENDING = tuple(name for name in FEDERATED if name.removesuffix(MI) in SERVERS)
@@ -80,7 +82,18 @@ def ablation(found: Records, data: str, seeds: Iterable[int]) -> list[Play]:
     ]
 
 
-FIGURES = {"2": over_ranks, "3": over_bytes, "4": over_parties, "V": topics, "ablation": ablation}
+def longer(found: Records, data: str, seeds: Iterable[int]) -> list[Play]:
+    """The same for LONG rounds: of a fifth of the parties each, no less than 20 rounds of everybody."""
+    return [
+        play(data, method, 50, seed, replace(tuned(found, data, method), rounds=LONG))
+        for seed in seeds
+        for method in DESCENDING
+    ]
+
+
+FIGURES = {
+    "2": over_ranks, "3": over_bytes, "4": over_parties, "V": topics, "ablation": ablation, "longer": longer,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

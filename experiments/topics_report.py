@@ -16,7 +16,7 @@ from pathlib import Path
 from experiments.fnmf_report import BLOCK, renewed
 from experiments.topics_corpora import PREPARED, SOURCES, table_two
 from experiments.topics_drawings import drawn_from
-from experiments.topics_figure_tables import ablation, over_parties, over_ranks, topics
+from experiments.topics_figure_tables import ablation, longer, over_parties, over_ranks, topics
 from experiments.topics_runs import known
 from experiments.topics_table import OUTPUT
 from experiments.topics_tables import beyond, costs, information, information_in_short, missing, quality, tuning
@@ -40,6 +40,7 @@ TABLES = {
     "parties": over_parties,
     "topics": topics,
     "ablation": ablation,
+    "longer": longer,
     "missing": missing,
 }
 

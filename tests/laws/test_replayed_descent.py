@@ -1,11 +1,12 @@
 """A step that is recorded and replayed does what steps one by one do."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from partsong.errors import DivergenceError
+from partsong.errors import DivergenceError, PartsongError
 from partsong.mutual.descent import Descent
 from partsong.mutual.information import MutualInformation, NoInformation
 from partsong.mutual.separable import Separable
@@ -113,3 +114,35 @@ def test_divergence_is_told_and_forgotten(device, monkeypatch):
     mild = [wild.run(documents, start[0] * 0, start[1] * 0, {}, np.random.default_rng(0)) for _ in range(2)]
     assert torch.equal(mild[0].Ht, mild[1].Ht)
     assert bool(torch.isfinite(mild[0].Ht).all())
+
+
+def test_one_long_document_does_not_make_all_batches_long():
+    counts = np.zeros((200, 500))
+    counts[:, 0] = 1
+    is_cuda = type("On", (), {"is_cuda": True})
+    assert replayed.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
+    counts[7] = 1
+    assert not replayed.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
+
+
+def test_steps_that_were_not_taken_are_told(monkeypatch):
+    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(replayed.Workbench, "_work", lambda *_: None)
+    documents, *start = problem("cpu")
+    with pytest.raises(PartsongError, match="0 of 5 recorded steps"):
+        Descent(1, 5, 0.0123).run(documents, *start, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads_record_for_themselves(device, monkeypatch):
+    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
+    descent = Descent(6, 2, 0.01, "document", PARTS["js"])
+
+    def learned(seed):
+        documents, *start = problem(device, seed, PARTS["js"])
+        return descent.run(documents, *start, np.random.default_rng(seed)).Ht.cpu()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(learned, range(8)))
+    for seed, Ht in enumerate(found):
+        assert float((Ht - learned(seed)).abs().max()) < 1e-12

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partsong.errors import PartsongError
 from partsong.mutual.documents import Documents, cuts_of
 from partsong.mutual.frames import Frame
 
@@ -27,7 +28,11 @@ Step = Callable[[Frame, Tensor, "Workbench"], Tensor | None]
 WORTH = 64
 """Fewer batches than this are not worth a recording."""
 KEPT = 4
+"""Workbenches of a thread, which stay on the device until others take their place or the thread ends."""
+LARGEST = 8
+"""Times as many entries as there are, and no more, may be padded: one long document makes all batches as long."""
 _kept = threading.local()
+_one_at_a_time = threading.Lock()
 
 
 class Workbench:
@@ -70,6 +75,9 @@ class Workbench:
         self.total.zero_()
         for first, last in pairwise(self.cuts):
             self._next(last - first)
+        if int(self.counter) != len(self.cuts) - 1:
+            taken = f"{int(self.counter)} of {len(self.cuts) - 1} recorded steps"
+            raise PartsongError(f"The GPU took {taken}: a fault of ours. Learn with device='cpu', and tell us.")
         settled = torch.empty_like(W)
         settled[places] = self.moving
         return settled, self.total
@@ -98,11 +106,17 @@ class Workbench:
         if self.Ht.device.type != "cuda" or size not in self.recordings:
             self.recordings[size] = None
             return self._work(size)
-        if self.recordings[size] is None:
-            self.recordings[size] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.recordings[size], capture_error_mode="thread_local"):
-                self._work(size)
-        self.recordings[size].replay()
+        with torch.cuda.device(self.Ht.device):
+            if self.recordings[size] is None:
+                self.recordings[size] = self._recorded(size)
+            self.recordings[size].replay()
+
+    def _recorded(self, size: int) -> Any:
+        """A step that was not taken, only written down; by one thread at a time."""
+        recording, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.Ht.device)
+        with _one_at_a_time, torch.cuda.graph(recording, stream=stream, capture_error_mode="thread_local"):
+            self._work(size)
+        return recording
 
     def _work(self, size: int) -> None:
         now = self.counter
@@ -119,8 +133,10 @@ class Workbench:
 
 
 def is_worth_it(documents: Documents, Ht: Any, batch: int, epochs: int) -> bool:
-    """On a GPU, and often enough."""
-    return bool(Ht.is_cuda) and epochs * (-(-len(documents) // batch)) >= WORTH
+    """On a GPU, often enough, and without a document that is much longer than others."""
+    number = -(-len(documents) // batch)
+    is_even = number * _capacity(documents, batch) <= LARGEST * max(1, int(documents.starts[-1]))
+    return bool(Ht.is_cuda) and epochs * number >= WORTH and is_even
 
 
 def workbench(
