@@ -13,7 +13,15 @@ from sklearn.exceptions import NotFittedError
 import partsong
 from partsong import topic_fitting, topic_vocabulary
 from partsong.engines.sequential import Sequential
-from partsong.errors import DataError, DataTypeError, FormatError, MissingExtra, ParameterError, PartsongError
+from partsong.errors import (
+    DataError,
+    DataTypeError,
+    DivergenceError,
+    FormatError,
+    MissingExtra,
+    ParameterError,
+    PartsongError,
+)
 from partsong.evaluate.coherence import cv_coherence, npmi_coherence
 from partsong.evaluate.cooccurrence import TopicPairs, count_pairs
 from partsong.evaluate.diversity import top_columns
@@ -155,7 +163,8 @@ def test_other_vocabularies_have_the_frequencies_of_all_parties(source, tmp_path
     words = sorted({word for topic in PLANTED for word in topic})
     (tmp_path / "words.txt").write_text("\n".join(words), encoding="utf-8")
     vocabulary = {"list": words, "file": tmp_path / "words.txt", "hash": "hash"}[source]
-    model = partsong.FederatedTopicModel(3, random_state=0, vocabulary=vocabulary, max_words=5000).fit(PARTIES)
+    columns = {"max_words": 5000} if source == "hash" else {}
+    model = partsong.FederatedTopicModel(3, random_state=0, vocabulary=vocabulary, **columns).fit(PARTIES)
     counted = count(POOLED, Words(), model.weighing_.vocabulary)
     assert np.array_equal(model.weighing_.documents, np.asarray((counted.rows > 0).sum(axis=0)).ravel())
     assert model.weighing_.n_documents == len(POOLED)
@@ -331,6 +340,107 @@ def test_programs_are_methods():
     assert given.components_.tobytes() == named.components_.tobytes()
     with pytest.raises(ParameterError, match="the program has 3"):
         partsong.FederatedTopicModel(4, method=fednmf_mi(3)).fit(PARTIES)
+
+
+CRITIC = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.7, "fits_first": True}
+
+
+@pytest.mark.parametrize("name", CRITIC)
+def test_settings_of_the_critic_are_those_of_the_recipe(name):
+    chosen = {name: CRITIC[name]}
+    steps = {"epochs": 1, "batch": 16, "rate": 0.2, "strength": 0.5}
+    words = [word for topic in PLANTED for word in topic]
+    settings = {"random_state": 0, "vocabulary": words, "counts_words": False}
+    program = fednmf_mi(3, weight_step="document", **steps, **chosen)
+    for kind, named, texts, rounds in (
+        (partsong.TopicModel, "nmf-sgd-mi", POOLED, {"max_iter": 2}),
+        (partsong.FederatedTopicModel, "fednmf-mi", PARTIES, {"rounds": 2}),
+    ):
+        model = kind(3, method=named, **settings, **steps, **chosen, **rounds).fit(texts)
+        given = kind(method=program, **settings, **rounds).fit(texts)
+        printed = kind(3, method=named, **settings, **steps, **rounds).fit(texts)
+        assert model.components_.tobytes() == given.components_.tobytes()
+        assert model.components_.tobytes() != printed.components_.tobytes()
+
+
+@pytest.mark.parametrize(("name", "value"), CRITIC.items())
+def test_settings_of_a_critic_are_refused_by_methods_without_one(name, value):
+    others = {"nmf": partsong.TopicModel, "lda": partsong.TopicModel}
+    others |= dict.fromkeys(("exact", "fnmf", "fedlda"), partsong.FederatedTopicModel)
+    if name != "fits_first":
+        others |= {"nmf-sgd": partsong.TopicModel, "fednmf": partsong.FederatedTopicModel}
+    for method, kind in others.items():
+        descent = "nmf-sgd" if kind is partsong.TopicModel else "fednmf"
+        nearest = descent if name == "fits_first" else f"{descent}-mi"
+        with pytest.raises(ParameterError, match=f"^{name}=.*Take method='{nearest}', or leave {name} out"):
+            kind(3, method=method, **{name: value}).fit(object())
+    with pytest.raises(ParameterError, match=f"^{name}=.*the method is TopicRounds"):
+        partsong.FederatedTopicModel(method=fednmf_mi(3), **{name: value}).fit(PARTIES)
+    wrong = {"critic": ["concat"], "mi_gradient": "kl", "critic_rate": -1.0, "fits_first": "yes"}[name]
+    with pytest.raises(ParameterError, match="rate must be a number" if name == "critic_rate" else f"^{name} is "):
+        partsong.FederatedTopicModel(3, method="fednmf-mi", **{name: wrong}).fit(PARTIES)
+
+
+@pytest.mark.parametrize(("source", "told"), [(["cat", "piano"], "taken as it is"), ("hash", "leaves none out")])
+def test_a_given_vocabulary_is_taken_as_it_is_or_refused(source, told):
+    asked = {"min_documents": 2, "max_share": 0.5, "max_words": 3, "min_parties": 2, "longest_word": 40}
+    settings = {"vocabulary": source, "random_state": 0}
+    for name, value in asked.items():
+        if source == "hash" and name == "max_words":
+            continue
+        for kind in (partsong.TopicModel, partsong.FederatedTopicModel):
+            if kind is partsong.FederatedTopicModel or name not in ("min_parties", "longest_word"):
+                with pytest.raises(ParameterError, match=rf"^{name}={value} .*{told}.*Leave {name} out"):
+                    kind(1, **settings, **{name: value}).fit(object())
+    if source != "hash":
+        assert partsong.TopicModel(1, **settings, max_iter=1, max_share=1.0).fit(POOLED).vocabulary_ == source
+
+
+def test_longer_words_are_agreed_on_where_they_are_asked_for():
+    long, longer = "x" * 33, "\u00e9" * 30  # of 33 and 60 bytes
+    parties = [[*texts, f"cat {long}", f"dog {longer}"] for texts in PARTIES.values()]
+
+    def known(**more):
+        model = partsong.FederatedTopicModel(2, random_state=0, rounds=1, counts_words=False, **more).fit(parties)
+        return {long, longer} & set(model.vocabulary_)
+
+    with pytest.warns(UserWarning, match="larger longest_word"):
+        assert known() == set()
+    with pytest.warns(UserWarning, match="larger longest_word"):
+        assert known(longest_word=33) == {long}
+    assert known(longest_word=60) == {long, longer}
+    for value in (0, 2.5, True, 2000):
+        with pytest.raises(ParameterError, match="longest_word"):
+            known(longest_word=value)
+
+
+@pytest.mark.parametrize("weighting", ["tfidf", "counts"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_steps_that_are_too_large_are_told_with_ways_out_that_a_model_has(weighting, masked):
+    settings = {"method": "fednmf-mi", "weighting": weighting, "masked": masked, "counts_words": False}
+    settings |= {"vocabulary": [word for topic in PLANTED for word in topic], "random_state": 0, "epochs": 8}
+    with pytest.raises(DivergenceError) as caught:
+        partsong.FederatedTopicModel(3, rate=1e9, rounds=2, **settings).fit(PARTIES)
+    told = " ".join([str(caught.value), *caught.value.__notes__])
+    assert "rate=1e+09, batch=64" in told
+    assert "a smaller rate, a larger batch, a smaller critic_rate" in told
+    assert "mi_gradient='js'" in told
+    assert ("weighting='tfidf'" in told) == (weighting == "counts")
+    assert "(party 'eastern', stage 'local', round 0)" in told
+    assert not any(word in told for word in ("faulty", "checkpoint", "shards"))
+    assert partsong.FederatedTopicModel(3, rate=1e-3, rounds=1, **settings).fit(PARTIES).n_iter_ == 1
+
+
+def test_a_fit_that_runs_away_later_is_told_in_the_same_words():
+    settings = {"method": "fednmf", "server": "adam", "server_rate": 1e200, "random_state": 0, "epochs": 1}
+    model = partsong.FederatedTopicModel(3, rounds=3, counts_words=False, **settings)
+    with pytest.warns(UserWarning) as caught:  # noqa: PT030
+        model.fit(PARTIES)
+    assert str(model.outcome_) == "diverged"
+    told = [str(warning.message) for warning in caught]
+    assert len(told) == 2
+    assert all("a smaller rate, a larger batch or a smaller server_rate" in one for one in told)
+    assert not any(word in one for one in told for word in ("faulty", "checkpoint", "solver"))
 
 
 def test_settings_that_make_no_sense_are_refused_by_name():

@@ -24,13 +24,23 @@ from partsong.text.agreed import Agreement
 from partsong.text.words import Words
 from partsong.topic_device import require_device
 from partsong.topic_fitting import Course, learn
-from partsong.topic_methods import require_method, require_server, require_words, topic_program, weighting_of
+from partsong.topic_methods import (
+    OF_DESCENTS,
+    require_method,
+    require_server,
+    require_words,
+    topic_program,
+    weighting_of,
+)
 from partsong.topic_names import TOGETHER, TOP, rounds_for
 from partsong.topic_recipes import SERVER_RATE
 from partsong.topic_saving import fill_with_topics
-from partsong.topic_vocabulary import AGREE, FEWEST_MASKED, HASH, Prepared, WordRule, prepared_together
+from partsong.topic_vocabulary import AGREE, FEWEST_MASKED, HASH, LONGEST, Prepared, prepared_together
+from partsong.topic_word_rule import word_rule
 from partsong.topic_words import UnknownWordsWarning, texts_by_party, words_of
 from partsong.validation import whole_seed
+
+OF_WORDS = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
 
 
 class FederatedTopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
@@ -49,8 +59,10 @@ class FederatedTopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_topics, weighting, max_share, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
-dtype, epochs, batch, rate, strength, counts_words, device :
-        As in `TopicModel`. "exact", "fnmf" and, with everybody in each round, "fedlda" stop by tol.
+dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_first, counts_words, device :
+        As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
+        "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
+        (docs/what-leaves-a-party.md), and `masked` hides single ones.
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
         How the parties work together.
     server, server_rate : {"average", "adagrad", "yogi", "adam"}, float
@@ -62,7 +74,12 @@ dtype, epochs, batch, rate, strength, counts_words, device :
     vocabulary : "agree", "hash", path, list of words or Vocabulary
         Where words come from. With hashes, columns have no words to show, and whoever has the model has their key.
     min_documents, min_parties : int, int or None
-        The rule of "agree"; None is two parties. One party alone keeps its words in min_documents documents.
+        The rule of "agree"; None is two parties. One party alone keeps its words in min_documents documents. Refused
+        with a vocabulary, which is taken as it is.
+    longest_word : int
+        Of "agree": words of more bytes of UTF-8 than this stay at their parties, and are no words of the model. A
+        letter that is not plain takes two bytes or more. More costs bytes for each word that is not of up to eleven
+        plain letters.
     masked : bool or MaskedSum
         Whether uploads of the rounds are masked as well, so that nobody sees a single one (three parties or more in
         each round).
@@ -92,6 +109,7 @@ history_, n_iter_, outcome_, seed_ :
         vocabulary: Any = AGREE,
         min_documents: int = 1,
         min_parties: int | None = None,
+        longest_word: int = LONGEST,
         max_share: float = 1.0,
         max_words: int | None = None,
         weighting: str | None = None,
@@ -108,6 +126,10 @@ history_, n_iter_, outcome_, seed_ :
         batch: int = 64,
         rate: float = 0.05,
         strength: float = 0.1,
+        critic: str = "concat",
+        mi_gradient: str = "dv",
+        critic_rate: float | None = None,
+        fits_first: bool = False,
         counts_words: bool = True,
         device: str | None = None,
     ) -> None:
@@ -120,6 +142,7 @@ history_, n_iter_, outcome_, seed_ :
         self.vocabulary = vocabulary
         self.min_documents = min_documents
         self.min_parties = min_parties
+        self.longest_word = longest_word
         self.max_share = max_share
         self.max_words = max_words
         self.weighting = weighting
@@ -136,16 +159,19 @@ history_, n_iter_, outcome_, seed_ :
         self.batch = batch
         self.rate = rate
         self.strength = strength
+        self.critic = critic
+        self.mi_gradient = mi_gradient
+        self.critic_rate = critic_rate
+        self.fits_first = fits_first
         self.counts_words = counts_words
         self.device = device
 
     def fit(self, texts: Any, y: Any = None) -> FederatedTopicModel:
         """Learn topics from a list with one list of texts per party, or a mapping of names to such lists."""
         stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
-        rule = WordRule(self.vocabulary, self.min_documents, self.min_parties, self.max_words, self.max_share)
+        rule = word_rule(self.vocabulary, {name: getattr(self, name) for name in OF_WORDS}, least=1)
         seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
-        names = ("epochs", "batch", "rate", "strength", "server", "server_rate")
-        steps = {name: getattr(self, name) for name in names}
+        steps = {name: getattr(self, name) for name in (*OF_DESCENTS, "server", "server_rate")}
         program, dtype = topic_program(self.method, self.n_topics, steps, TOGETHER), precision_of(self.dtype)
         require_device(self.device, program)
         parties = texts_by_party(texts)
@@ -155,7 +181,7 @@ history_, n_iter_, outcome_, seed_ :
         self._require_everyone(program, bool(absent))
         prepared = prepared_together(rule, parties, options, seed, weighting)
         require_words(program, prepared.weighing.vocabulary.n_columns)
-        course = Course(rounds, seed, stop, absent, reduction, device=self.device)
+        course = Course(rounds, seed, stop, absent, reduction, device=self.device, weighting=weighting)
         with progress(self.verbose, rounds, self.time_budget, f"topics, {len(parties)} parties") as bar:
             found = learn(program, prepared.rows, course, dtype, bar)
         self._keep(found, prepared, program.solver, seed, self.counts_words)

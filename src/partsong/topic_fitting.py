@@ -15,13 +15,14 @@ from partsong.engines.parallel import Parallel
 from partsong.engines.sequential import Sequential
 from partsong.evaluate.cooccurrence import Cooccurrence, count_pairs
 from partsong.evaluate.diversity import top_columns
-from partsong.fitting import Task, pursue, warn_of_divergence
+from partsong.fitting import Task, conclude, pursue, warn_of_divergence
 from partsong.interrupts import held
 from partsong.programs.cooccurrence_sums import CooccurrenceSums
 from partsong.running import HistoryRow, Run, Stop
-from partsong.simulation import conclude_aloud, simulation_by_name
+from partsong.simulation import simulation_by_name
 from partsong.streams import key
 from partsong.text.counts import Counted
+from partsong.topic_advice import Advising, warn_of_no_topics
 from partsong.topic_device import rows_on
 from partsong.topic_methods import followed, is_mixture
 from partsong.topic_names import TOP
@@ -36,7 +37,10 @@ Watch = Callable[[Round, HistoryRow], None]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a program is run: how often, by whom, over what sums, on which device, and when it may stop."""
+    """How a program is run: how often, by whom, over what sums, on which device, and when it may stop.
+
+    `weighting` is what the rows are, for advice.
+    """
 
     rounds: int
     seed: int
@@ -45,12 +49,12 @@ class Course:
     reduction: Reduction = InTheOpen()
     engine: Engine | None = None
     device: str | None = None
+    weighting: str = ""
 
     def engine_for(self, n_parties: int) -> Engine:
         """Parties take turns on a device, and run side by side without one."""
-        if self.engine is not None:
-            return self.engine
-        return Sequential() if n_parties == 1 or self.device is not None else Parallel()
+        takes_turns = n_parties == 1 or self.device is not None
+        return Advising(self.engine or (Sequential() if takes_turns else Parallel()), self.weighting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def learn(program: Any, rows: Mapping[str, Counted], course: Course, dtype: Any,
     task = followed(simulation_by_name(*named), is_sampled=bool(absent))
     with held() as interrupts:
         run = pursue(task, watch=watch, interrupts=interrupts)
-        return _mixture(task, run, rows, dtype) if is_mixture(program.solver) else _factors(task, run)
+        return _mixture(task, run, rows, dtype) if is_mixture(program.solver) else _factors(task, run, course)
 
 
 def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int = TOP) -> Cooccurrence | None:
@@ -94,11 +98,13 @@ def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int =
     if len(rows) == 1:
         return count_pairs(next(iter(rows.values())), program.asked)
     shards = [Shard(name, matrix_of(own), key(seed, "secret", name)) for name, own in rows.items()]
-    return program.counts(only_round(Parallel(), program, shards, seed).checkpoint.server)
+    return program.counts(only_round(Advising(Parallel()), program, shards, seed).checkpoint.server)
 
 
-def _factors(task: Task, run: Run) -> Topics:
-    done = conclude_aloud(task, run)
+def _factors(task: Task, run: Run, course: Course) -> Topics:
+    warn_of_divergence(run)
+    done = conclude(task, run)
+    warn_of_no_topics(task, done, course.weighting)
     least = NEGLIGIBLE * done.H.max(axis=1, keepdims=True)
     H = np.where(least < done.H, done.H, np.zeros((), done.H.dtype))
     return Topics(H, done.shares, done.relative_error, run.outcome, run.history, run.rounds)

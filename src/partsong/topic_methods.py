@@ -17,7 +17,7 @@ from partsong.programs.topic_rounds import TopicRounds
 from partsong.recipes import shared_statistics
 from partsong.running import Stop
 from partsong.settings import PROGRAM, alignment_of, program_of, real_number
-from partsong.topic_names import ALONE, DESCENTS, SERVERS, TOGETHER
+from partsong.topic_names import ALONE, DESCENDING, DESCENTS, SERVERS, TOGETHER
 from partsong.topic_recipes import fednmf, fednmf_mi
 from partsong.topic_words import COUNTS, TFIDF, WEIGHTINGS
 
@@ -27,15 +27,27 @@ SAME_AS = {"nmf": "exact", "nmf-sgd": "fednmf", "nmf-sgd-mi": "fednmf-mi", "lda"
 WEIGHT_STEP = "document"
 """Each document moves by its own error: better topics in as many epochs (docs/topics.md)."""
 
+OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "fits_first")
+OF_A_CRITIC = ("critic", "mi_gradient", "critic_rate")
+WITH_CRITIC = tuple(one for one in DESCENDING if one.endswith("-mi"))
+TAKEN_BY = {"fits_first": DESCENDING, **dict.fromkeys(OF_A_CRITIC, WITH_CRITIC)}
+"""Settings that others than these methods refuse."""
+
+AS_PRINTED: Mapping[str, Any] = {"critic": "concat", "mi_gradient": "dv", "critic_rate": None, "fits_first": False}
+"""What they are unless told otherwise: those of Si et al. (2022)."""
+
 
 def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any], known: Any) -> Program:
     """The program of a name among `known`, or the one given; `options` are those of a descent and of its server."""
     require_method(method, known)
+    _require_use(method, options, known)
     if not isinstance(method, str):
         return _given(method, n_topics)
     rank = require_topics(n_topics)
     for name in ("rate", "strength", "server_rate"):
         real_number(name, options.get(name, 0))
+    if options.get("critic_rate") is not None:
+        real_number("critic_rate", options["critic_rate"])
     match SAME_AS.get(method, method):
         case "exact":
             return shared_statistics(rank, accelerate=True)
@@ -43,7 +55,7 @@ def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any],
             align = alignment_of(alignment_for("fnmf", None))
             return program_of("fnmf", rank, steps=LOCAL_STEPS["fnmf"], align=align, start=start_of("fnmf", None))
         case "fednmf":
-            settings = {name: value for name, value in options.items() if name != "strength"}
+            settings = {name: value for name, value in options.items() if name not in ("strength", *OF_A_CRITIC)}
             return fednmf(rank, weight_step=WEIGHT_STEP, **settings)
         case "fednmf-mi":
             return fednmf_mi(rank, weight_step=WEIGHT_STEP, **options)
@@ -115,6 +127,21 @@ def followed(task: Task, is_sampled: bool) -> Task:
     if isinstance(program, FederatedLDA | TopicRounds):
         return replace(task, error_of=_unknown, objective_of=_level, stop=Stop(0.0, task.stop.time_budget))
     return task
+
+
+def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
+    """Refuse settings of critics and descents with a method that has none."""
+    for name, methods in TAKEN_BY.items():
+        value = options.get(name, AS_PRINTED[name])
+        if value == AS_PRINTED[name] or (isinstance(method, str) and method in methods):
+            continue
+        those = [one for one in methods if one in known]
+        raise ParameterError(
+            f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Take method={those[0]!r}, or "
+            f"leave {name} out."
+        )
+    if not isinstance(options.get("fits_first", False), bool):
+        raise ParameterError(f"fits_first is True or False; got {options['fits_first']!r}.")
 
 
 def _given(program: Any, n_topics: int | None) -> Program:

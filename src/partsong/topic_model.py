@@ -19,10 +19,11 @@ from partsong.text.documents import as_documents
 from partsong.text.words import Words
 from partsong.topic_device import require_device
 from partsong.topic_fitting import Course, learn
-from partsong.topic_methods import require_method, require_words, topic_program, weighting_of
+from partsong.topic_methods import OF_DESCENTS, require_method, require_words, topic_program, weighting_of
 from partsong.topic_names import ALONE, TOP, rounds_for
 from partsong.topic_saving import fill_with_topics
-from partsong.topic_vocabulary import AGREE, WordRule, prepared_alone
+from partsong.topic_vocabulary import AGREE, prepared_alone
+from partsong.topic_word_rule import word_rule
 from partsong.topic_words import words_of
 from partsong.validation import whole_seed
 
@@ -48,7 +49,8 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         None takes the words of the texts that are left by min_documents, max_share and max_words; a path has one word
         per line; "hash" gives words columns by hash, max_words of them (10 000).
     min_documents, max_share, max_words :
-        A word is in at least so many documents and at most in such a share of them; of these, the most frequent.
+        A word is in at least so many documents (None: 2) and at most in such a share of them; of these, the most
+        frequent. Refused with a vocabulary, which is taken as it is.
     language, stop_words, words :
         A list of stop words by language ("none": no list) and further ones; or all options, as a Words value.
     max_iter : int or None
@@ -57,6 +59,11 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         As in `NMF`. "nmf" and "lda" stop by tol; the descents make all iterations. dtype is float64 unless given.
     epochs, batch, rate, strength :
         Of the descents: passes over the documents per iteration, documents per step, step, and λ of "nmf-sgd-mi".
+    critic, mi_gradient, critic_rate : {"concat", "separable"}, {"dv", "js"}, float or None
+        Of "nmf-sgd-mi": who tells weights of documents apart, by which slopes it learns, and its step (None: `rate`).
+        As printed, which is the default, it hardly learns by plain steps; "js" with 0.2 to 0.5 does.
+    fits_first : bool
+        Of the descents: whether weights are fitted to the topics anew before each iteration but the first.
     counts_words : bool
         Whether the fit also counts which of the strongest words occur together, for `coherence`.
     device : str or None
@@ -84,7 +91,7 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         method: str | Program = "nmf",
         weighting: str | None = None,
         vocabulary: Any = None,
-        min_documents: int = 2,
+        min_documents: int | None = None,
         max_share: float = 1.0,
         max_words: int | None = None,
         language: str = "english",
@@ -100,6 +107,10 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         batch: int = 64,
         rate: float = 0.05,
         strength: float = 0.1,
+        critic: str = "concat",
+        mi_gradient: str = "dv",
+        critic_rate: float | None = None,
+        fits_first: bool = False,
         counts_words: bool = True,
         device: str | None = None,
     ) -> None:
@@ -123,6 +134,10 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         self.batch = batch
         self.rate = rate
         self.strength = strength
+        self.critic = critic
+        self.mi_gradient = mi_gradient
+        self.critic_rate = critic_rate
+        self.fits_first = fits_first
         self.counts_words = counts_words
         self.device = device
 
@@ -159,17 +174,19 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, texts: Any) -> None:
         stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
-        rule = WordRule(self._source(), self.min_documents, None, self.max_words, self.max_share)
+        asked = {name: getattr(self, name) for name in ("min_documents", "max_words", "max_share")}
+        rule = word_rule(self._source(), asked, least=2)
         seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
-        steps = {name: getattr(self, name) for name in ("epochs", "batch", "rate", "strength")}
+        steps = {name: getattr(self, name) for name in OF_DESCENTS}
         program, dtype = topic_program(self.method, self.n_topics, steps, ALONE), precision_of(self.dtype)
         require_device(self.device, program)
         documents = as_documents(texts)
         prepared = prepared_alone(rule, documents, options, seed, weighting)
         require_words(program, prepared.weighing.vocabulary.n_columns)
         rounds = rounds_for(self.method) if self.max_iter is None else int(self.max_iter)
+        course = Course(rounds, seed, stop, device=self.device, weighting=weighting)
         with progress(self.verbose, rounds, self.time_budget, f"topics of {len(documents)} texts") as bar:
-            found = learn(program, prepared.rows, Course(rounds, seed, stop, device=self.device), dtype, bar)
+            found = learn(program, prepared.rows, course, dtype, bar)
         self._keep(found, prepared, program.solver, seed, self.counts_words)
         self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in self.history_]
         self.empty_documents_ = np.asarray(prepared.counted["all"].is_empty)

@@ -23,26 +23,39 @@ from partsong.text.held_words import word_shards
 from partsong.text.keys import key_from_seed
 from partsong.text.vocabulary import HashedVocabulary, Vocabulary
 from partsong.text.words import Words
+from partsong.topic_advice import Advising
 from partsong.topic_words import TFIDF, Weighing, frequencies_of, matrix_of
 
 AGREE, HASH = "agree", "hash"
 HASHED_COLUMNS = 10_000
 FEWEST_MASKED = 3
 """Parties from which on a sum can be masked."""
+LONGEST, MOST_BYTES = 32, 1024
+"""Bytes of UTF-8 that a word has at most, to be agreed on: unless told otherwise, and whatever was told."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """What was asked for: a source of words, and which of them are kept."""
+    """What was asked for: a source of words, and which of them are kept.
+
+    `longest_word` is in bytes of UTF-8, and of an agreement alone: longer words stay at their parties.
+    """
 
     source: Any = AGREE
     min_documents: int = 2
     min_parties: int | None = None
     max_words: int | None = None
     max_share: float = 1.0
+    longest_word: int = LONGEST
 
     def __post_init__(self) -> None:
-        whole_number("min_documents", self.min_documents)
+        for name in ("min_documents", "longest_word"):
+            whole_number(name, getattr(self, name))
+        if self.longest_word > MOST_BYTES:
+            raise ParameterError(
+                f"longest_word={self.longest_word}: a word of so many bytes is none. {MOST_BYTES} are the most; each "
+                "word that is not of up to eleven plain letters takes a place of this size."
+            )
         for name in ("min_parties", "max_words"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
@@ -104,7 +117,7 @@ def prepared_together(
     rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int, weighting: str
 ) -> Prepared:
     """Rows of parties that do not pool their documents: words by agreement, frequencies by sums."""
-    engine, agreement = Parallel(), None
+    engine, agreement = Advising(Parallel()), None
     columns = rule.fixed(words, seed)
     if columns is None and len(parties) == 1:
         (texts,) = parties.values()
@@ -141,8 +154,8 @@ def counting_among(parties: int) -> Reduction:
 
 def _agreed(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int, engine: Engine) -> Agreement:
     """Key and secrets come from the seed: the same seed gives the same words in the same order."""
-    fewest = 2 if rule.min_parties is None else rule.min_parties
-    asked = VocabularyAgreement(min_documents=rule.min_documents, min_parties=fewest)
+    fewest = 2 if rule.min_parties is None else int(rule.min_parties)
+    asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.longest_word))
     secrets = {name: key(seed, "secret", name) for name in parties}
     shards = word_shards(parties, words, key_from_seed(seed), secrets)
     return agree(shards, engine, asked, reduction=counting_among(len(parties)), seed=seed)

@@ -163,6 +163,19 @@ def test_what_the_log_tells_can_be_charged_by_command(invoke, told, log):
     assert told("audit", "make-up", "nowhere", "--why", "it", code=1)["type"] == "FileError"
 
 
+def test_only_the_folder_of_a_site_is_made_up(told, log):
+    server = log.parents[2] / "liver" / "runs" / "exp2" / "state"
+    server.mkdir(parents=True)
+    (server / "lock").touch()
+    assert told("audit", "make-up", server.parent, "--why", "it", "--count", "1", code=1)["type"] == "FileError"
+    assert [path.name for path in server.iterdir()] == ["lock"]
+    log.with_name("lock").touch()
+    log.unlink()
+    assert told("audit", "make-up", log.parents[1], "--why", "it", code=1)["type"] == "FileError"
+    (log.parents[1] / "site.toml").touch()
+    assert told("audit", "make-up", log.parents[1], "--why", "all is lost", "--count", "2")["of_no_run"] == 2
+
+
 def test_people_and_programs_are_told_the_line_and_the_way_out(invoke, told, log):
     lines = log.read_text().splitlines(keepends=True)
     head = json.loads(lines[4])["hash"]

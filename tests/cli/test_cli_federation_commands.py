@@ -145,12 +145,14 @@ def test_what_would_leave_is_shown_and_no_means_no(made, invoke, tmp_path):
     assert "never    rows" in result.stdout
     assert "names of columns to the server" in result.stdout
     assert "to a site of the roster that lacks some of them: their names, sealed" in result.stdout
+    assert f"Not joined. The folder {tmp_path / 'site-north'} was not made." in result.stderr
+    assert not (tmp_path / "site-north").exists()
+    invoke("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
     (tmp_path / "site-north" / "site.toml").write_text("tell_names = false\n")
     again = runner().invoke(app, ["federation", "join", "north.zip"], input="n\n")
     assert "also not the names of columns that one of them lacks" in again.stdout
     assert "sealed" not in again.stdout
     assert "20 rows" in result.stdout
-    assert "Nothing has left this machine" in result.stderr
 
 
 def test_a_shared_key_is_taken_once_kept_for_its_owner_and_never_told(made, told, invoke, tmp_path):

@@ -121,6 +121,39 @@ def test_what_is_left_of_a_run_that_is_over_is_ended_before_it_is_started_again(
     assert process.wait(5) != 0
 
 
+def test_the_result_of_a_run_that_is_done_stays_until_there_is_another(place, monkeypatch):
+    """The server is down, or the run ends without a word: what was known of it before is still known."""
+
+    class Down(Control):
+        def start(self, name):
+            raise ServerError("No server answers")
+
+    place.result.write_text('{"status": "done", "rounds": 3}')
+    with pytest.raises(ServerError, match="No server answers"):
+        follow(place, Down(Status("unknown")), monkeypatch)
+    with pytest.raises(ServerError, match="without a word"):
+        follow(place, Control(Status("finished", "failed")), monkeypatch)
+    assert place.result.read_text() == '{"status": "done", "rounds": 3}'
+
+
+def test_steps_exchanges_and_whom_a_run_waits_for_are_told_from_its_files(place, monkeypatch):
+    class Ending(Control):
+        def start(self, name):
+            (place.state / "words").mkdir(parents=True, exist_ok=True)
+            for path, line in (("waiting.jsonl", '{"waiting": ["east"]}'), ("words/steps.jsonl", '{"step": 1}')):
+                with (place.state / path).open("a") as file:
+                    file.write(f"{line}\n")
+            place.progress.write_text('{"round": 1}\n')
+            place.result.write_text('{"status": "done"}')
+            return super().start(name)
+
+    _, told = follow(place, Ending(Status("finished", "completed")), monkeypatch)
+    assert told == [{"step": 1}, {"round": 1}, {"waiting": ["east"]}]
+    place.result.unlink()
+    _, told = follow(place, Ending(Status("finished", "completed")), monkeypatch)
+    assert told == [{"step": 1}, {"waiting": ["east"]}], "what was there before is not told again"
+
+
 def test_the_result_and_the_error_of_a_run_are_told(place, monkeypatch):
     def ending(content):
         class Ending(Control):

@@ -7,7 +7,7 @@ import pytest
 
 from partsong.consortium.server_folder import ServerFolder
 from partsong.core import Layout, Message
-from partsong.federation.record import Journal, Record
+from partsong.federation.record import Journal, Opening, Record
 
 pytest.importorskip("cryptography")
 NAMES = ("north", "south", "west")
@@ -28,11 +28,22 @@ def test_a_site_begins_anew_in_a_run(told, place):
     record = Record("first", {}, layout, None, 2, None, model, started=frozenset(NAMES), counted=counted)
     Journal(place.state).save(record)
     words = ("federation", "readmit", "south", "--run", "first", "--folder", "liver")
-    assert told(*words) == {"readmitted": "south", "run": "first"}
+    assert told(*words) == {"readmitted": "south", "run": "first", "misses_rest_of_round": None}
     after = Journal(place.state).load()
-    assert (after.started, after.outside) == ({"north", "west"}, {"south"})
+    assert (after.started, after.outside, after.adrift) == ({"north", "west"}, {"south"}, set())
     assert after.counted.keys() == {"north", "west"}
     assert told("federation", "readmit", "sout", "--run", "first", "--folder", "liver", code=1)["type"]
+
+
+def test_a_round_that_the_site_cannot_answer_any_more_is_told(told, place):
+    journal, opening = Journal(place.state), Opening(2, 0, NAMES, first=2)
+    record = Record("first", {}, Layout(NAMES, 3, 0, "float64"), None, 2, None, Message({"H": np.ones((2, 3))}))
+    journal.save(record)
+    journal.open(opening)
+    journal.decide(opening, 2, {})
+    words = ("federation", "readmit", "south", "--run", "first", "--folder", "liver")
+    assert told(*words)["misses_rest_of_round"] == 2
+    assert journal.load().adrift == {"south"}
 
 
 @pytest.mark.parametrize("run", ["first", "other"])

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import partsong
+from partsong import topic_recipes, topic_words
+from partsong.cli import topics_descent_options as descent_options
+from partsong.cli import topics_fit_options as fit_options
 from partsong.text.stop_words import LISTS
 from partsong.topic_names import LANGUAGES
 
@@ -95,6 +98,49 @@ def test_descents_take_their_settings_and_a_device(files, told):
     assert told(*fit, *descent, *server, "--device", "cpu")["relative_error"] == pytest.approx(found["relative_error"])
 
 
+def test_settings_of_the_critic_reach_the_model(files, told):
+    fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2, "--seed", 1, "--method", "fednmf-mi", "--epochs", 2)
+    options = ("--critic", "separable", "--mi-gradient", "js", "--critic-rate", 0.5, "--fits-first")
+    chosen = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.5, "fits_first": True}
+    parties = {name: texts_about(seed) for seed, name in enumerate("abc")}
+    settings = {"method": "fednmf-mi", "rounds": 2, "epochs": 2, "random_state": 1, "strength": 9.0}
+    found = told(*fit, "--strength", 9, *options)["relative_error"]
+    assert found == partsong.FederatedTopicModel(2, **settings, **chosen).fit(parties).relative_error_
+    assert found != told(*fit, "--strength", 9)["relative_error"]
+    assert tuple(topic_recipes.CRITICS) == descent_options.CRITICS
+    assert tuple(topic_recipes.BOUNDS) == descent_options.GRADIENTS
+    assert topic_words.WEIGHTINGS == fit_options.WEIGHTINGS
+
+
+def test_weighting_shares_and_long_words_reach_the_model(files, told, invoke, tmp_path):
+    long = "w" * 33
+    for name in files:
+        lines = (tmp_path / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(f"{lines}99,{long} cat\n", encoding="utf-8")
+    fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2)
+    assert told(*fit)["n_words"] == 10
+    assert "the same larger --longest-word, in bytes of UTF-8" in invoke(*fit, "-q").stderr
+    assert told(*fit, "--longest-word", 33)["n_words"] == 11
+    assert told(*fit, "--max-share", 0.28)["n_words"] == 4  # goat, dog, piano and cello
+    counted = told(*fit, "--weighting", "counts", "-o", "m.safetensors")
+    assert counted["relative_error"] != told(*fit)["relative_error"]
+    assert partsong.FederatedTopicModel.load(tmp_path / "m.safetensors").weighing_.weighting == "counts"
+    assert told("topics", "fit", "a.csv", "-k", 2, "--rounds", 2, "--max-share", 0.4, "--weighting", "counts")
+
+
+def test_a_given_vocabulary_is_taken_as_it_is(files, told, tmp_path):
+    (tmp_path / "voc.txt").write_text("cat\ndog\npiano\ncello\noboe\n", encoding="utf-8")
+    given = ("topics", "fit", *files, "-k", 2, "--rounds", 1, "--vocabulary")
+    assert told(*given, "voc.txt")["n_words"] == 5
+    asked = {"max-words": 3, "min-documents": 1000, "min-parties": 2, "max-share": 0.5, "longest-word": 40}
+    for name, value in asked.items():
+        refused = told(*given, "voc.txt", f"--{name}", value, code=2)
+        assert refused["error"].startswith(f"Invalid value for --{name}")
+        assert "taken as it is" in refused["error"]
+        hashed = told(*given, "hash", f"--{name}", value, code=0 if name == "max-words" else 2)
+        assert hashed.get("n_words") == 3 or "no word is left out" in hashed["error"]
+
+
 def test_help_names_the_lists_of_stop_words(invoke):
     shown = invoke("topics", "fit", "--help").stdout
     assert set(LANGUAGES) == set(LISTS)
@@ -121,6 +167,17 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         ("a.csv", "--method", "nmf-sgd", "--rate", "nan"),
         ("a.csv", "b.csv", "--method", "fednmf", "--server-rate", -1),
         ("a.csv", "--server-rate", 1),
+        ("a.csv", "--longest-word", 40),
+        ("a.csv", "b.csv", "--longest-word", 2000),
+        ("a.csv", "b.csv", "--max-share", 0),
+        ("a.csv", "--weighting", "bm25"),
+        ("a.csv", "--method", "lda", "--weighting", "tfidf"),
+        ("a.csv", "--fits-first"),
+        ("a.csv", "--method", "nmf-sgd", "--critic", "separable"),
+        ("a.csv", "b.csv", "--method", "fednmf", "--mi-gradient", "js"),
+        ("a.csv", "b.csv", "--method", "fednmf", "--critic-rate", 0.5),
+        ("a.csv", "b.csv", "--method", "fednmf-mi", "--critic-rate", 0),
+        ("a.csv", "b.csv", "--method", "fednmf-mi", "--mi-gradient", "kl"),
     ):
         assert told("topics", "fit", *words, code=2)["exit_code"] == 2
 

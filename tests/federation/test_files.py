@@ -69,6 +69,19 @@ def test_who_does_not_answer_in_time_is_lost_and_its_request_taken_back(tmp_path
     assert not list((tmp_path / "drop" / "east" / "in").iterdir())
 
 
+def test_runs_that_use_one_folder_at_the_same_time_leave_each_other_alone(tmp_path):
+    first, mailbox = replace(folders_of(tmp_path), run="first"), mailbox_of(tmp_path, "east")
+    second = replace(folders_of(tmp_path), run="second", others=lambda: ["first"])
+    first.push({"east": b"one"}, 60)
+    second.push({"east": b"two"}, 60)
+    assert len(list(mailbox.answer_all(lambda data: data[::-1]))) == 2
+    second.push({"east": b"three"}, 60)
+    assert first.arrived(0) == ("east", b"eno"), "neither its request nor its reply was taken away"
+    first.push({"east": b"one"}, 60)
+    assert second.arrived(0) is None
+    assert len(list((tmp_path / "drop" / "east" / "in").iterdir())) == 1, "nobody works on the second run"
+
+
 def test_requests_of_somebody_else_are_not_answered(tmp_path):
     foreign = Mailbox(tmp_path / "drop", "east", signer(secret_of("east"), "east"), verifier(public_key(999, "server")))
     words = []
@@ -167,7 +180,7 @@ def test_a_site_is_not_held_up_by_what_is_no_request_and_tells_of_it_once(tmp_pa
     + [("out/KEY.reply", kind) for kind in ("pipe", "folder", "full folder", "link")],
 )
 def test_a_coordinator_is_not_held_up_by_what_is_no_reply_or_no_folder(tmp_path, kind, place):
-    key = hashlib.sha256(b"abc").hexdigest()[:32]
+    key = hashlib.sha256(b"").hexdigest()[:8] + hashlib.sha256(b"abc").hexdigest()[:24]
     put(kind, tmp_path / "drop" / "east" / place.replace("KEY", key))
     with answering(mailbox_of(tmp_path, "north"), lambda data: data[::-1]):
         found = in_time(lambda: folders_of(tmp_path).ask({"east": b"abc", "north": b"abc"}, 0.2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,17 +10,21 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from federations import Federation
+from federations import Federation, noisy_plan
 from test_site import code_of, of_kind, recorded
-from test_site_limits import in_the_open, lines_of, private, request_of, said
+from test_site_limits import Stopped, in_the_open, lines_of, private, request_of, said
 from typer.testing import CliRunner
 
 from partsong.cli.main import app
+from partsong.errors import ParameterError
 from partsong.federation import chain
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import SiteLedger
 from partsong.federation.making_up import make_up
-from partsong.federation.policy import Policy
+from partsong.federation.policy import Allowance, Policy
+from partsong.federation.refusals import Denied
+from partsong.federation.site_files import RunFolder
 from partsong.federation.wire import Kind, Nonce, Request
 
 DELTA = 1e-5
@@ -125,15 +130,48 @@ def test_a_log_that_is_lost_counts_all_that_was_charged_as_left(tmp_path):
     assert site.ledger.serial == 2
 
 
-def test_releases_of_which_only_the_number_is_known_cost_the_most_and_are_no_run(tmp_path):
-    federation = private(tmp_path / "private")
-    list(federation.rounds())
-    ledger = federation.site("east").ledger
-    before = ledger.spent()
-    assert make_up(tmp_path / "private" / "east", "restored", 2).of_no_run == 2
-    (release, count), *rest = ledger.spent().entries
-    assert (rest, len(before), count) == ([], 2, 4)
-    assert release == before.entries[0][0]
+def dear_and_lost(tmp_path):
+    """A site that was put back to a copy from before two releases that were dearer than any in it."""
+    policy = Policy(privacy=Allowance(20.0, unit="party", insecure_noise=True))
+
+    def run(name, noise, rounds):
+        told = {"unit": "party", "epsilon": 15.0, "noise_multiplier": noise, "clip": 1.0}
+        experiment = Experiment("fedavg", 3, rounds, local_steps=1, privacy=told)
+        federation = Federation(tmp_path, experiment, policy=policy, build=noisy_plan, run=name)
+        list(federation.rounds())
+        shutil.rmtree(tmp_path / "server")
+        return federation.site("east")
+
+    run("cheap", 20.0, 1)
+    shutil.copytree(tmp_path / "east", tmp_path / "copy")
+    site = run("dear", 1.0, 2)
+    spent = site.ledger.spent()
+    shutil.rmtree(tmp_path / "east")
+    shutil.move(tmp_path / "copy", tmp_path / "east")
+    return site, spent
+
+
+def test_releases_of_which_only_the_number_is_known_count_as_without_noise_or_as_is_stated(tmp_path):
+    site, spent = dear_and_lost(tmp_path / "private")
+    shutil.copytree(site.folder, tmp_path / "stated")
+    assert make_up(site.folder, "restored", 2).of_no_run == 2
+    books = site.ledger.books()
+    assert (books.serial, books.lines, books.noiseless) == (3, 2, 2)
+    with pytest.raises(Denied, match="noiseless_before = 2"):
+        site.ledger.require_within(site.policy.privacy, next(iter(books.releases)))
+    dearest = json.dumps(min(spent.entries, key=lambda one: one[0].noise_multiplier)[0].to_json())
+    words = ["audit", "make-up", str(tmp_path / "stated"), "--count", "2", "--why", "restored", "--release", dearest]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    stated = SiteLedger(tmp_path / "stated" / "ledger.jsonl")
+    assert stated.spent().epsilon(DELTA) == spent.epsilon(DELTA) > 4
+    assert (stated.serial, stated.books().noiseless) == (3, 0)
+    for release in ("2.0", '{"kind": "gaussian"}', dearest.replace("1.0", "-1")):
+        assert CliRunner().invoke(app, [*words[:-1], release]).exit_code == 1
+    assert CliRunner().invoke(app, [*words[:3], *words[5:]]).exit_code == 1
+    assert stated.serial == 3
+
+
+def test_releases_that_are_made_up_are_of_no_run(tmp_path):
     policy = Policy(maximum_runs=1)
     first = Federation(tmp_path / "first", Experiment("fedavg", 3, 1), policy=policy)
     assert said(first.site("east"), Request("east", Nonce("x"))) == "unreadable"
@@ -142,6 +180,97 @@ def test_releases_of_which_only_the_number_is_known_cost_the_most_and_are_no_run
     shutil.rmtree(tmp_path / "first" / "server")
     start = Request.read(of_kind(recorded(replace(first, policy=Policy(), run="two")), "east", Kind.START)[0][0])
     assert said(first.site("east"), replace(start, nonce=replace(start.nonce, run="three"))) == "runs"
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_an_older_log_and_older_runs_beside_the_newest_ledger_release_nothing_twice(tmp_path, rounds):
+    """But for one attempt at the end of the ledger, which looks like work that was cut off."""
+    federation, copy = private(tmp_path), tmp_path / "copy"
+    asked, site = recorded(federation, 2), federation.site("east")
+    shutil.copytree(site.folder, copy)
+    shutil.rmtree(site.folder)
+    for request in (request_of(asked, Kind.HELLO), request_of(asked, Kind.START)):
+        assert said(site, request) is None
+    shutil.copyfile(copy / "ledger.jsonl", site.ledger.path)
+    without_lines(site.ledger.path, rounds)
+    works = [request_of(asked, Kind.WORK, number) for number in range(rounds)]
+    if rounds == 1:
+        assert said(site, works[0]) is None
+        return
+    assert [said(site, work) for work in works] == ["ledger", "ledger"]
+    assert "it is an older copy" in (site.folder / "site.log").read_text()
+    assert make_up(site.folder, "the log was lost").noted == (("run-1", 0, 0), ("run-1", 1, 0))
+    assert said(site, works[0]) == "conflict"
+    assert site.ledger.serial == 2
+
+
+def cut_off(site, request, monkeypatch):
+    """Killed when the attempt was charged, and nothing else had happened."""
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save_work", lambda *args: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            site.answer(request.written())
+
+
+def test_work_that_was_cut_off_is_no_fault_and_is_charged_again_where_others_were_since(tmp_path, monkeypatch):
+    federation = in_the_open(tmp_path)
+    asked, site = recorded(federation, 1), federation.site("east")
+    work = replace(request_of(asked, Kind.WORK), nonce=replace(request_of(asked, Kind.WORK).nonce, attempt=1))
+    cut_off(site, work, monkeypatch)
+    assert said(site, work, attempt=2) is None
+    assert [bool(line.get("unheard")) for line in site.ledger.chain.lines()] == [False, False, True]
+    assert said(site, work, attempt=2) is None
+    assert said(site, hello_of(federation)) is None
+    assert site.ledger.serial == 3
+    assert make_up(site.folder, "nothing is amiss").noted == ()
+    shutil.rmtree(site.folder / "runs" / "run-1")
+    assert said(site, hello_of(federation)) is None
+
+
+def test_work_of_a_run_that_was_cut_off_while_another_went_on_costs_twice(tmp_path, monkeypatch):
+    federation = private(tmp_path)
+    asked, site = recorded(federation, 1), federation.site("east")
+    work = replace(request_of(asked, Kind.WORK), nonce=replace(request_of(asked, Kind.WORK).nonce, attempt=1))
+    cut_off(site, work, monkeypatch)
+    shutil.rmtree(tmp_path / "server")
+    recorded(replace(federation, run="other"), 1)
+    assert (site.ledger.serial, len(site.ledger.spent())) == (3, 3)
+    for _ in range(2):
+        assert said(site, work) is said(site, hello_of(federation)) is None
+        assert (site.ledger.serial, len(site.ledger.spent())) == (4, 4)
+
+
+def test_one_line_stands_for_many_and_no_more_are_made_up_than_can_be(tmp_path):
+    federation = in_the_open(tmp_path)
+    recorded(federation, 1)
+    site = federation.site("east")
+    assert said(site, replace(hello_of(federation), seen=2**53 - 1)) == "behind"
+    assert "make-up" not in (site.folder / "site.log").read_text()
+    with pytest.raises(ParameterError, match="No site has released"):
+        make_up(site.folder, "as the server says", 2**53 - 1)
+    make_up(site.folder, "as the server says", 10**6)
+    assert (site.ledger.serial, site.ledger.books().lines) == (10**6 + 1, 2)
+    assert said(site, replace(hello_of(federation), seen=10**6 + 1)) is None
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "audit.jsonl"])
+def test_a_file_that_was_edited_is_moved_away_and_not_the_end_of_a_site(tmp_path, name):
+    federation = in_the_open(tmp_path)
+    list(federation.rounds())
+    site = federation.site("east")
+    path, spoiled = site.folder / name, b'"count": 1' if name.startswith("ledger") else b'"again": false'
+    path.write_bytes(path.read_bytes().replace(spoiled, spoiled + b" "))
+    assert said(site, hello_of(federation)) == "ledger"
+    reason = (site.folder / "site.log").read_text().strip()
+    assert f"move {name} out of the folder (do not delete it" in reason
+    [command] = re.findall(r"partsong (audit make-up .*)\.$", reason)
+    refused = CliRunner().invoke(app, shlex.split(command))
+    assert refused.exit_code == 1
+    assert f"move {name} out of the folder" in " ".join(refused.output.split())
+    path.rename(tmp_path / "kept")
+    assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0
+    assert said(site, hello_of(federation)) is None
+    assert site.ledger.serial == 3
 
 
 def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
@@ -157,7 +286,8 @@ def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
 def test_lines_that_were_read_are_not_read_again_unless_a_byte_of_them_has_changed(tmp_path, monkeypatch):
     federation = in_the_open(tmp_path)
     asked, site = recorded(federation, 1), federation.site("east")
-    site.ledger.make_up(300, None, "lost")
+    for _ in range(300):
+        site.ledger.make_up(1, None, "lost")
     assert said(site, request_of(asked, Kind.WORK)) is None
     read, line_in = [], chain._line_in
     monkeypatch.setattr(chain, "_line_in", lambda text: read.append(text) or line_in(text))

@@ -14,7 +14,7 @@ from partsong.core import Message
 from partsong.errors import ParameterError, PartsongError
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Bounds, SiteLedger
+from partsong.federation.ledger import Bounds, Cost, SiteLedger
 from partsong.federation.naming import TELL, Correspondent
 from partsong.federation.policy import Allowance, Policy, Wish
 from partsong.federation.refusals import Denied
@@ -190,16 +190,17 @@ def test_a_site_that_stays_away_does_not_use_up_the_attempts_of_the_others(tmp_p
 def test_a_run_has_no_more_lines_than_it_can_need(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
     requests = [Request("east", Nonce("run", index, attempt, Kind.WORK)) for index in range(3) for attempt in range(2)]
+    few = Cost(bounds=Bounds(2, 5))
     for request in requests[:5]:
-        assert not ledger.charge(request, None, None, Bounds(2, 5))
-    assert ledger.charge(requests[0], None, None, Bounds(2, 5))
+        assert not ledger.charge(request, few)
+    assert ledger.charge(requests[0], few)
     for run in ("run", "other"):
         request = replace(requests[5], nonce=replace(requests[5].nonce, run=run))
         if run == "other":
-            assert not ledger.charge(request, None, None, Bounds(2, 5))
+            assert not ledger.charge(request, few)
         else:
             with pytest.raises(Denied) as caught:
-                ledger.charge(request, None, None, Bounds(2, 5))
+                ledger.charge(request, few)
             assert caught.value.refusal.code == "attempts"
 
 

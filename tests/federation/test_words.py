@@ -120,6 +120,13 @@ def test_rows_are_those_of_the_estimator_but_for_the_order_of_words(tmp_path, wo
         assert np.array_equal(own.toarray(), counted.rows.astype(np.float64).toarray()[:, order])
 
 
+def test_longer_words_take_part_where_the_rule_says_so():
+    assert TextRule.from_table({}, "exact").rounds.longest == 32
+    longer = TextRule.from_table({"longest_word": 64}, "exact")
+    assert longer.rounds.longest == 64
+    assert longer.told != TextRule.from_table({}, "exact").told
+
+
 def test_topics_that_a_site_keeps_take_new_texts_as_they_took_its_own(finished):
     federation, _, _ = finished
     for name in federation.names:
@@ -210,7 +217,7 @@ def test_a_kill_between_two_writes_loses_nothing(monkeypatch, tmp_path, victim, 
 @pytest.mark.parametrize("victim", ["north", "server"])
 def test_a_kill_between_any_two_writes_loses_nothing(monkeypatch, tmp_path, victim):
     """At every seventh point, to the end of the run."""
-    assert kill_at(monkeypatch, tmp_path, victim, itertools.count(1, 7)) > 250
+    assert kill_at(monkeypatch, tmp_path, victim, itertools.count(1, 7)) > 220
 
 
 class Losing(InProcess):
@@ -438,7 +445,7 @@ def test_the_rule_has_the_names_and_defaults_of_the_estimator():
         assert (rule.rule.min_documents, rule.rule.max_share) == (told["min_documents"].default, 1.0)
         assert (rule.rule.min_parties, rule.rule.max_words, rule.min_parties) == (None, None, 2)
         assert rule.weighting == ("counts" if method == "fedlda" else "tfidf")
-    for name in ("min_documents", "min_parties", "max_share", "max_words", "language"):
+    for name in ("min_documents", "min_parties", "max_share", "max_words", "longest_word", "language"):
         assert TextRule.from_table({name: told[name].default}, "exact") == TextRule.from_table({}, "exact")
 
 

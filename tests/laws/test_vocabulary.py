@@ -24,7 +24,7 @@ from partsong.engines.sequential import Sequential
 from partsong.errors import CompositionError, DataError, ParameterError, PartyError
 from partsong.text import agreement as agreement_module
 from partsong.text import cells as cells_module
-from partsong.text.agreed import agree, masks_for_words
+from partsong.text.agreed import LongWordsWarning, agree, masks_for_words
 from partsong.text.agreed_words import CellSums
 from partsong.text.agreement import VocabularyAgreement
 from partsong.text.agreement_steps import DONE, TABLES, Step
@@ -397,10 +397,43 @@ def test_parties_without_any_word_take_part():
 
 def test_words_that_are_too_long_stay_at_home():
     held = corpus() | {"p9": {"ü" * 20: 3, "ok": 1}, "p8": {"ü" * 20: 3, "ok": 1}}
-    agreement = openly(held, VocabularyAgreement(1, 2, words_expected=40))
+    with pytest.warns(LongWordsWarning, match=r"more than 32 bytes: 1 at 'p8', 1 at 'p9'\. .* larger longest_word"):
+        agreement = openly(held, VocabularyAgreement(1, 2, words_expected=40))
     assert found(agreement) == {word: n for word, n in pooled(held, 1, 2).items() if word != "ü" * 20}
     longer = openly(held, VocabularyAgreement(1, 2, words_expected=40, longest=40))
     assert found(longer) == pooled(held, 1, 2)
+    assert set(longer.too_long.values()) == {0}
+    assert "stayed at home" not in longer.told()
+
+
+def test_words_left_out_for_their_length_are_counted_at_their_party_and_nothing_of_them_is_sent():
+    long = {"ж" * 17: 2, "य" * 11: 2, "z" * 33: 2, "ж" * 18: 1}
+    fitting = {"ж" * 16: 2, "य" * 10: 2, "z" * 32: 2}
+    without = {"a": {"cat": 2} | fitting, "b": {"cat": 2} | fitting, "c": {}}
+    held = without | {"a": without["a"] | long}
+    rule, models = VocabularyAgreement(2, 2, words_expected=40), []
+    with pytest.warns(LongWordsWarning):
+        agreement = openly(held, rule, seed=5, watch=lambda done: models.append((done.model.arrays, done.bytes_up)))
+    assert agreement.too_long == {"a": 3, "b": 0, "c": 0}
+    assert agreement.told().endswith("have more than 32 bytes: 3 at 'a'.")
+    assert not any(word in agreement.told() for word in (*long, *fitting))
+    others = []
+    same = openly(without, rule, seed=5, watch=lambda done: others.append((done.model.arrays, done.bytes_up)))
+    assert found(same) == found(agreement) == dict.fromkeys(("cat", *fitting), (2, 4))
+    for (arrays, sent), (expected, expected_sent) in zip(models, others, strict=True):
+        assert sent == expected_sent
+        assert arrays.keys() == expected.keys()
+        for name in arrays:
+            assert_array_equal(arrays[name], expected[name])
+
+
+def test_where_no_word_is_short_enough_the_error_says_so():
+    rule = VocabularyAgreement(1, 2, words_expected=40)
+    with pytest.raises(DataError, match=r"No word meets the rule.* 2 different words .* larger longest_word"):
+        openly({"a": {"ж" * 17: 2, "ж" * 18: 2}, "b": {"ж" * 17: 2}}, rule)
+    with pytest.raises(DataError, match="No word meets the rule") as caught:
+        openly({"a": {"cat": 2}, "b": {"dog": 2}}, rule)
+    assert "longest" not in str(caught.value)
 
 
 def test_no_word_is_shown(recorded):

@@ -47,6 +47,32 @@ def test_a_column_of_a_table(tmp_path, name, delimiter, encoding):
     assert read_documents(write(tmp_path / name, as_csv(TEXTS, delimiter), encoding)) == TEXTS
 
 
+@pytest.mark.parametrize(("name", "end"), [("a.csv", "\n"), ("a.csv", "\r\n"), ("a.tsv", "\n")])
+def test_a_blank_line_of_one_column_is_a_text_unless_nothing_follows(tmp_path, name, end):
+    lines = ["text", "", "cats", "", "", "dogs", '""', "", "", ""]
+    assert read_documents(write(tmp_path / name, end.join(lines))) == ["", "cats", "", "", "dogs", ""]
+    refused(DataError, lambda: read_documents(write(tmp_path / name, end.join(("text", "", "", "")))), "no documents")
+
+
+def test_a_blank_line_of_several_columns_is_no_row_and_places_stay_right(tmp_path):
+    assert read_documents(write(tmp_path / "a.csv", "id,text\n1,cats\n\n2,\n\n3,dogs\n\n")) == ["cats", "", "dogs"]
+    broken = f"text\n\n\ncats\n\n{SECRET},y\n"
+    refused(FormatError, lambda: read_documents(write(tmp_path / "a.csv", broken)), "line 6", "2 fields")
+
+
+@pytest.mark.parametrize("titles", ["Text", "TEXT ", "id,Text", "label,text ,tExt"])
+def test_a_column_that_differs_in_case_alone_is_told_as_such(tmp_path, titles):
+    asked = "TexT"
+    path = write(tmp_path / "a.csv", f"{titles}\n{','.join(SECRET for _ in titles.split(','))}\n")
+    refused(FormatError, lambda: read_documents(path, column=asked), f"'{asked}'", "upper and lower case alone")
+    with pytest.raises(FormatError) as caught:
+        read_documents(path, column=asked)
+    assert "commas" not in str(caught.value)
+    assert not any(title.strip() in str(caught.value).split() for title in titles.split(","))
+    path = write(tmp_path / "a.jsonl", '{"Text": "' + SECRET + '"}\n')
+    refused(FormatError, lambda: read_documents(path, column=asked), "line 1", "upper and lower case alone")
+
+
 def test_packed_files_and_other_encodings(tmp_path):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(as_csv(TEXTS).encode()))
     assert read_documents(tmp_path / "a.csv.gz") == TEXTS

@@ -26,6 +26,7 @@ def readmit(
 ) -> None:
     """Let a site that has lost its states begin anew in a run: it is started again when the run is resumed.
 
+    It misses what is left of a round in which it has answered before; faulty = "leave out" is not needed for that.
     Over texts it also needs its own copy of state/runs/RUN.words/vocabulary; without one, a new run has to be made.
     """
     from partsong.consortium.locking import held
@@ -42,14 +43,23 @@ def readmit(
             raise FileError(f"Run {run!r} has not begun: there is nothing to begin anew.")
         if site not in record.layout.parties:
             raise ParameterError(f"Site {site!r} is not in run {run!r}. {nearest(site, record.layout.parties)}")
-        if isinstance(record, Ongoing):
-            ArrivalsJournal(place.state).save(record.readmitting(site))
-        else:
-            Journal(place.state).save(record.readmitting(site))
+        journal = ArrivalsJournal(place.state) if isinstance(record, Ongoing) else Journal(place.state)
+        after = journal.readmit(site)
+    is_adrift = after is not None and site in after.adrift
     if as_json:
-        put_json({"readmitted": site, "run": run})
-    else:
+        put_json({"readmitted": site, "run": run, "misses_rest_of_round": record.index if is_adrift else None})
+        return
+    typer.echo(
+        f"Site {site!r} begins anew in run {run!r}, with the same options as before: partsong federation run "
+        f"{quote(str(place.experiment))} --folder {quote(str(folder))} --name {run} --resume"
+    )
+    if is_adrift:
         typer.echo(
-            f"Site {site!r} begins anew in run {run!r}, with the same options as before: partsong federation run "
-            f"{quote(str(place.experiment))} --folder {quote(str(folder))} --name {run} --resume"
+            f"Round {record.index} was under way there. It ends with what the site has sent of it before, and without "
+            "the rest; the site is in the next one."
+        )
+    elif not isinstance(record, Ongoing):
+        typer.echo(
+            f"If the site has answered in round {record.index} already, that round goes on without it, and it is in "
+            "the next one."
         )

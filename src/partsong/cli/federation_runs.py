@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong.cli.federation_server import ENGINE, Engine, Folder, stop_over_files
-from partsong.cli.federation_steps import telling_steps
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
 from partsong.cli.outputs import put_json, require_writable, warn
@@ -66,6 +65,10 @@ def run(
     public = [] if names is None else _names_in(names)
     server = ServerFolder.at(folder)
     place = _prepared(server, experiment, name or experiment.stem, resume, engine)
+    if resume and (before := _done_before(place, None if names is None else public)) is not None:
+        if not as_json:
+            typer.echo(f"Run {place.name!r} is done, and all its sites have been told: there is nothing to go on with.")
+        return _put_end(place, before, output, as_json)
     write(place.settings, json.dumps({"timeout": timeout, "names": public}) + "\n")
 
     def tell(line: Mapping[str, Any]) -> None:
@@ -77,6 +80,11 @@ def run(
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
+    _put_end(place, told, output, as_json)
+
+
+def _put_end(place: RunPlace, told: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
+    """Where the model of a run that is done goes, and how it went."""
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
@@ -124,8 +132,8 @@ def stop(
             is_over = control.status(number).is_over
             if is_over and not is_held(place.lock):
                 raise FileError(
-                    f"Run {name!r} is over already. How it ended: partsong federation status --folder "
-                    f"{quote(str(folder))}"
+                    f"Run {name!r} is not being worked on: it is over, or was broken off and can be resumed. Which of "
+                    f"them: partsong federation status --folder {quote(str(folder))}"
                 )
             told = {"stopped": name, "was_running": is_over or control.stop(number)}
         end_work(place)
@@ -143,10 +151,9 @@ def _run_to_end(
     from partsong.flower_app.following import run_to_end
     from partsong.flower_app.running import run_over
 
-    with telling_steps(place, tell) as tell_in_order:
-        if drop is None:
-            return run_to_end(server, place, tell_in_order)
-        return run_over(lambda: requests_in(drop, server, place), server, place, tell_in_order)
+    if drop is None:
+        return run_to_end(server, place, tell)
+    return run_over(lambda: requests_in(drop, server, place), server, place, tell)
 
 
 def _names_in(path: Path) -> list[str]:
@@ -162,7 +169,7 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     from partsong.consortium.early_end import require_not_ended
     from partsong.consortium.toml_text import write
     from partsong.federation.beginning import require_same_sites
-    from partsong.federation.conducting import record_in
+    from partsong.federation.conducting import has_begun, record_in
     from partsong.federation.experiment import Experiment
     from partsong.federation.site_files import make_folder
     from partsong.flower_app.control import require_flower
@@ -171,17 +178,19 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     with _about(experiment):
         wanted = Experiment.read(experiment)
     place = server.run(name)
+    is_free, is_other = place.is_begun and not has_begun(place.state), False
     if resume:
         before = Experiment.read(server.known_run(name).experiment)
-        if before.told() != wanted.told():
+        is_other = before.told() != wanted.told()
+        if is_other and not is_free:
             raise ParameterError(
                 f"Run {name!r} was begun with other settings. Resume it with its own, or name another."
             )
         record = record_in(place.state)
-        if record is not None:
+        if record is not None and not is_other:
             require_same_sites(record, server.cards())
             require_not_ended(place, record, plan_for(wanted, server).exchanges)
-    elif place.is_begun:
+    elif place.is_begun and not (is_free and place.result.exists()):
         raise FileError(f"There is a run {name!r} already. Go on with it by --resume, or choose another --name.")
     if engine is Engine.FLOWER:
         require_flower()
@@ -191,9 +200,35 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
         raise ParameterError(f"No site has been admitted yet. With the card of each: {admitting}")
     with _about(experiment):
         plan_for(wanted, server)
+    if is_free and (is_other or not resume):
+        _forget(place)
     make_folder(place.folder)
     write(place.experiment, experiment.read_bytes())
     return place
+
+
+def _forget(place: RunPlace) -> None:
+    """Let go of a run that has begun at no site: its name is free for an experiment that was corrected."""
+    from partsong.consortium.locking import held
+
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process"):
+        for path in place.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != place.lock:
+                path.unlink()
+
+
+def _done_before(place: RunPlace, public: Sequence[str] | None) -> dict[str, Any] | None:
+    """How a run has ended that is done, with these names of columns, or any; None where something is left to do."""
+    from partsong.federation.conducting import record_in
+
+    if not (place.result.exists() and place.model.exists() and place.settings.exists()):
+        return None
+    told: dict[str, Any] = json.loads(place.result.read_text())
+    names, record = json.loads(place.settings.read_text()).get("names", []), record_in(place.state)
+    is_told = told["status"] == "done" and record is not None and not record.without_result
+    return told if is_told and public in (None, names) else None
 
 
 @contextmanager
@@ -215,6 +250,9 @@ def _missed(place: RunPlace, told: Mapping[str, Any]) -> int:
 
 
 def _line(told: Mapping[str, Any]) -> str:
+    if "waiting" in told:
+        answered = f" ({told['answered']} of {told['of']} have answered)" if "of" in told else ""
+        return f"waiting for {', '.join(told['waiting'])}{answered}"
     heard = f"{len(told['participants'])} site{'' if len(told['participants']) == 1 else 's'}"
     refused = "".join(f"; not {name}" for name in sorted(told["refused"]))
     most = max(told["bytes_up"].values(), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.federation_texts import NO_SHARED_KEY_OF_WORDS, check_texts, leaves_of_texts, reading_of
+from partsong.cli.federation_texts import (
+    NO_SHARED_KEY_OF_WORDS,
+    check_texts,
+    leaves_of_texts,
+    reading_of,
+    where_policy_is,
+)
 from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
 from partsong.cli.outputs import put_json, visible, warn
@@ -19,6 +26,7 @@ from partsong.errors import DataError, FileError, FormatError, ParameterError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
+    from partsong.consortium.joining import Joining
     from partsong.consortium.kit import Kit
     from partsong.consortium.roster import Listed
     from partsong.consortium.shared_key import SharedKey
@@ -46,7 +54,7 @@ LEAVES = """What leaves this site, and what does not:
            says so ({masked}), so that the server sees sums over at least {parties} sites alone
   always   names of arrays, refusals as codes, and counts; the reasons stay here
 Every message is written to {audit} before it leaves.
-What may be asked of this site is in {policy}: look at it now."""
+{policy}"""
 
 
 @guarded
@@ -100,6 +108,7 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
+    from partsong.consortium.joining import Joining
     from partsong.consortium.kit import Kit
     from partsong.consortium.roster import Listed
 
@@ -110,10 +119,9 @@ def join(
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
     reading |= {"text_column": text_column, "encoding": encoding}
     options = {name: value for name, value in reading.items() if value is not None}
-    site = _joined(place, read, data, options, continues, as_json)
-    if shared is not None:
-        site.take(shared)
-    _show_and_ask(site, yes, as_json)
+    wished = Joining(_wanted(place, read, data, options, as_json), read, shared, continues)
+    _show_and_ask(wished, yes, as_json)
+    site = _agreed(wished, as_json)
     listed = Listed.read(roster) if roster is not None else read.roster
     if listed is not None:
         _pin(site, listed, fingerprint, yes)
@@ -135,10 +143,8 @@ def join(
         _start(site, drop)
 
 
-def _joined(
-    place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], continues: Path | None, as_json: bool
-) -> SiteFolder:
-    """The site's folder, with data that were checked, and with what they were released in before."""
+def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], as_json: bool) -> SiteFolder:
+    """The site's folder as it would be, with data that were checked."""
     from partsong.consortium.site_folder import SiteFolder
 
     if data is None:
@@ -151,12 +157,19 @@ def _joined(
         check_texts(data, reading)
     else:
         _check(data, Wanted(**reading), as_json)
-    if continues is not None:
-        from partsong.consortium.continuing import continue_from
+    return SiteFolder.wanted(place, kit, data, reading)
 
-        releases = continue_from(continues, place)
-        typer.echo(f"Ledger and audit log go on from {continues}: {releases} releases so far.", err=as_json)
-    return SiteFolder.joining(place, kit, data, reading)
+
+def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
+    """The site's folder, as it is now."""
+    site, policy = wished.site, wished.site.path / "site.toml"
+    is_made = not policy.exists()
+    releases = wished.agreed()
+    if wished.earlier is not None:
+        typer.echo(f"Ledger and audit log go on from {wished.earlier}: {releases} releases so far.", err=as_json)
+    if is_made:
+        typer.echo(f"Read {policy} now: it says what may be asked of this site.", err=as_json)
+    return site
 
 
 def _shared_key(place: Path) -> SharedKey:
@@ -189,31 +202,34 @@ def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     return table
 
 
-def _show_and_ask(site: SiteFolder, yes: bool, as_json: bool) -> None:
+def _show_and_ask(wished: Joining, yes: bool, as_json: bool) -> None:
+    site = wished.site
     typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
-    typer.echo(leaves_of_texts(site) if site.holds_texts else _leaves(site), err=as_json)
-    if site.shared_key() is None:
+    typer.echo(leaves_of_texts(wished) if site.holds_texts else _leaves(wished), err=as_json)
+    if wished.shared_key() is None:
         warn(NO_SHARED_KEY_OF_WORDS if site.holds_texts else NO_SHARED_KEY)
     if not yes and not typer.confirm("Join on these terms?", err=as_json):
-        raise ParameterError(f"Not joined. Nothing has left this machine; the folder {site.path} can be removed.")
+        was = "is as it was before" if site.path.exists() else "was not made"
+        raise ParameterError(f"Not joined. The folder {site.path} {was}.")
 
 
-def _leaves(site: SiteFolder) -> str:
+def _leaves(wished: Joining) -> str:
     from partsong.io.read import read_wanted
 
+    site = wished.site
     table = read_wanted(site.data, Wanted(**site.reading))
-    policy, n_columns = site.policy(), int(table.X.shape[1])
+    policy, n_columns = wished.policy(), int(table.X.shape[1])
     leaving = n_columns if table.feature_names is None else len(policy.leaving(table.feature_names))
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
     return LEAVES.format(
         rows=int(table.X.shape[0]),
         columns=leaving,
-        keyed="with the key that sites share" if site.shared_key() else "WITHOUT a key that sites share",
+        keyed="with the key that sites share" if wished.shared_key() else "WITHOUT a key that sites share",
         names=NAMES_TOLD if policy.tell_names else NAMES_KEPT,
         masked=masked,
         parties=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
-        policy=site.path / "site.toml",
+        policy=where_policy_is(wished),
     )
 
 
@@ -224,7 +240,7 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
         typer.echo("Call two of these sites, at numbers that you know; the coordinator has made this list.")
         typer.echo(f"Its fingerprint is  {listed.fingerprint}")
         if not typer.confirm("Do you know all these sites, and did TWO OF THEM read you this same fingerprint?"):
-            raise ParameterError("The roster was not taken. Call other sites and compare; nothing has left.")
+            raise ParameterError("The roster was not taken. Call other sites, compare, and join again with it.")
         fingerprint = listed.fingerprint
     site.pin(listed, fingerprint)
     if is_unseen and yes:
@@ -250,13 +266,13 @@ def _compare(pinned: Listed | None, fingerprint: str) -> None:
 def _start(site: SiteFolder, drop: Path | None) -> None:
     from partsong.consortium.file_drop import answer_in
     from partsong.flower_app import supernode
+    from partsong.flower_app.leaving import STOPPED
 
     way = f"calls {site.address}" if drop is None else f"answers what is dropped in {drop / site.site / 'in'}"
     typer.echo(f"Starting the node of {site.site!r}; it {way}. End with Ctrl-C.", err=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         if drop is None:
             supernode.join(site)
         else:
             answer_in(drop, site, lambda word: typer.echo(word, err=True))
-    except KeyboardInterrupt:
-        typer.echo("The node has stopped.", err=True)
+    typer.echo(STOPPED, err=True)

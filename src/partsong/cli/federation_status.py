@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.guard import guarded
+from partsong.cli.federation_books import books_told, show_books
+from partsong.cli.guard import BAD_INPUT, guarded
 from partsong.cli.options import AsJson, examples
 from partsong.cli.outputs import put_json, visible
-from partsong.errors import BrokenChain, CompositionError
 
 if TYPE_CHECKING:
     from partsong.consortium.server_folder import RunPlace, ServerFolder
@@ -28,7 +28,10 @@ def status(
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Say who is there and how every run is; at a site: what has left, what was spent, and where results are."""
+    """Say who is there and how every run is; at a site: what has left, what was spent, and where results are.
+
+    The exit code is 1 where a site refuses everything, for its ledger and its audit log are not whole.
+    """
     if (folder / "joined.toml").exists():
         from partsong.consortium.site_folder import SiteFolder
 
@@ -43,6 +46,8 @@ def status(
         put_json(told)
     else:
         show(told)
+    if told.get("refuses") is not None:
+        raise typer.Exit(BAD_INPUT)
 
 
 def server_told(server: ServerFolder) -> dict[str, Any]:
@@ -78,37 +83,7 @@ def site_told(site: SiteFolder) -> dict[str, Any]:
     }
     told["node"] = "running" if is_held(site.path / "node.lock") else "stopped"
     told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": site.shared_key() is not None}
-    return {**told, **_spent(site), "audit": _audit_told(site), "runs": runs}
-
-
-def _spent(site: SiteFolder) -> dict[str, Any]:
-    from partsong.federation.ledger import SiteLedger
-    from partsong.spending import USUAL_DELTA
-
-    allowance, ledger = site.policy().privacy, SiteLedger(site.path / "state" / "ledger.jsonl")
-    noiseless = sum(line["release"] is None for line in ledger.chain.lines())
-    told: dict[str, Any] = {"releases": ledger.serial, "releases_without_noise": noiseless}
-    told |= {"epsilon_spent": None, "epsilon_allowed": None}
-    if allowance is not None:
-        told["epsilon_allowed"] = allowance.epsilon
-    try:
-        spent = ledger.spent()
-        if len(spent):
-            told["epsilon_spent"] = float(spent.epsilon(USUAL_DELTA if allowance is None else allowance.delta))
-    except CompositionError:
-        pass
-    return told
-
-
-def _audit_told(site: SiteFolder) -> dict[str, Any]:
-    from partsong.federation.audit_report import verified
-
-    path = site.path / "state" / "audit.jsonl"
-    try:
-        found = verified(path)
-    except BrokenChain as error:
-        return {"file": path, "is_sound": False, "first_bad_line": error.line}
-    return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
+    return {**told, **books_told(site), "runs": runs}
 
 
 def _show_server(told: dict[str, Any]) -> None:
@@ -122,23 +97,16 @@ def _show_server(told: dict[str, Any]) -> None:
     for name, run in told["runs"].items():
         where = f"; model: {told['models'][name]}" if name in told["models"] else ""
         typer.echo(f"  run  {name:<24}{run['status']}, {run['rounds_done']} exchanges done{where}")
+        if "resume" in run:
+            typer.echo(f"       it goes on with: {run['resume']}")
 
 
 def _show_site(told: dict[str, Any]) -> None:
     typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
     typer.echo(f"Roster: {told['fingerprint'] or 'none yet: partsong federation join KIT --roster roster.toml'}")
     typer.echo(f"Shared key: {'yes' if told['shared_key'] else 'NONE: the server can test likely names of columns'}")
-    spent, allowed = told["epsilon_spent"], told["epsilon_allowed"]
-    budget = "no budget in site.toml" if allowed is None else f"of {allowed:g} allowed"
-    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
-    spent_by = "ε spent by the others" if noiseless else "ε spent"
-    typer.echo(f"Released: {told['releases']} times{noiseless}; {spent_by}: {spent or 0:.4g} ({budget})")
-    audit = told["audit"]
-    if audit["is_sound"]:
-        typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
-    else:
-        verifying = f"partsong audit verify {quote(str(told['folder']))}"
-        typer.echo(f"Audit log: EDITED at line {audit['first_bad_line']}: {verifying}")
+    for line in show_books(told):
+        typer.echo(line)
     for name, run in told["runs"].items():
         where = f": {run['result']}" if run["result"] else ""
         typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
@@ -175,4 +143,9 @@ def _run_told(place: RunPlace) -> dict[str, Any]:
         return {"status": "running", "rounds_done": done}
     if place.result.exists():
         return {"status": json.loads(place.result.read_text())["status"], "rounds_done": done}
-    return {"status": "broken off", "rounds_done": done}
+    told = {"status": "broken off", "rounds_done": done}
+    if not place.number.exists():
+        return told
+    experiment, folder = quote(str(place.experiment)), quote(str(place.folder.parent.parent))
+    resume = f"partsong federation run {experiment} --folder {folder} --name {place.name} --resume"
+    return {**told, "resume": resume}

@@ -10,7 +10,7 @@ import typer
 from partsong.errors import ParameterError
 
 if TYPE_CHECKING:
-    from partsong.consortium.site_folder import SiteFolder
+    from partsong.consortium.joining import Joining
 
 OF_TABLES = ("label", "transpose", "key", "header")
 NO_SHARED_KEY_OF_WORDS = (
@@ -29,7 +29,7 @@ LEAVES = """What leaves this site, and what does not:
   always   names of arrays, refusals as codes, and counts; the reasons stay here, and no word is in them
 A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
 Every message is written to {audit} before it leaves.
-What may be asked of this site is in {policy}: look at it now."""
+{policy}"""
 
 
 def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
@@ -56,11 +56,11 @@ def check_texts(data: Path, reading: dict[str, Any]) -> None:
         typer.echo(f"Note: {empty} of {len(texts)} texts are empty. They are kept, with weights of zero.", err=True)
 
 
-def leaves_of_texts(site: SiteFolder) -> str:
+def leaves_of_texts(wished: Joining) -> str:
     """For people, before they join."""
     from partsong.consortium.site_texts import texts_at
 
-    policy = site.policy()
+    site, policy = wished.site, wished.policy()
     return LEAVES.format(
         documents=policy.words.minimum_documents,
         parties=policy.words.minimum_parties,
@@ -68,5 +68,12 @@ def leaves_of_texts(site: SiteFolder) -> str:
         masked="it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own",
         fewest=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
-        policy=site.path / "site.toml",
+        policy=where_policy_is(wished),
     )
+
+
+def where_policy_is(wished: Joining) -> str:
+    """Or will be: nothing is written before they have joined."""
+    place = wished.site.path / "site.toml"
+    is_there = f"is in {place}: look at it now."
+    return f"What may be asked of this site {is_there if place.exists() else f'will be in {place}, for you to change.'}"

@@ -8,6 +8,7 @@ import typer
 
 import partsong
 from partsong.cli import attack, audit, check, compare, demo, federation, fit, guard, info, split, topics, transform
+from partsong.cli.outputs import spell_out_what_cannot_be_written
 from partsong.cli.termination import exit_code, leave
 from partsong.cli.usage import Commands
 
@@ -56,6 +57,7 @@ app.add_typer(audit.app)
 
 def main() -> None:
     """Run the command line; ends the process with its exit code."""
+    spell_out_what_cannot_be_written()
     try:
         try:
             app(prog_name="partsong")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import math
 import os
 import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from partsong.cli.choices import PACKAGES
 from partsong.cli.wording import as_options
 from partsong.errors import FileError, MissingExtra
 from partsong.io.opening import place_of
+
+FAILING = ("strict", "surrogateescape", "surrogatepass")
+"""What streams do about characters outside their encoding that can end in an error."""
 
 
 def put_json(content: Mapping[str, Any]) -> None:
@@ -65,6 +70,16 @@ def visible(name: object) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in str(name)
     )
+
+
+def spell_out_what_cannot_be_written() -> None:
+    """Let standard output and error take every character: those outside their encoding are spelled out.
+
+    An error handler that was asked for (PYTHONIOENCODING=cp1252:replace) and that never fails is left alone.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in FAILING:
+            stream.reconfigure(errors="backslashreplace")
 
 
 def warn(message: str) -> None:

@@ -10,23 +10,25 @@ import typer
 from partsong.cli.choices import one_of, positive
 from partsong.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from partsong.cli.topics_options import TEXTS
-from partsong.topic_names import ALONE, DESCENDING, LANGUAGES, SERVERS, TOGETHER
+from partsong.topic_names import ALONE, LANGUAGES, SERVERS, TOGETHER
 
-LEARNING, DESCENT, WORDS, PARTIES, KEEPING = "Learning", "Descents", "Words", "Parties (several files)", "Keeping"
-DESCENTS = ", ".join(DESCENDING)
+LEARNING, WORDS, PARTIES, KEEPING = "Learning", "Words", "Parties (several files)", "Keeping"
+WEIGHTINGS = ("tfidf", "counts")
+"""Names of topic models, which take longer to import than to repeat."""
 
 
-def _option(*names: str, panel: str, help: str, **more: object) -> Any:
+def in_panel(*names: str, panel: str, help: str, **more: object) -> Any:
+    """An option that --help lists under a title."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)  # type: ignore[arg-type]
 
 
 Texts = Annotated[
     list[Path], typer.Argument(metavar="TEXTS…", help=f"{TEXTS} Several: each is of one party.", show_default=False)
 ]
-NTopics = Annotated[int, _option("--topics", "-k", panel=LEARNING, min=1, help="Number of topics.")]
+NTopics = Annotated[int, in_panel("--topics", "-k", panel=LEARNING, min=1, help="Number of topics.")]
 Method = Annotated[
     OptionalText,
-    _option(
+    in_panel(
         "--method",
         panel=LEARNING,
         help=f"One file: {', '.join(ALONE)}. Several: exact, as if the texts were pooled; fnmf: local models, "
@@ -38,44 +40,13 @@ Method = Annotated[
 ]
 Rounds = Annotated[
     OptionalInt,
-    _option("--rounds", panel=LEARNING, min=1, help="Most rounds.", show_default="200 for nmf, exact, fnmf; else 50"),
+    in_panel("--rounds", panel=LEARNING, min=1, help="Most rounds.", show_default="200 for nmf, exact, fnmf; else 50"),
 ]
-Seed = Annotated[int, _option("--seed", panel=LEARNING, min=0, help="Random seed.")]
-
-Epochs = Annotated[
-    OptionalInt,
-    _option("--epochs", panel=DESCENT, min=1, help=f"{DESCENTS}: passes over the texts per round.", show_default="10"),
-]
-Batch = Annotated[
-    OptionalInt, _option("--batch", panel=DESCENT, min=1, help="The same: texts per step.", show_default="64")
-]
-Rate = Annotated[
-    OptionalFloat, _option("--rate", panel=DESCENT, help="The same: step.", callback=positive, show_default="0.05")
-]
-Strength = Annotated[
-    OptionalFloat,
-    _option(
-        "--strength",
-        panel=DESCENT,
-        min=0.0,
-        help="nmf-sgd-mi, fednmf-mi: how much mutual information counts.",
-        show_default="0.1",
-    ),
-]
-Device = Annotated[
-    OptionalText,
-    _option(
-        "--device",
-        panel=DESCENT,
-        help=f"{DESCENTS}: compute with torch on this device.",
-        show_default="none: NumPy",
-        metavar="cpu|cuda|…",
-    ),
-]
+Seed = Annotated[int, in_panel("--seed", panel=LEARNING, min=0, help="Random seed.")]
 
 Server = Annotated[
     OptionalText,
-    _option(
+    in_panel(
         "--server",
         panel=PARTIES,
         help=f"fednmf, fednmf-mi: how averages move the model, {', '.join(SERVERS)}.",
@@ -85,7 +56,7 @@ Server = Annotated[
 ]
 ServerRate = Annotated[
     OptionalFloat,
-    _option(
+    in_panel(
         "--server-rate",
         panel=PARTIES,
         help="adagrad, yogi, adam: the server's step.",
@@ -95,7 +66,7 @@ ServerRate = Annotated[
 ]
 Participation = Annotated[
     OptionalFloat,
-    _option(
+    in_panel(
         "--participation",
         panel=PARTIES,
         min=0.0,
@@ -105,27 +76,38 @@ Participation = Annotated[
     ),
 ]
 Masked = Annotated[
-    bool, _option("--masked", panel=PARTIES, help="Mask uploads of the rounds, so that only sums are seen.")
+    bool, in_panel("--masked", panel=PARTIES, help="Mask uploads of the rounds, so that only sums are seen.")
 ]
 MinParties = Annotated[
     OptionalInt,
-    _option("--min-parties", panel=PARTIES, min=1, help="Parties that a word is at, or more.", show_default="2"),
+    in_panel("--min-parties", panel=PARTIES, min=1, help="Parties that a word is at, or more.", show_default="2"),
+]
+LongestWord = Annotated[
+    OptionalInt,
+    in_panel(
+        "--longest-word",
+        panel=PARTIES,
+        min=1,
+        max=1024,
+        help="Bytes of UTF-8 that a word has at most; longer ones stay at their parties and are not in the model.",
+        show_default="32",
+    ),
 ]
 
 VocabularyFrom = Annotated[
     OptionalText,
-    _option(
+    in_panel(
         "--vocabulary",
         panel=WORDS,
         help="agree: the parties find out which words enough of them have; hash: words have no names; or a file "
-        "with one word per line.",
+        "with one word per line, which is taken as it is.",
         show_default="agree; of one file, its words",
         metavar="agree|hash|FILE",
     ),
 ]
 MinDocuments = Annotated[
     OptionalInt,
-    _option(
+    in_panel(
         "--min-documents",
         panel=WORDS,
         min=1,
@@ -133,18 +115,48 @@ MinDocuments = Annotated[
         show_default="2; 1 with several files",
     ),
 ]
+MaxShare = Annotated[
+    OptionalFloat,
+    in_panel(
+        "--max-share",
+        panel=WORDS,
+        min=0.0,
+        max=1.0,
+        help="Share of all documents that a word is in, or less.",
+        callback=positive,
+        show_default="1",
+    ),
+]
 MaxWords = Annotated[
-    OptionalInt, _option("--max-words", panel=WORDS, min=1, help="Keep the most frequent words.", show_default="all")
+    OptionalInt,
+    in_panel(
+        "--max-words",
+        panel=WORDS,
+        min=1,
+        help="Keep the most frequent words; of hash, the number of columns.",
+        show_default="all; 10000 of hash",
+    ),
+]
+Weighting = Annotated[
+    OptionalText,
+    in_panel(
+        "--weighting",
+        panel=WORDS,
+        help="What a word weighs in a text: tfidf, in rows of norm 1, or counts.",
+        callback=one_of(WEIGHTINGS),
+        metavar="|".join(WEIGHTINGS),
+        show_default="tfidf; counts for lda, fedlda",
+    ),
 ]
 Language = Annotated[
-    str, _option("--language", panel=WORDS, help=f"Whose stop words are left out: {', '.join(LANGUAGES)} (keep all).")
+    str, in_panel("--language", panel=WORDS, help=f"Whose stop words are left out: {', '.join(LANGUAGES)} (keep all).")
 ]
 StopWords = Annotated[
-    OptionalPath, _option("--stop-words", panel=WORDS, help="A file with further ones, one per line.")
+    OptionalPath, in_panel("--stop-words", panel=WORDS, help="A file with further ones, one per line.")
 ]
 Output = Annotated[
-    OptionalPath, _option("--output", "-o", panel=KEEPING, help="The model file to write (.safetensors).")
+    OptionalPath, in_panel("--output", "-o", panel=KEEPING, help="The model file to write (.safetensors).")
 ]
 Html = Annotated[
-    OptionalPath, _option("--html", panel=KEEPING, help="Also write a page with a map of the topics (.html).")
+    OptionalPath, in_panel("--html", panel=KEEPING, help="Also write a page with a map of the topics (.html).")
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from partsong.cli.outputs import visible
+from partsong.text.letter_runs import JOINERS
 from partsong.topic_names import TOP
 
 
@@ -63,9 +64,14 @@ def show_topics(topics: list[dict[str, Any]]) -> None:
     for part in topics:
         value = part["coherence"]
         shown = "" if value is None or math.isnan(value) else f"{value:.3f}"
-        words = ", ".join(visible(word) for word in part["words"])
+        words = ", ".join(_shown(word) for word in part["words"])
         table.add_row(Text(str(part["topic"])), Text(f"{100 * part['share']:.1f} %"), Text(shown), Text(words))
     Console(highlight=False).print(table)
+
+
+def _shown(word: str) -> str:
+    """A word that cannot disturb a terminal; joiners between its letters are part of it."""
+    return "".join(letter if letter in JOINERS else visible(letter) for letter in word)
 
 
 def show_fit(told: dict[str, Any]) -> None:

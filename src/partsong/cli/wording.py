@@ -22,6 +22,7 @@ ARGUMENTS = {
     "min_documents": "--min-documents",
     "min_parties": "--min-parties",
     "max_words": "--max-words",
+    "longest_word": "--longest-word",
     "server_rate": "--server-rate",
 }
 """Names that are no words of English: they are replaced wherever they stand alone."""
@@ -54,6 +55,7 @@ PHRASES = {
     "The l2 penalty ": "The L2 part of --alpha-w and --alpha-h (see --l1-ratio) ",
     'faulty="leave out"': "--faulty leave-out",
     "(column=…)": "(--text-column)",
+    " (longest of VocabularyAgreement)": "",
     "a smaller min_documents, or a larger max_share": "a smaller --min-documents",
     "Unknown init ": "Unknown --init ",
     "Unknown solver ": "Unknown --solver ",

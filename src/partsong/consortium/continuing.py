@@ -1,46 +1,91 @@
 """A site that moves to a new folder keeps what it has released: a budget is about rows, not about a folder.
 
-Ledger and audit log go on where they were, and so does the policy; keys, runs and results do not come along.
+Ledger and audit log go on where they were, with the count of refusals, and so does the policy; keys, runs and results
+do not come along.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from partsong.consortium.locking import is_held
+from partsong.consortium.locking import held, is_held
 from partsong.consortium.private_folder import make_private
+from partsong.consortium.site_folder import SiteFolder
 from partsong.consortium.toml_text import write
 from partsong.errors import FileError, ParameterError
 from partsong.federation.chain import Chain
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.policy import Policy
+from partsong.federation.refusal_count import FILE as REFUSALS
 
-CHAINS = ("ledger.jsonl", "audit.jsonl")
+LEDGER, AUDIT = "ledger.jsonl", "audit.jsonl"
 
 
-def continue_from(old: Path, new: Path) -> int:
-    """Copy the chains of one site's folder to another, verified, and site.toml; the number of releases in them.
-
-    A folder that has lines of its own, which do not follow from the old ones, is left as it is.
+def require_earlier(old: Path, site: SiteFolder) -> None:
+    """Refuse a folder that is not an earlier one of this site, or not over; and one that the new one cannot follow,
+    because it has lines of its own or another policy. Nothing is written.
     """
-    if not (old / "state").is_dir() or old.resolve() == new.resolve():
+    new = site.path
+    if not ((old / "state").is_dir() and (old / "joined.toml").exists()) or old.resolve() == new:
         raise FileError(f"--continues {old}: that is not an earlier folder of this site. Give the one with its state/.")
-    if is_held(old / "node.lock"):
-        raise FileError(f"--continues {old}: its node still runs, and could release more. End it first.")
-    found = {name: _whole_lines(old / "state" / name) for name in CHAINS}
-    for name, lines in found.items():
-        own = _whole_lines(new / "state" / name)
+    before = SiteFolder.at(old)
+    if (before.federation, before.site) != (site.federation, site.site):
+        raise ParameterError(
+            f"--continues {old}: that is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
+            f"{site.site!r} in {site.federation!r}. Give the earlier folder of {site.site!r}."
+        )
+    for place, what in ((old, "could release more"), (new, "works with what is there")):
+        if is_held(place / "node.lock"):
+            raise FileError(f"--continues {old}: the node of {place} runs, and {what}. End it first.")
+    for name in (LEDGER, AUDIT):
+        lines, own = _whole_lines(old / "state" / name), _whole_lines(new / "state" / name)
         if own and not own.startswith(lines):
             raise ParameterError(
                 f"{new / 'state' / name} has lines of its own, which do not follow from those of {old}. A ledger is "
                 "continued before the first start: join in a new folder."
             )
+    _require_same_policy(old / "site.toml", new / "site.toml")
+
+
+def continue_from(old: Path, site: SiteFolder) -> int:
+    """Copy the chains of an earlier folder, verified, the count of refusals, and site.toml; the number of releases.
+
+    The audit log comes last: who was killed before has no line of it, and copies all the rest again.
+    """
+    require_earlier(old, site)
+    new = site.path
     for folder in (new, new / "state"):
         make_private(folder)
-    for name, lines in found.items():
-        if not _whole_lines(new / "state" / name):
-            write(new / "state" / name, lines, private=True)
-    if (old / "site.toml").exists() and not (new / "site.toml").exists():
-        write(new / "site.toml", (old / "site.toml").read_bytes())
-    return Chain(new / "state" / CHAINS[0]).head()[0]
+    with held(site.lock, f"The node of {new} has just been started. End it first"):
+        if not (new / "site.toml").exists():
+            write(new / "site.toml", (old / "site.toml").read_bytes())
+        is_first = not _whole_lines(new / "state" / AUDIT)
+        if is_first and (old / "state" / REFUSALS).exists():
+            write(new / "state" / REFUSALS, (old / "state" / REFUSALS).read_bytes(), private=True)
+        for name in (LEDGER, AUDIT):
+            if not _whole_lines(new / "state" / name):
+                write(new / "state" / name, _whole_lines(old / "state" / name), private=True)
+    return SiteLedger(new / "state" / LEDGER).serial
+
+
+def _require_same_policy(old: Path, new: Path) -> None:
+    """What a site has promised about rows holds in the new folder as well, until somebody changes it there by hand."""
+    there = Policy.read(old)
+    here = Policy.read(new) if new.exists() else there
+    differing = [field.name for field in fields(Policy) if getattr(there, field.name) != getattr(here, field.name)]
+    if differing:
+        told = "; ".join(f"{name}: {_told(there, name)} there, {_told(here, name)} here" for name in differing)
+        raise ParameterError(
+            f"{new} is not the policy of {old} ({told}), and what was promised there is about the same rows. Make the "
+            f"two say the same: edit one, or remove {new}, so that the old one is copied."
+        )
+
+
+def _told(policy: Policy, name: str) -> str:
+    value: Any = getattr(policy, name)
+    return "none" if value is None else str(value)
 
 
 def _whole_lines(path: Path) -> bytes:

@@ -20,7 +20,7 @@ POLL = 0.5
 def requests_in(drop: Path, server: ServerFolder, place: RunPlace) -> Signed:
     """The server's side, for the process that works on a run: if Flower gave it a number, it is Flower's no more."""
     place.number.unlink(missing_ok=True)
-    return server.over_files(drop)
+    return server.over_files(drop, place.name)
 
 
 def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None:

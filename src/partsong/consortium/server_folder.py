@@ -23,6 +23,7 @@ from shlex import quote
 from partsong.consortium import certificates
 from partsong.consortium.certificates import Pair
 from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.locking import is_held
 from partsong.consortium.private_folder import make_private
 from partsong.consortium.roster import Card, Listed, require_name
 from partsong.consortium.run_place import RunPlace
@@ -138,9 +139,16 @@ class ServerFolder:
         """The same transport, with requests that are signed here, and replies by the keys of the roster."""
         return Signed(transport, signer(self._secret(), COORDINATOR), self._known())
 
-    def over_files(self, drop: Path) -> Signed:
-        """The same over a folder in which requests are dropped and replies are picked up; the files are signed too."""
-        return self.signed(Folders(drop, signer(self._secret(), COORDINATOR), self._known()))
+    def over_files(self, drop: Path, run: str) -> Signed:
+        """The same, for a run, over a folder in which requests are dropped and replies are picked up; the files are
+        signed too. Other runs that are being worked on may use that folder at the same time.
+        """
+
+        def others() -> list[str]:
+            return [name for name in self.runs() if name != run and is_held(self.run(name).lock)]
+
+        sign = signer(self._secret(), COORDINATOR)
+        return self.signed(Folders(drop, sign, self._known(), run=run, others=others))
 
     def _known(self) -> dict[str, Verify]:
         return {name: verifier(key) for name, key in self.roster().keys.items()}

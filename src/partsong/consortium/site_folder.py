@@ -15,16 +15,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partsong.consortium import certificates
 from partsong.consortium.first_policy import POLICY
 from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.locking import held, is_held
 from partsong.consortium.private_folder import make_private
 from partsong.consortium.roster import Card, Listed, key_in, require_name, same_fingerprint
 from partsong.consortium.shared_key import SharedKey
+from partsong.consortium.site_table import table_at
 from partsong.consortium.site_texts import READING as READING_TEXTS
 from partsong.consortium.site_texts import texts_at
 from partsong.consortium.toml_text import toml_of, write
@@ -38,13 +39,14 @@ from partsong.federation.site import Site
 from partsong.federation.site_plan import Data
 from partsong.federation.word_data import Texts
 
-if TYPE_CHECKING:
-    from partsong.data.table import Table
-
 READING = ("label", "transpose", "key", "header", *READING_TEXTS)
 TOLD = ("federation", "site", "address", "data", "coordinator")
 KEYS = (*TOLD, *READING)
 SECRET_BYTES = 32
+CHANGED = (
+    "joined.toml, shared.key or secret in {} are not those that this node was started with, and it works with no "
+    "others. Put them back, or end the node and join again: it then starts with what is there."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,10 @@ class SiteFolder:
         return SiteFolder(path.resolve(), federation, site, address, data, reading, coordinator)
 
     @staticmethod
-    def joining(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
-        """Make it, or bring it up to date; keys and policy that are there stay."""
+    def wanted(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
+        """As it would be with this kit and these data; nothing is written. One that trusts others is no such folder."""
         certificates.require()
         own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
-        place = SiteFolder(path.resolve(), *own)
         if (path / "joined.toml").exists():
             before = SiteFolder.at(path)
             if (before.federation, before.site) != (kit.federation, kit.site):
@@ -94,17 +95,52 @@ class SiteFolder:
                     "coordinator, by telephone, whether it was made anew; if so, join in a new folder, with "
                     f"--continues {path}: what was released before still counts."
                 )
-        for folder in (path, path / "state", path / "flower"):
-            make_private(folder)
-        write(path / "ca.crt", kit.authority)
-        place._make_keys()
-        if not (path / "site.toml").exists():
-            write(path / "site.toml", POLICY)
-        told = {"federation": kit.federation, "site": kit.site, "address": kit.address, "data": str(place.data)}
-        told["coordinator"] = kit.coordinator.hex()
-        write(path / "joined.toml", toml_of({**told, **place.reading}))
-        place.card().save(path / "card.toml")
+        return SiteFolder(path.resolve(), *own)
+
+    @staticmethod
+    def joining(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
+        """Make it, or bring it up to date."""
+        place = SiteFolder.wanted(path, kit, data, reading)
+        place.make(kit.authority)
         return place
+
+    def make(self, authority: bytes, shared: SharedKey | None = None) -> None:
+        """Write it down; keys and policy that are there stay. While its node runs, only what is there already."""
+        if is_held(self.lock):
+            self.require_idle(shared)
+            return
+        for folder in (self.path, self.path / "state", self.path / "flower"):
+            make_private(folder)
+        with held(self.lock, f"The node of {self.path} has just been started. Join again"):
+            write(self.path / "ca.crt", authority)
+            self._make_keys()
+            if shared is not None:
+                self.take(shared)
+            if not (self.path / "site.toml").exists():
+                write(self.path / "site.toml", POLICY)
+            told = {name: getattr(self, name) for name in TOLD} | {"data": str(self.data)}
+            told["coordinator"] = self.coordinator.hex()
+            write(self.path / "joined.toml", toml_of({**told, **self.reading}))
+            self.card().save(self.path / "card.toml")
+
+    @property
+    def lock(self) -> Path:
+        """Held by its node, as long as it runs."""
+        return self.path / "node.lock"
+
+    def require_idle(self, shared: SharedKey | None = None) -> None:
+        """Refuse to change a folder whose node runs: that works to its end with what it was started with."""
+        if not is_held(self.lock):
+            return
+        before = SiteFolder.at(self.path)
+        changes = [name for name in (*TOLD, "reading") if getattr(before, name) != getattr(self, name)]
+        if shared not in (None, self.shared_key()):
+            changes.append("shared key")
+        if changes:
+            raise FileError(
+                f"The node of {self.path} runs, and keeps to what it was started with. Nothing was changed: this would "
+                f"be another value of {' and of '.join(changes)}. End the node where it runs (Ctrl-C), and join again."
+            )
 
     def pin(self, roster: Listed, spoken: str | None = None) -> None:
         """Take a roster for good, if this site is in it under its own key, and it is the one that was `spoken` of."""
@@ -167,12 +203,15 @@ class SiteFolder:
         write(self.path / "shared.key", key.text + "\n", private=True)
 
     def answering(self) -> SignedSite:
-        """The party as it answers over a network: what its coordinator has signed, and nothing else. With a mistake in
-        its files it refuses, until that is mended.
+        """The party as it answers over a network: what its coordinator has signed, and nothing else, with the data and
+        keys of now. With a mistake in its files, or with others than these, it refuses until that is mended.
         """
+        keys = self._keys()
 
         def answer(request: bytes) -> bytes:
             try:
+                if SiteFolder.at(self.path) != self or self._keys() != keys:
+                    return refuse("settings", CHANGED.format(self.path))
                 site = self.opened()
             except Exception as error:
                 return refuse(*told_unready(error, hides_words=self.holds_texts))
@@ -195,11 +234,15 @@ class SiteFolder:
             texts = Texts(texts_at(self.data, dict(self.reading)), of_words, self.secret())
             own = (texts.unread, policy, dict(roster.keys), key)
             return Site(self.site, self.path / "state", *own, results=results, texts=texts)
-        stamp = self.data.stat() if self.data.exists() else None
-        table = _table(self.data, tuple(self.reading.items()), stamp and (stamp.st_mtime_ns, stamp.st_size))
+        table = table_at(self.data, dict(self.reading))
         columns = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
         own = (Data(table.X, columns, self.secret()), policy, dict(roster.keys), key)
         return Site(self.site, self.path / "state", *own, results=results)
+
+    def _keys(self) -> list[bytes]:
+        """What is in the files of its keys; nothing where there is none."""
+        places = [self.path / name for name in ("secret", "shared.key")]
+        return [place.read_bytes() if place.exists() else b"" for place in places]
 
     def _make_keys(self) -> None:
         if not (self.path / "secret").exists():
@@ -208,12 +251,3 @@ class SiteFolder:
             made = certificates.new_node_key()
             write(self.path / "node.pub", made.certificate)
             write(self.path / "node", made.key, private=True)
-
-
-@lru_cache(maxsize=1)
-def _table(path: Path, reading: tuple[tuple[str, Any], ...], stamp: tuple[int, int] | None) -> Table:
-    """The rows; read once in a process, as long as the file stays as it is."""
-    from partsong.io.opening import Wanted
-    from partsong.io.read import read_wanted
-
-    return read_wanted(path, Wanted(**dict(reading)))

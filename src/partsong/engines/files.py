@@ -2,10 +2,11 @@
 
     FOLDER/PARTY/in/ID.request      FOLDER/PARTY/out/ID.reply        each: "PARTSONG" | Ed25519 signature | bytes
 
-A signature is for one direction, party, request (its ID, which follows from its content) and content, so that a file
-serves nowhere else: truncated, foreign and repeated ones are not used. A server that was killed and asks again finds
-the reply to the same request. What is in the bytes is nobody's business here. Files are
-signed, not encrypted: whoever carries them can read them, unless the folder or the carrier encrypts.
+A signature is for one direction, party, request (its ID, which follows from its run and content) and content, so that a
+file serves nowhere else: truncated, foreign and repeated ones are not used. A server that was killed and asks again
+finds the reply to the same request. Several runs may use one folder at the same time: an ID begins with the mark of its
+run, and what belongs to a run that is being worked on is left alone. What is in the bytes is nobody's business here.
+Files are signed, not encrypted: whoever carries them can read them, unless the folder or the carrier encrypts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +44,9 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The server's side: one folder for each party; `known` has the key of each, pinned beforehand."""
+    """The server's side: one folder for each party; `known` has the key of each, pinned beforehand. `others`: names of
+    the other runs that are being worked on now, over this folder or elsewhere.
+    """
 
     folder: Path
     sign: Sign = field(repr=False)
@@ -51,6 +54,8 @@ class Folders:
     poll: float = 0.05
     most: int = MOST_BYTES
     again: float = 60.0
+    run: str = ""
+    others: Callable[[], Collection[str]] = tuple
     out: dict[str, Out] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,15 +70,16 @@ class Folders:
         return all_replies(self, requests, timeout)
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Drop requests; whatever else lies in these parties' folders is taken back. A party whose folder takes none is
-        one that does not answer.
+        """Drop requests; whatever else lies in these parties' folders is taken back, unless it is of another run that
+        is being worked on. A party whose folder takes none is one that does not answer.
         """
+        marks = tuple(_mark(run) for run in self.others())
         for name, request in requests.items():
-            key = hashlib.sha256(request).hexdigest()[:32]
+            key = _mark(self.run) + hashlib.sha256(request).hexdigest()[:24]
             out = Out(key, signed(self.sign, "request", name, key, request), time.monotonic())
             inbox, outbox = (self.folder / name / side for side in ("in", "out"))
-            sweep(inbox, REQUEST, key)
-            sweep(outbox, REPLY, key)
+            sweep(inbox, REQUEST, (key, *marks))
+            sweep(outbox, REPLY, (key, *marks))
             try:
                 drop(inbox / f"{key}.request", out.signed)
             except FormatError as error:
@@ -179,6 +185,11 @@ class Mailbox:
         self.left.pop(path.name, None)
         if os.path.lexists(path):
             self.left[path.name] = _made(path)
+
+
+def _mark(run: str) -> str:
+    """How IDs of a run begin."""
+    return hashlib.sha256(run.encode()).hexdigest()[:8]
 
 
 def _made(path: Path) -> int:

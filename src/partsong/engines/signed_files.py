@@ -51,12 +51,12 @@ def drop(path: Path, data: bytes) -> None:
         raise FileError(f"{told} Check folder and disk.") from error
 
 
-def sweep(folder: Path, pattern: re.Pattern[str], keep: str) -> None:
-    """Take away what was left by a server that was killed: whoever asks is the only one who does."""
+def sweep(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...]) -> None:
+    """Take away what was left by a server that was killed; files whose IDs begin in one of these ways stay."""
     with contextlib.suppress(OSError):
         for path in () if folder.is_symlink() else list(folder.iterdir()):
             found = pattern.fullmatch(path.name)
-            if found is not None and found[1] != keep:
+            if found is not None and not found[1].startswith(keep):
                 take_away(path)
 
 

@@ -56,9 +56,9 @@ class Ongoing(Record):
         """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
         return RecordedOrder(order=self.order)
 
-    def readmitting(self, party: str) -> Ongoing:
-        """The same, where a site that has lost its states begins anew, with a new piece. What one process makes of
-        the order is then no longer this run.
+    def readmitting(self, party: str, *, is_adrift: bool = False) -> Ongoing:
+        """The same, where a site that has lost its states begins anew, with a new piece: no round is under way that it
+        could be adrift in. What one process makes of the order is then no longer this run.
         """
         pieces = {**self.pieces, party: Piece(self.model, self.index, self.pieces[party].number + 1)}
         counted = {name: at for name, at in self.counted.items() if name != party}
@@ -97,6 +97,14 @@ class ArrivalsJournal:
             clock=note["clock"],
             moves=tuple(note["moves"]),
         )
+
+    def readmit(self, party: str) -> Ongoing | None:
+        """Let a site that has lost its states begin anew; None where no run has begun here."""
+        record = self.load()
+        if record is not None:
+            record = record.readmitting(party)
+            self.save(record)
+        return record
 
     def save(self, record: Ongoing) -> None:
         """Atomically."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,8 @@ from partsong.errors import FormatError, PartsongError, UploadError
 from partsong.federation.refusals import SiteLost, error_of
 from partsong.federation.serials import Serials
 from partsong.federation.transport import Lost, Transport
+from partsong.federation.ways_on import way_on
 from partsong.federation.wire import Nonce, Refusal, Reply, Request
-
-WAYS_ON = (
-    'Nothing is lost: resume the run once the site is back, or with faulty = "leave out" to go on without it where '
-    "that is possible."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +21,7 @@ class Asked:
     """What came of it: messages in name order, notes beside them, refusals, and errors of all who sent no message."""
 
     faulty: str
+    run: str
     inbox: dict[str, Message] = field(default_factory=dict)
     notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -36,17 +33,18 @@ class Asked:
         told = {name: note["alone"] for name, note in self.notes.items() if _is_attempts(note.get("alone"))}
         return {name: [(at[0], at[1]) for at in attempts] for name, attempts in told.items() if name in self.inbox}
 
-    def require(self, stage: str, index: int) -> None:
-        """Raise the first error, unless parties with one are left out."""
-        if self.faults and self.faulty == "stop":
-            name, error = next(iter(self.faults.items()))
+    def require(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
+        """Raise the first error, unless parties with one are left out, as those who are `excused` always are."""
+        faults = {name: error for name, error in self.faults.items() if name not in excused}
+        if faults and self.faulty == "stop":
+            name, error = next(iter(faults.items()))
             error.add_note(f"(site {name!r}, {stage}, round {index})")
-            error.add_note(WAYS_ON)
+            error.add_note(way_on(self.refusals.get(name), name, self.run))
             raise error
 
-    def require_some(self, stage: str, index: int) -> None:
+    def require_some(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
         """Raise the first error where nobody is left."""
-        self.require(stage, index)
+        self.require(stage, index, excused)
         if not self.inbox:
             raise nobody_left(self.faults, index)
 
@@ -60,7 +58,7 @@ class Asked:
             except PartsongError as error:
                 faults[name] = error
         notes = {name: note for name, note in self.notes.items() if name in inbox}
-        return Asked(self.faulty, inbox, notes, self.refusals, faults)
+        return Asked(self.faulty, self.run, inbox, notes, self.refusals, faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class Desk:
             for name in sorted(names)
         }
         replies = self.transport.ask(requests, self.timeout)
-        asked, before = Asked(self.faulty), dict(self.seen)
+        asked, before = Asked(self.faulty, nonce.run), dict(self.seen)
         for name in requests:
             self._take(asked, name, nonce, replies.get(name, Lost("nothing was heard in time")))
         if self.seen != before:

@@ -94,9 +94,7 @@ class AsynchronousCoordinator:
         beginning.require_same_sites(record, self.transport.names())
         desk.seen.update(larger(desk.seen, record.seen))
         if not record.started:
-            started, _ = beginning.joined(agenda, desk, record, record.seen.keys())
-            record = replace(record, started=started.started)
-            journal.save(record)
+            record, _ = beginning.joined(agenda, desk, record, journal.save, record.seen.keys())
         record = replace(record, seen=dict(desk.seen))
         terms = agreed_terms(program, schedule, record.layout, reduction, self.record)
         end, errands = End(self.time_budget, self.tol), Errands(self.timeout, self.pause, schedule.faulty == "stop")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from partsong.core import Layout, Message, Program, Schedule
 from partsong.errors import FeatureError, ParameterError, PartsongError, UploadError
@@ -13,6 +13,8 @@ from partsong.federation.columns import SAME, agreed, listed, strangers_in
 from partsong.federation.naming import ASK, READ, TELL, missing_at
 from partsong.federation.record import Record
 from partsong.federation.wire import Kind, Nonce
+
+Begun = TypeVar("Begun", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,27 @@ def require_same_sites(record: Record, names: Collection[str]) -> None:
 
 
 def joined(
-    agenda: Agenda, desk: Desk, record: Record, among: Collection[str] | None = None
-) -> tuple[Record, dict[str, PartsongError]]:
-    """Start the sites that have not, of all or of some; those that cannot are asked again before the next round."""
+    agenda: Agenda,
+    desk: Desk,
+    record: Begun,
+    keep: Callable[[Begun], None],
+    among: Collection[str] | None = None,
+) -> tuple[Begun, dict[str, PartsongError]]:
+    """Start the sites that have not, of all or of some; those that cannot are asked again before the next round.
+
+    Who has begun is kept before anybody's error ends the run: from then on its settings stay what they are.
+    """
     names = record.layout.parties if among is None else sorted(among)
     new = tuple(name for name in names if name not in record.started)
     if not new:
         return record, {}
     asked = desk.ask(new, *start_of(agenda, record))
+    if asked.inbox:
+        record = replace(record, started=record.started | asked.inbox.keys(), seen=dict(desk.seen))
+        keep(record)
     lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
     for name, counts in lacking.items():
-        helpers = sorted(record.started | asked.inbox.keys())
+        helpers = sorted(record.started)
         if counts.get("missing") and name not in desk.named and tell_names(agenda, desk, record, name, helpers):
             desk.named.add(name)
     if lacking and desk.faulty == "stop":
@@ -77,15 +89,16 @@ def joined(
             'one list, or take columns = "common".'
         )
     asked.require("start", record.index)
-    started = record.started | asked.inbox.keys()
-    return replace(record, started=started, seen=dict(desk.seen)), asked.faults
+    return record, asked.faults
 
 
 def start_of(agenda: Agenda, record: Record) -> tuple[Nonce, Message, dict[str, Any]]:
-    """What a site is told when a run is started there."""
+    """What a site is told when a run is started there: the same each time, also where the experiment has since been
+    written otherwise, with numbers that are equal.
+    """
     layout = {"parties": list(record.layout.parties), "n_features": record.layout.n_features}
     layout |= {"seed": record.layout.seed, "dtype": record.layout.dtype}
-    note = {"layout": layout, "experiment": dict(agenda.experiment), "rule": agenda.rule}
+    note = {"layout": layout, "experiment": dict(record.experiment), "rule": agenda.rule}
     return Nonce(agenda.run, kind=Kind.START), Message({"columns": record.columns}), note
 
 
@@ -93,7 +106,8 @@ def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helpers
     """Let a site that has the agreed columns tell another which it lacks: the first that does. Whether one has; without
     a roster all decline.
     """
-    offered = _hello(agenda, desk, (lacking,), record.layout.parties).inbox
+    recorded = replace(agenda, experiment=record.experiment)
+    offered = _hello(recorded, desk, (lacking,), record.layout.parties).inbox
     key = desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=ASK)).inbox
     if lacking not in offered or lacking not in key:
         return False
@@ -162,4 +176,4 @@ def _with_one_key(agenda: Agenda, desk: Desk, hello: Asked, parties: tuple[str, 
     again = _hello(agenda, desk, strangers, parties, usual)
     inbox = {name: message for name, message in hello.inbox.items() if name not in strangers} | again.inbox
     notes = {name: note for name, note in hello.notes.items() if name not in strangers} | again.notes
-    return Asked(hello.faulty, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)
+    return Asked(hello.faulty, agenda.run, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)

@@ -61,6 +61,12 @@ def coordinator_of(
     return rounds if rule is None else AgreeingFirst(rounds, rule)
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
+    found = [record for record in (record_in(folder), Journal(folder / "words").load()) if record is not None]
+    return any(record.started or record.outside or record.index for record in found)
+
+
 def record_in(folder: Path) -> Record | None:
     """A run as it stands in the server's folder, of either kind; None where none has begun."""
     return ArrivalsJournal(folder).load() or Journal(folder).load()

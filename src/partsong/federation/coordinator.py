@@ -18,7 +18,7 @@ from partsong.federation import beginning
 from partsong.federation.asking import Asked, Desk
 from partsong.federation.beginning import Agenda
 from partsong.federation.columns import SAME
-from partsong.federation.left_out import told_left_out, with_left_out
+from partsong.federation.left_out import BEGUN_ANEW, NOT_WITHOUT, told_left_out, with_left_out
 from partsong.federation.locks import locked
 from partsong.federation.record import Absence, Journal, Opening, Record
 from partsong.federation.serials import Serials, larger
@@ -135,23 +135,25 @@ class Coordinator:
         point = Checkpoint(index, {}, record.server, record.model)
         parties = record.layout.parties
         fixed = fixed_company(program, setting.reduction, setting.schedule, parties, point, record.company)
-        before, (record, missing) = record, beginning.joined(self.agenda, setting.desk, record)
-        if record.started != before.started:
-            setting.journal.save(record)
+        record, missing = beginning.joined(self.agenda, setting.desk, record, setting.journal.save)
         names = setting.schedule.participants(parties, index)
-        invited = names if fixed is None else tuple(name for name in names if name in fixed)
+        expected = names if fixed is None else tuple(name for name in names if name in fixed)
+        invited = tuple(name for name in expected if name not in record.adrift)
         with threads.kernels_on(setting.schedule.kernel_threads):
             course, inbox = self._worked(setting, record, invited, missing, fixed)
             state, aggregate, included = self._summed(setting, record, course, inbox)
             require_company(fixed, included, index)
             check_sum(aggregate, included, index)
             sent = {name: sum(m.nbytes for sender, _, m in course.traffic if sender == name) for name in names}
-            refused = {name: KEPT_OUT for name in names if name not in invited} | dict(course.opening.refused)
+            kept_out = {name: KEPT_OUT for name in names if name not in expected}
+            anew = dict.fromkeys(sorted(record.adrift - set(included)), BEGUN_ANEW)
+            refused = {**kept_out, **anew, **course.opening.refused}
             handed_over = [aggregate]
             traffic = tuple(course.traffic) if self.record else ()
             del aggregate, inbox
             server, model = program.finish(record.server, handed_over.pop())
         opening = course.opening
+        remembering = [name for name in course.worked if name not in record.adrift]
         absence = Absence(tuple(name for name in parties if name not in course.worked), dict(course.silent))
         after = replace(
             self._charged(program, record, course).amended(opening.alone),
@@ -160,9 +162,10 @@ class Coordinator:
             model=model,
             desk=state,
             company=frozenset(included),
-            counted={**record.counted, **dict.fromkeys(course.worked, (index, opening.attempt))},
+            counted={**record.counted, **dict.fromkeys(remembering, (index, opening.attempt))},
             seen=dict(setting.desk.seen),
-            outside=record.outside if opening.first > 0 else frozenset(),
+            outside=record.outside if opening.first > 0 else record.adrift,
+            adrift=frozenset(),
         )
         if absence != Absence():
             after = replace(after, absences={**after.absences, index: absence})
@@ -223,6 +226,7 @@ class Coordinator:
             raise TooFewParties(
                 f"Only {len(kept)} sites ({', '.join(kept)}) could be asked for the sum of round {opening.index}, and "
                 f"{fewest} are needed. {told} Nothing of it was sent; resume the run once the others are back."
+                + (f" {NOT_WITHOUT}" if record.outside - set(kept) else "")
             )
         occasion = Occasion(opening.index, kept, record.layout, record.model)
         first = 0 if record.outside & set(kept) else setting.reduction.first(record.desk, occasion)
@@ -240,7 +244,7 @@ class Coordinator:
         if not setting.reduction.hides_uploads and setting.reduction.phases == 1:
             asked = asked.checked(lambda name, upload: check_upload(name, upload, setting.expected))
         try:
-            asked.require_some("work", opening.index)
+            asked.require_some("work", opening.index, _missed(record, asked))
         except PartyError as error:
             if opening.refused:
                 error.add_note(told_left_out(record.layout.parties, opening.asked, opening.refused))
@@ -261,7 +265,8 @@ class Coordinator:
             try:
                 server, heard = reduction.hear(phase, heard_in, server, occasion)
             except TooFewParties as error:
-                raise with_left_out(error, self._told_left_out(record, course)) from error
+                told = self._told_left_out(record, course)
+                raise with_left_out(error, f"{told} {NOT_WITHOUT}" if record.adrift else told) from error
             if decided is None and (reduction.hides_uploads or phase + 1 < reduction.phases):
                 setting.journal.decide(opening, phase, heard_in)
             course.traffic += [(name, phase, heard_in[name]) for name in course.active]
@@ -278,7 +283,7 @@ class Coordinator:
     def _told_left_out(self, record: Record, course: Course) -> str:
         """Of this sum so far; why somebody was not heard before the server was killed is not known any more."""
         unheard = {name: f"not heard in phase {phase}" for name, phase in course.silent.items()}
-        why = {**unheard, **course.opening.refused, **course.why}
+        why = {**unheard, **course.opening.refused, **course.why, **dict.fromkeys(record.adrift, BEGUN_ANEW)}
         return told_left_out(record.layout.parties, course.active, why)
 
     def _charged(self, program: Program, record: Record, course: Course) -> Record:
@@ -297,3 +302,9 @@ class Coordinator:
         notes = {name: {"counted": list(record.counted[name]) if name in record.counted else None} for name in names}
         last = Message({**record.model.arrays, "components": setting.program.components(record.server)})
         return setting.desk.ask(names, Nonce(self.name, record.index, kind=Kind.FINISH), last, {}, notes)
+
+
+def _missed(record: Record, asked: Asked) -> frozenset[str]:
+    """Who has begun anew, and had sent something of this round before: whoever readmits a site lets it miss that."""
+    told = {name for name, refusal in asked.refusals.items() if refusal.code in ("out-of-step", "conflict")}
+    return record.outside & told

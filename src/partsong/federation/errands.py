@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from partsong.engines.rounds import nobody_left
 from partsong.errors import PartsongError
-from partsong.federation.asking import WAYS_ON
 from partsong.federation.refusals import SiteLost
+from partsong.federation.ways_on import USUAL
 from partsong.federation.wire import Nonce
 
 NOBODY: frozenset[str] = frozenset()
@@ -82,14 +82,14 @@ class Errands:
         if self.out.keys() <= overdue:
             faults = {**{name: self.lost(name) for name in overdue}, **self.faults}
             error = nobody_left({name: faults[name] for name in sorted(faults)}, index)
-            error.add_note(WAYS_ON)
+            error.add_note(USUAL)
             raise error
 
     def excused(self, name: str, error: PartsongError) -> PartsongError:
-        """The error, if its site is left out."""
+        """The error, if its site is left out; one that does not say what can be done is given the usual way on."""
         if self.is_strict:
-            error.add_note(f"(site {name!r})")
-            error.add_note(WAYS_ON)
+            ways = list(getattr(error, "__notes__", ())) or [USUAL]
+            error.__notes__ = [f"(site {name!r})", *ways]
             raise error
         return error
 

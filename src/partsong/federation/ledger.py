@@ -16,6 +16,9 @@ from partsong.federation.wire import Request
 from partsong.privacy.accounting import Ledger
 from partsong.privacy.release import Release
 
+MOST_MADE_UP = 1_000_000
+"""Releases that a ledger can lack: more than any site has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -23,6 +26,15 @@ class Bounds:
 
     attempts: int
     lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an attempt costs (None: no noise), out of which budget, and how many there may be."""
+
+    release: Release | None = None
+    allowance: Allowance | None = None
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +53,42 @@ class Charge:
 class Books:
     """All lines together: charges by run, releases by what they cost, and how many had no noise.
 
-    Lines that were made up, for releases of which no more is known, are of no run.
+    Lines that were made up, for releases of which no more is known, are of no run, and one can stand for many: `serial`
+    is the number of releases, `lines` that of lines. `unheard`: the numbers of those of which nothing had left when the
+    next one was written.
     """
 
     serial: int = 0
+    lines: int = 0
+    unheard: frozenset[int] = frozenset()
     runs: Mapping[str, tuple[Charge, ...]] = field(default_factory=dict)
     releases: Mapping[Release, int] = field(default_factory=dict)
     noiseless: int = 0
 
     def with_lines(self, lines: Sequence[Line]) -> Books:
         """With more of them."""
-        runs, releases, noiseless = dict(self.runs), dict(self.releases), self.noiseless
+        runs, releases, noiseless, serial = dict(self.runs), dict(self.releases), self.noiseless, self.serial
         new: dict[str, list[Charge]] = {}
         for line in lines:
             release = None if line["release"] is None else Release.from_json(line["release"])
             (run, number, attempt), noise = line["attempt"], None if release is None else release.noise_multiplier
+            count = int(line.get("count", 1))
+            serial += count
             if run:
                 charge = Charge(line["number"], number, attempt, line["digest"], line.get("about"), noise)
                 new.setdefault(run, []).append(charge)
             if release is None:
-                noiseless += 1
+                noiseless += count
             else:
-                releases[release] = releases.get(release, 0) + int(line.get("count", 1))
+                releases[release] = releases.get(release, 0) + count
         runs |= {run: (*runs.get(run, ()), *charges) for run, charges in new.items()}
-        return Books(lines[-1]["number"], runs, releases, noiseless)
+        unheard = self.unheard | {line["number"] - 1 for line in lines if line.get("unheard")}
+        return Books(serial, lines[-1]["number"], unheard, runs, releases, noiseless)
 
 
 @dataclass(frozen=True, slots=True)
 class SiteLedger:
-    """One line for every attempt of every round of every run, with what it costs; `serial` is their number."""
+    """One line for every attempt of every round of every run, with what it costs; `serial` counts releases."""
 
     path: Path
 
@@ -91,12 +110,11 @@ class SiteLedger:
         """All that was charged and had noise."""
         return Ledger(tuple(self.books().releases.items()))
 
-    def charge(
-        self, request: Request, release: Release | None, allowance: Allowance | None, bounds: Bounds | None = None
-    ) -> bool:
+    def charge(self, request: Request, cost: Cost, *, unheard: bool = False, again: bool = False) -> bool:
         """Write an attempt down, once; refused where the budget does not allow it, before anything is written.
 
-        All attempts of a round are about one model and one history. True where the line was there before.
+        All attempts of a round are about one model and one history. True where the line was there before; `again`: one
+        more is written then. `unheard`: nothing of the last line has left, and this one says so.
         """
         nonce, before = request.nonce, self.charges_of(request.nonce.run)
         of_round = [one for one in before if one.round == nonce.round]
@@ -106,14 +124,16 @@ class SiteLedger:
                 raise Denied("conflict", f"Another request than that of ledger line {one.number} for {own}.")
             if one.about not in (None, about):
                 raise Denied("conflict", f"Another model, or history, than that of ledger line {one.number}.")
-        if any(one.attempt == nonce.attempt for one in of_round):
+        was_charged = any(one.attempt == nonce.attempt for one in of_round)
+        if was_charged and not again:
             self._flush()
             return True
-        self._require_few(bounds, of_round, before)
-        if allowance is not None:
-            self.require_within(allowance, release)
-        self._append(own, digest, release, 1, {"about": about})
-        return False
+        self._require_few(cost.bounds, of_round, before)
+        if cost.allowance is not None:
+            self.require_within(cost.allowance, cost.release)
+        more = {"about": about, **({"unheard": True} if unheard else {})}
+        self._append({"attempt": own, "digest": digest, "count": 1, **more}, cost.release)
+        return was_charged
 
     def require_within(self, allowance: Allowance, release: Release | None, count: int = 1) -> None:
         """Refuse releases that the site's budget does not cover, and all where some before had no noise."""
@@ -138,23 +158,13 @@ class SiteLedger:
     def make_up(
         self, count: int, release: Release | None, why: str, attempt: tuple[str, int, int] = ("", 0, 0)
     ) -> None:
-        """Charge releases that this copy of the ledger does not know of: for sites restored from an older copy.
-
-        `attempt`: run, round and attempt, where that is known; else they are of no run.
+        """Charge releases that this copy of the ledger does not know of, in one line: for sites restored from an older
+        copy. `attempt`: run, round and attempt, where that is known; else they are of no run.
         """
-        for _ in range(count):
-            self._append(list(attempt), why, release, 1)
+        self._append({"attempt": list(attempt), "digest": why, "count": count}, release)
 
-    def _append(
-        self,
-        attempt: list[Any],
-        digest: str,
-        release: Release | None,
-        count: int,
-        more: Mapping[str, Any] | None = None,
-    ) -> None:
-        told: Mapping[str, Any] | None = None if release is None else release.to_json()
-        self.chain.append({"attempt": attempt, "digest": digest, "release": told, "count": count, **(more or {})})
+    def _append(self, entry: Mapping[str, Any], release: Release | None) -> None:
+        self.chain.append({**entry, "release": None if release is None else release.to_json()})
 
     def _require_few(self, bounds: Bounds | None, of_round: Sequence[Charge], of_run: Sequence[Charge]) -> None:
         if bounds is not None and (len(of_round) >= bounds.attempts or len(of_run) >= bounds.lines):

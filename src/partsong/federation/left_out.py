@@ -7,6 +7,11 @@ from collections.abc import Collection, Mapping
 from partsong.errors import TooFewParties
 
 NOT_ASKED = "not asked for this sum"
+BEGUN_ANEW = "it has begun anew since this round was opened, answers no more of it, and is asked again in the next"
+NOT_WITHOUT = (
+    "A site that has lost its files after it had answered in this round cannot be in its sum any more: if there is "
+    "none without it, begin a new run, under another name and with another seed."
+)
 
 
 def told_left_out(parties: Collection[str], heard: Collection[str], why: Mapping[str, str]) -> str:

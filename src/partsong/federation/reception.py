@@ -25,6 +25,7 @@ from partsong.federation.errands import Errand, Errands
 from partsong.federation.refusals import SiteLost, error_of
 from partsong.federation.serials import Serials
 from partsong.federation.transport import Lost, Transport
+from partsong.federation.ways_on import way_on
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 
 SPOILED = (DivergenceError, UploadError)
@@ -170,6 +171,7 @@ class Reception:
             self.serials.keep({name: read.serial})
         if isinstance(read.answer, Refusal):
             said = error_of(name, read.answer, number)
+            said.add_note(way_on(read.answer, name, self.record.run))
             raise SiteLost(str(said)) if isinstance(said, SPOILED) and read.nonce != errand.nonce else said
         if errand.nonce.kind is Kind.WORK:
             check_upload(name, read.answer, self.terms.expected)

@@ -35,7 +35,9 @@ class Record:
     """A run between two rounds, as the server knows it.
 
     `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
-    it has told, `company` who was in the last sum, `outside` who has begun anew since the last set-up of masked sums.
+    it has told, `company` who was in the last sum, `outside` who has begun anew since the last set-up of masked sums,
+    `adrift` who has done so within the round under way, and can answer nothing more of it: what they have sent in it
+    before stays in its sum, and does not count as their history.
     `without_result`: who has not answered, or not accepted, the end of the run, and why.
     """
 
@@ -54,6 +56,7 @@ class Record:
     absences: Mapping[int, Absence] = field(default_factory=dict)
     accounts: Accounts = Accounts()
     outside: frozenset[str] = frozenset()
+    adrift: frozenset[str] = frozenset()
     without_result: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -70,6 +73,7 @@ class Record:
             "absences": absences,
             "accounts": Accounts.from_json(note["accounts"]) if "accounts" in note else Accounts(),
             "outside": frozenset(note.get("outside", ())),
+            "adrift": frozenset(note.get("adrift", ())),
             "without_result": note.get("without_result", {}),
         }
 
@@ -91,6 +95,7 @@ class Record:
             "absences": [[index, list(one.absent), dict(one.silent)] for index, one in self.absences.items()],
             "accounts": self.accounts.to_json(),
             "outside": sorted(self.outside),
+            "adrift": sorted(self.adrift),
             "without_result": dict(self.without_result),
         }
 
@@ -102,10 +107,14 @@ class Record:
         """Who fell silent in which round and phase, for the same."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
 
-    def readmitting(self, party: str) -> Record:
-        """The same, where a site that has lost its states may begin anew: it is started again before the next round."""
+    def readmitting(self, party: str, *, is_adrift: bool = False) -> Record:
+        """The same, where a site that has lost its states may begin anew: it is started again before the next round, or
+        before the round under way goes on, which it answers no more if it `is_adrift`.
+        """
         counted = {name: at for name, at in self.counted.items() if name != party}
-        return replace(self, started=self.started - {party}, counted=counted, outside=self.outside | {party})
+        adrift = self.adrift | {party} if is_adrift else self.adrift
+        outside = self.outside | {party}
+        return replace(self, started=self.started - {party}, counted=counted, outside=outside, adrift=adrift)
 
     def amended(self, alone: Mapping[str, Sequence[Attempt]]) -> Record:
         """The same, where parties were not heard in rounds in which they have worked: silent there, and not absent."""
@@ -148,6 +157,23 @@ class Journal:
         """Atomically."""
         make_folder(self.folder)
         save_state(self.folder / "run", record.tree, record.told())
+
+    def readmit(self, party: str) -> Record | None:
+        """Let a site that has lost its states begin anew; None where no run has begun here.
+
+        A sum whose first phase is decided, or which goes on from a set-up before, has no place for its new keys: it
+        ends with what the site has sent before. Else the site is asked; where it has sent something, it refuses.
+        """
+        record = self.load()
+        if record is None:
+            return None
+        opening = self.opening(record.index)
+        is_adrift = False
+        if opening is not None and party in opening.asked:
+            is_adrift = opening.first > 0 or self.phase(opening, 0) is not None
+        after = record.readmitting(party, is_adrift=is_adrift)
+        self.save(after)
+        return after
 
     def clear(self) -> None:
         """Let go of the exchanges of a round that is over; what stays behind is known by its round, and ignored."""

@@ -20,7 +20,7 @@ from partsong.core import Message
 from partsong.errors import CompositionError, FormatError, PartsongError
 from partsong.federation import site_beginning, site_ending, site_names
 from partsong.federation.audit import Audit, protection_of
-from partsong.federation.ledger import SiteLedger
+from partsong.federation.ledger import MOST_MADE_UP, SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import Denied, refusal_of
@@ -29,7 +29,7 @@ from partsong.federation.site_log import write_down
 from partsong.federation.site_plan import Build, Data, Plan, plan_of
 from partsong.federation.site_work import Answered, Workplace
 from partsong.federation.told_alike import bound_to
-from partsong.federation.wholeness import require_whole
+from partsong.federation.wholeness import ledger_read, require_whole
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from partsong.federation.word_data import Texts
 from partsong.federation.word_site import facing
@@ -111,16 +111,27 @@ class Site:
             raise Denied("not-addressed", f"A request for {request.party!r} has come here.")
         serial = self._serial()
         if request.seen > serial:
-            raise Denied(
-                "behind",
-                f"The server has seen release {request.seen} of this site, whose ledger has {serial}: it was restored "
-                "from an older copy. Bring the ledger up to date, or charge what is missing: partsong audit make-up "
-                f'{quote(str(self.folder))} --count {request.seen - serial} --why "restored from an older copy".',
-            )
+            raise Denied("behind", self._told_behind(request.seen, serial))
         require_whole(self.ledger, self.audit)
         if self.texts is not None:
             return facing(self, self.texts, request)._dispatched(request)
         return self._dispatched(request)
+
+    def _told_behind(self, seen: int, serial: int) -> str:
+        missing = seen - serial
+        if missing > MOST_MADE_UP:
+            return (
+                f"The server says that it has seen release {seen} of this site, whose ledger has {serial}. No site has "
+                "released so often, and nothing here is to be mended: ask at the server, and look at what it has for "
+                "this site in serials.json."
+            )
+        return (
+            f"The server has seen release {seen} of this site, whose ledger has {serial}: it was restored from an "
+            "older copy. Bring the ledger up to date. Where that cannot be, charge what is missing as releases without "
+            "noise, after which a site with a privacy budget takes part in nothing until noiseless_before is set in "
+            "site.toml (or at a cost that is known from another copy of ledger or log, with --release): partsong audit "
+            f'make-up {quote(str(self.folder))} --count {missing} --why "restored from an older copy".'
+        )
 
     def _dispatched(self, request: Request) -> Answered:
         match request.nonce.kind:
@@ -177,7 +188,7 @@ class Site:
 
     def _serial(self) -> int:
         try:
-            return self.ledger.serial
+            return ledger_read(self.ledger).serial
         except FormatError as error:
             raise Denied("ledger", str(error)) from error
 

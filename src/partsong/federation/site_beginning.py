@@ -66,7 +66,8 @@ def start(site: Site, request: Request) -> Answered:
         columns = tuple(site.data.columns[at] for at in order)
         rows = (site.data.n_rows, site.data.type)
         mark = mark_of(site.data, order)
-        context = context_of(experiment, request.body["columns"], layout)
+        of_words = site.data.context if isinstance(site.data, CountedData) else ""
+        context = of_words + context_of(experiment, request.body["columns"], layout)
         files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context))
         if isinstance(site.data, CountedData) and (empty := told_of_empty(site.data.rows)):
             site.log(request.nonce, "note", empty)

@@ -14,12 +14,13 @@ from partsong.engines.company import exchange_of
 from partsong.errors import FileError, PartsongError, TooFewParties
 from partsong.federation.audit import Audit
 from partsong.federation.data_state import require_same
-from partsong.federation.ledger import SiteLedger
+from partsong.federation.ledger import Cost, SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.refusals import Denied, refusal_of
 from partsong.federation.site_files import Attempt, RunFolder, Sent, Started, Tally, Worked
 from partsong.federation.site_plan import Data, Plan, attempt_in, names_in
 from partsong.federation.topic_participation import DrawnSchedule
+from partsong.federation.wholeness import is_last_unheard, place_of_last
 from partsong.federation.wire import Nonce, Reply, Request
 from partsong.methods import ASYNCHRONOUS
 
@@ -65,10 +66,7 @@ class Workplace:
         place = self._in_step(request, at)
         occasion, company = place._occasion(request)
         self._require_columns()
-        was_charged = self.ledger.charge(request, self.plan.release, self.policy.privacy, self.plan.bounds)
-        worked = self.files.worked(at)
-        if was_charged and worked is None:
-            self._require_unheard(request.nonce)
+        worked = self._charged(request, at)
         with place._closing():
             worked = worked or place._worked(request, at)
             aggregation = self.plan.program.aggregation
@@ -121,6 +119,21 @@ class Workplace:
                 code = refusal_of(error).code if isinstance(error, PartsongError) else "failed"
                 self.files.save_tally(replace(self.tally, closed=code), self.plan.source)
             raise
+
+    def _charged(self, request: Request, at: Attempt) -> Worked | None:
+        """What was worked on before in this attempt, which is in the ledger now.
+
+        Work that is not here is done again: as it was charged where its line is the last one, of work that was cut off,
+        and for a charge of its own where there were others since.
+        """
+        worked, books = self.files.worked(at), self.ledger.books()
+        cost = Cost(self.plan.release, self.policy.privacy, self.plan.bounds)
+        unheard = is_last_unheard(books, self.audit.departures())
+        if self.ledger.charge(request, cost, unheard=unheard) and worked is None:
+            self._require_unheard(request.nonce)
+            if place_of_last(books) != (request.nonce.run, *at):
+                self.ledger.charge(request, cost, unheard=unheard, again=True)
+        return worked
 
     def _require_unheard(self, nonce: Nonce) -> None:
         """Work that was charged, and is not here, is done again where nothing of it has left."""

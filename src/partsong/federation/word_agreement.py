@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from partsong.core import Checkpoint, Message, Program, Reduction, Round, Schedule, Shard
-from partsong.errors import DataError, ParameterError
+from partsong.errors import DataError, FileError, ParameterError
 from partsong.federation.arrivals_record import ArrivalsJournal
 from partsong.federation.asking import Asked
 from partsong.federation.asynchronous import AsynchronousCoordinator
 from partsong.federation.coordinator import Coordinator, Setting
 from partsong.federation.record import Journal, Record
+from partsong.federation.told_alike import bound_to, words_context_of
 from partsong.federation.wire import RUN
 from partsong.federation.word_data import SUFFIX
 from partsong.federation.word_progress import FILE, StepLines
@@ -25,6 +26,8 @@ from partsong.text.agreed import masks_for_words
 from partsong.text.agreement import MOST_EXCHANGES
 from partsong.topic_methods import require_words
 from partsong.topic_vocabulary import FEWEST_MASKED
+
+WORDS = "words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,20 @@ class AgreeingFirst:
         folder = self.rounds.folder
         if Journal(folder).load() is None and ArrivalsJournal(folder).load() is None:
             self._agree(program, schedule, getattr(reduction, "roster", None))
+        if reduction.hides_uploads:
+            reduction = bound_to(self._context(), reduction)
         yield from self.rounds.run(program, shards, schedule, reduction=reduction, resume=resume)
+
+    def _context(self) -> str:
+        """Of what the agreement has ended with, as all sites were told it."""
+        place = self.rounds.folder / WORDS
+        record = Journal(place).load()
+        if record is None:
+            raise FileError(
+                f"{place} has no record of the agreement on words, without which signatures of masked sums cannot be "
+                "checked. Put it back from a copy, or begin a new run."
+            )
+        return words_context_of(record.model["documents"], record.model["n_documents"][0])
 
     def _agree(self, program: Program, schedule: Schedule, roster: Any) -> None:
         base, parties = self.rounds, len(self.rounds.transport.names())
@@ -86,7 +102,7 @@ class AgreeingFirst:
                 f"Sites agree on words by masked sums over at least {FEWEST_MASKED} of them, and there are {parties}: "
                 "each of two would know what the other has. Admit more sites, or run over tables."
             )
-        own = (base.transport, base.folder / "words", name, base.experiment)
+        own = (base.transport, base.folder / WORDS, name, base.experiment)
 
         def looks_at(last: Message) -> None:
             self._require_enough(program, last)

@@ -71,9 +71,12 @@ class HeldData(Data):
 
 @dataclass(frozen=True, slots=True)
 class CountedData(Data):
-    """Rows of documents over agreed words (CSR, float64)."""
+    """Rows of documents over agreed words (CSR, float64); `context`: by which masks are among sites that were told the
+    same frequencies of these words.
+    """
 
     weighing: Weighing | None = field(repr=False, default=None)
+    context: str = ""
 
     @property
     def hides_names(self) -> bool:

@@ -18,7 +18,7 @@ from partsong.topic_methods import weighting_of
 from partsong.topic_vocabulary import AGREE, WordRule
 from partsong.topic_words import TFIDF, Weighing
 
-OF_THE_VOCABULARY = ("min_documents", "min_parties", "max_words", "max_share")
+OF_THE_VOCABULARY = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
 OF_A_TEXT = ("language", "stop_words", "shortest", "lower", "strip_accents")
 KEYS = (*OF_THE_VOCABULARY, "weighting", *OF_A_TEXT)
 WHERE = "The table words of the experiment"
@@ -64,12 +64,13 @@ class TextRule:
     @property
     def rounds(self) -> WordRounds:
         """The protocol by which the words are found."""
-        return WordRounds(self.min_documents, self.min_parties)
+        return WordRounds(self.min_documents, self.min_parties, longest=self.rule.longest_word)
 
     @property
     def told(self) -> str:
         """All of it as one text, which is the same at all sites that were asked for the same."""
-        rule = [self.min_documents, self.min_parties, self.rule.max_words, float(self.rule.max_share)]
+        sizes = self.min_documents, self.min_parties, self.rule.max_words, self.rule.longest_word
+        rule = [*sizes, float(self.rule.max_share)]
         return json.dumps([rule, self.weighting, self.words.to_json()])
 
     def n_kept(self, documents: Any, n_documents: int) -> int:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from partsong.core import Message, Program
-from partsong.errors import DataError, PartsongError
+from partsong.errors import DataError, ParameterError, PartsongError
 from partsong.federation.data_state import require_same
 from partsong.federation.experiment import Experiment
 from partsong.federation.refusals import Denied
 from partsong.federation.site_files import Attempt, RunFolder
 from partsong.federation.site_plan import Build, Plan, experiment_in
+from partsong.federation.told_alike import words_context_of
 from partsong.federation.wire import Kind, Request
 from partsong.federation.word_data import SUFFIX, Texts
 from partsong.federation.word_rule import TextRule
@@ -25,6 +26,7 @@ from partsong.text.agreed import agreed_vocabulary, masks_for_words
 from partsong.text.agreement import MOST_EXCHANGES
 from partsong.text.agreement_steps import Candidate
 from partsong.text.counts import inverse_frequencies
+from partsong.text.held_words import HeldWords
 from partsong.text.vocabulary import Vocabulary
 from partsong.topic_words import Weighing
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from partsong.federation.site import Site
 
 LISTED = "vocabulary.txt"
+MOST_DOCUMENTS = 1 << 53
 NO_KEY = (
     "A run over texts needs the key that sites share, and this site has none: whoever has a list of words could test "
     "them. One site makes it (partsong federation secret), tells the others by a way that does not lead through the "
@@ -67,19 +70,31 @@ def require_table(told: Mapping[str, Any]) -> None:
 
 
 def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> Vocabulary:
-    """What a site makes of the end of an agreement: the words of its last work, and everybody's counts of them."""
+    """What a site makes of the end of an agreement: the words of its last work, and everybody's counts of them, for
+    each 0 ≤ df ≤ n, and n < 2⁵³, up to which masked sums are exact.
+    """
     worked = None if counted is None else files.worked(counted)
     party = None if worked is None else worked.state
     if not isinstance(party, Candidate) or party.agreed is None:
         raise Denied("out-of-step", "The agreement on words has ended before its last step was answered here.")
     try:
-        agreed = agreed_vocabulary(party, last)
+        with np.errstate(invalid="ignore"):  # what is no number comes out below 0
+            agreed = agreed_vocabulary(party, last)
         inverse_frequencies(agreed.documents, agreed.n_documents)
+        if agreed.n_documents >= MOST_DOCUMENTS:
+            raise ParameterError("more documents than can be counted")
     except DataError:
         raise
-    except (PartsongError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (PartsongError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise Denied("protocol", f"The end of the agreement cannot be used ({type(error).__name__}).") from None
     return agreed
+
+
+def has_own_counts(agreed: Vocabulary, held: HeldWords) -> bool:
+    """Whether counts can be sums with this site's in them: 0 ≤ df − df_p ≤ n − n_p for each word."""
+    own = held.frequencies_in({word: column for column, word in enumerate(agreed.words)})
+    others, elsewhere = np.asarray(agreed.documents) - own, agreed.n_documents - held.n_documents
+    return bool(others.min() >= 0 and others.max() <= elsewhere)
 
 
 def keep_vocabulary(folder: Path, weighing: Weighing) -> None:
@@ -147,7 +162,8 @@ def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any],
         raise Denied("conflict", "Words were agreed on for this run with other settings.")
     if agreed.rows != len(texts.documents):
         raise Denied("layout", f"Words were agreed on over {agreed.rows} texts; there are {len(texts.documents)}.")
-    return replace(site, texts=None, data=texts.counted(rule.weighing(agreed.vocabulary)))
+    context = words_context_of(agreed.vocabulary.documents, agreed.vocabulary.n_documents)
+    return replace(site, texts=None, data=replace(texts.counted(rule.weighing(agreed.vocabulary)), context=context))
 
 
 def told_of_empty(rows: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ from flwr.clientapp import ClientApp
 
 from partsong.consortium.site_folder import SiteFolder
 from partsong.engines.flower import answer_to, content_of
+from partsong.federation.sealed import SignedSite
 from partsong.federation.site_log import write_down
 
 app = ClientApp()
+
+
+@cache
+def party_in(folder: Path) -> SignedSite:
+    """The party in a site's folder, with the data and keys that it had when this process first asked for it."""
+    return SiteFolder.at(folder).answering()
 
 
 @app.query("partsong")
@@ -20,7 +28,7 @@ def answer(message: Any, context: Any) -> Any:
     """Ask the party in the site's folder. Flower would send the text of an error to the server, so it stays here."""
     folder = Path(str(context.node_config["site"]))
     try:
-        return answer_to(message, SiteFolder.at(folder).answering()(content_of(message)))
+        return answer_to(message, party_in(folder)(content_of(message)))
     except Exception:
         write_down(folder / "state", "failed", traceback.format_exc())
     raise RuntimeError("see the log of the site")

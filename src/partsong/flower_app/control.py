@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from partsong.consortium.kit import require_address
@@ -64,6 +66,7 @@ class Control:
 
     client: Any = field(repr=False)
     address: str
+    folder: Path = Path()
 
     def register(self, public_key: str, site: str) -> int:
         """The number of a node that is known by this key from now on, or was before: an answer can get lost."""
@@ -142,12 +145,14 @@ class Control:
                 if why := distrust(error):
                     raise ServerError(
                         f"Who answers at {self.address} has no certificate by the authority of this federation "
-                        f"({why}). If it has expired, renew it with: partsong federation init FOLDER --renew"
+                        f"({why}). If it has expired, renew it with: partsong federation init "
+                        f"{quote(str(self.folder))} --renew"
                     ) from error
                 if not left:
                     raise ServerError(
-                        f"No server answers at {self.address} ({type(error).__name__}). Start it with: partsong "
-                        "federation serve"
+                        f"No server answers at {self.address} ({type(error).__name__}). A run that it was at goes on "
+                        "with --resume, once it is started again: partsong federation serve --folder "
+                        f"{quote(str(self.folder))}"
                     ) from error
                 time.sleep(PAUSE)
             except Exception as error:
@@ -172,7 +177,7 @@ def controlling(server: ServerFolder) -> Iterator[Control]:
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Key(server.control_key)],
     )
     try:
-        yield Control(client, address)
+        yield Control(client, address, server.path)
     finally:
         client.close()
 

@@ -17,8 +17,10 @@ from partsong.consortium.locking import holder_of, is_held
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
 from partsong.errors import FileError, PartsongError, PartyError
+from partsong.federation.word_progress import FILE as STEPS
 from partsong.flower_app.control import Control, ServerError, Status, controlling
-from partsong.flower_app.progress_file import whole_lines
+from partsong.flower_app.progress_file import Lines
+from partsong.flower_app.waiting import FILE as WAITING
 
 STARTS = 3
 POLL = 2.0
@@ -29,29 +31,31 @@ STOPPED = "stopped"
 Tell = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(slots=True)
-class Lines:
-    """Lines of a file that grows, each told once."""
+@dataclass(frozen=True, slots=True)
+class News:
+    """What comes of a run from now on: lines of its steps, its exchanges and of whom it waits for, and a result, which
+    is known by its file. One that is there already is not this one, and stays until there is another.
+    """
 
-    path: Path
-    at: int = 0
+    place: RunPlace
+    files: tuple[Lines, ...]
+    before: tuple[int, int] | None
 
     @staticmethod
-    def to_come(path: Path) -> Lines:
-        """Without those that are there; a part of a line is none."""
-        return Lines(path, whole_lines(path.read_bytes()) if path.exists() else 0)
+    def from_now(place: RunPlace) -> News:
+        """Without what is there."""
+        paths = (place.state / "words" / STEPS, place.progress, place.state / WAITING)
+        return News(place, tuple(Lines.to_come(path) for path in paths), _identity(place.result))
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Those that are whole and were not told yet."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.at += len(line)
-                yield json.loads(line)
+    @property
+    def is_over(self) -> bool:
+        """Whether there is a result."""
+        return _identity(self.place.result) not in (None, self.before)
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        """Those that have come."""
+        for file in self.files:
+            yield from file.new()
 
 
 def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, Any]:
@@ -59,19 +63,19 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
 
     One that is being worked on is followed, and not started a second time.
     """
-    progress = Lines.to_come(place.progress)
+    told = News.from_now(place)
     with controlling(server) as control:
         status = Status("unknown")
         for _ in range(STARTS):
             number = _started(control, place)
             try:
-                status = _watched(control, number, place, progress, tell)
+                status = _watched(control, number, told, tell)
             except KeyboardInterrupt:
                 control.stop(number)
                 end_work(place)
                 raise
-            if place.result.exists():
-                return _told(place)
+            if told.is_over:
+                return _result(place)
             if status.sub_status == STOPPED:
                 end_work(place)
                 raise ServerError(f"Run {place.name!r} was stopped. Nothing is lost: --resume goes on with it.")
@@ -102,24 +106,23 @@ def _started(control: Control, place: RunPlace) -> int:
         if not control.status(number).is_over:
             return number
         end_work(place)
-    place.result.unlink(missing_ok=True)
     number = control.start(place.name)
     write(place.number, str(number))
     return number
 
 
-def _watched(control: Control, number: int, place: RunPlace, progress: Lines, tell: Tell) -> Status:
+def _watched(control: Control, number: int, told: News, tell: Tell) -> Status:
     """Until it is over; what Flower says of it. A process that has died is not waited for."""
     was_seen, gone, ended = False, 0.0, 0.0
     while True:
-        for line in progress.new():
+        for line in told.lines():
             tell(line)
         status = control.status(number)
         if status.is_over:
             break
-        is_there = is_held(place.lock)
+        is_there = is_held(told.place.lock)
         was_seen = was_seen or is_there
-        if place.result.exists():
+        if told.is_over:
             ended = ended or time.monotonic()
         elif was_seen and not is_there:
             gone = gone or time.monotonic()
@@ -127,12 +130,21 @@ def _watched(control: Control, number: int, place: RunPlace, progress: Lines, te
             control.stop(number)
             break
         time.sleep(POLL)
-    for line in progress.new():
+    for line in told.lines():
         tell(line)
     return status
 
 
-def _told(place: RunPlace) -> dict[str, Any]:
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Of a file that is never changed but replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _result(place: RunPlace) -> dict[str, Any]:
     """The result; or the error that the run ended with, of its own class."""
     found: dict[str, Any] = json.loads(place.result.read_text())
     if found["status"] == "done":

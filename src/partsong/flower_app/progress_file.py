@@ -7,6 +7,7 @@ with a part of one: whoever goes on with the run first puts that right.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,31 @@ class ProgressFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")
         return told
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines of a file that grows, each told once."""
+
+    path: Path
+    at: int = 0
+
+    @staticmethod
+    def to_come(path: Path) -> Lines:
+        """Without those that are there; a part of a line is none."""
+        return Lines(path, whole_lines(path.read_bytes()) if path.exists() else 0)
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Those that are whole and were not told yet."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.at += len(line)
+                yield json.loads(line)
 
 
 def whole_lines(content: bytes) -> int:

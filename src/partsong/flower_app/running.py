@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.record import Record
 from partsong.federation.site_plan import Plan, plan_of
 from partsong.federation.transport import Transport
-from partsong.flower_app.progress_file import ProgressFile
+from partsong.federation.word_progress import FILE as STEPS
+from partsong.flower_app.progress_file import Lines, ProgressFile
+from partsong.flower_app.waiting import FILE as WAITING
+from partsong.flower_app.waiting import Telling, WaitingLines
 from partsong.io.model_file import Model, save_model
 from partsong.io.provenance import now, package_versions
 
@@ -54,9 +57,21 @@ def run_over(opened: Callable[[], Transport], server: ServerFolder, place: RunPl
     """A run over a transport, with an end that is written down; it goes on where it was left."""
     with _held(place):
         began = time.perf_counter()
+        steps = Lines.to_come(place.state / "words" / STEPS)
+
+        def tell_steps() -> None:
+            for line in steps.new():
+                tell(line)
+
+        def tell_waiting(line: Mapping[str, Any]) -> None:
+            with suppress(OSError):  # it is for people alone, and no reason to end a run
+                WaitingLines(place.state / WAITING).note(line)
+            tell(line)
+
         try:
-            told = _finished(opened(), server, place, tell)
+            told = _finished(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
         except Exception as error:
+            tell_steps()
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
             _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
             raise

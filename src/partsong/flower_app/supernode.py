@@ -24,6 +24,7 @@ from partsong.consortium.toml_text import write
 from partsong.errors import CompositionError
 from partsong.flower_app.control import app_bundle, require_flower
 from partsong.flower_app.environment import set_quiet
+from partsong.flower_app.leaving import leave_soon, run_to_a_signal
 from partsong.flower_app.presence import announce
 
 POLL = 0.3
@@ -36,8 +37,12 @@ def join(site: SiteFolder) -> None:
     home = site.path / "flower"
     set_quiet(home)
     with held(site.path / "node.lock", "The node of this site runs already"):
+        from partsong.flower_app.client import party_in
+
+        party_in(site.path)
         bundle = app_bundle()
         admit_only(bundle)
+        leave_soon()
         announce(site, _tell)
         answering = Answering(f"127.0.0.1:{free_port()}", secrets.token_bytes(32), hashlib.sha256(bundle).hexdigest())
         write(home / "answering.key", answering.secret, private=True)
@@ -55,7 +60,7 @@ def join(site: SiteFolder) -> None:
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(home / "answering.key")),
         ]
-        flower_supernode()
+        run_to_a_signal(flower_supernode)
 
 
 def quoted(text: str) -> str:

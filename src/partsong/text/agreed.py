@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,24 @@ from partsong.text.agreement import MOST_EXCHANGES, VocabularyAgreement
 from partsong.text.agreement_steps import DONE, Candidate, Step
 from partsong.text.vocabulary import Vocabulary
 
+LONGER = (
+    "To let them take part, give all parties the same larger longest_word (longest of VocabularyAgreement), in bytes "
+    "of UTF-8; each byte makes what is sent larger."
+)
+MOST_NAMED = 5
+
+
+class LongWordsWarning(UserWarning):
+    """Words of a party took no part in an agreement, because they have too many bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The agreed vocabulary, at how many parties each word is (`holders`), and what it took."""
+    """The agreed vocabulary, at how many parties each word is (`holders`), and what it took.
+
+    `too_long`: of each party that is here, how many of its words in enough documents have more than `rule.longest`
+    bytes, and stayed at home. It comes from the parties' own states; no message has it.
+    """
 
     vocabulary: Vocabulary
     holders: Any = field(repr=False)
@@ -29,6 +44,7 @@ class Agreement:
     bytes_up: Mapping[str, int] = field(repr=False)
     bytes_down: int
     seconds: tuple[float, ...]
+    too_long: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def exchanges(self) -> int:
@@ -38,12 +54,24 @@ class Agreement:
     def told(self) -> str:
         """For people; no word is told."""
         rule, n_parties = self.rule, len(self.bytes_up)
-        return (
+        told = (
             f"{self.vocabulary.n_columns} words are in at least {rule.min_documents} document(s) at each of at least "
             f"{rule.min_parties} of {n_parties} parties. A word at fewer parties leaves them with a probability of at "
             f"most {self.false_pass:.1e} ({self.n_tables} tables of keyed hashes). Sent up: "
             f"{sum(self.bytes_up.values()) / max(1, n_parties) / 1e6:.2f} MB per party in {self.exchanges} exchanges, "
-            f"{sum(self.seconds):.1f} s."
+            f"{sum(self.seconds):.1f} s. {self.told_of_long_words()}"
+        )
+        return told.rstrip()
+
+    def told_of_long_words(self) -> str:
+        """Which parties kept words back because of their length, and how many different ones; empty where none did."""
+        left_out = [f"{count} at {name!r}" for name, count in self.too_long.items() if count]
+        if not left_out:
+            return ""
+        more = f", and some at {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
+        return (
+            f"Different words that stayed at home because they have more than {self.rule.longest} bytes: "
+            f"{', '.join(left_out[:MOST_NAMED])}{more}."
         )
 
 
@@ -65,7 +93,7 @@ def agree(
 
     Pads follow from the parties' key and the public seed: with the same two, agree once only. DataError where no word
     meets the rule. A party that has none of the agreed words takes part all the same; its documents are empty. `watch`
-    is called after each exchange.
+    is called after each exchange. A LongWordsWarning tells where words were left out because of their length.
     """
     rule = rule or VocabularyAgreement()
     masks = masks_for_words(len(shards)) if reduction is None else reduction
@@ -77,18 +105,28 @@ def agree(
         seconds.append(done.seconds)
         watch(done)
         if Step.read(done.model["step"]).stage == DONE:
-            party: Candidate = next(iter(done.checkpoint.parties.values()))
-            vocabulary = agreed_vocabulary(party, done.model)
-            chance, tables = float(done.model["chance"][0]), int(done.metrics["tables"])
-            return Agreement(vocabulary, party.holders, rule, chance, tables, dict(sent), answered, tuple(seconds))
+            return _concluded(rule, done, sent, answered, seconds)
     raise PartyError(f"No agreement on words after {MOST_EXCHANGES} exchanges. Ask for a larger false_pass.")
+
+
+def _concluded(rule: VocabularyAgreement, done: Round, sent: Counter[str], answered: int, s: list[float]) -> Agreement:
+    parties: Mapping[str, Candidate] = done.checkpoint.parties
+    party = max(parties.values(), key=lambda one: one.n_too_long)
+    vocabulary = agreed_vocabulary(party, done.model)
+    chance, tables = float(done.model["chance"][0]), int(done.metrics["tables"])
+    too_long = {name: one.n_too_long for name, one in parties.items()}
+    agreement = Agreement(vocabulary, party.holders, rule, chance, tables, dict(sent), answered, tuple(s), too_long)
+    if party.n_too_long:
+        warnings.warn(f"{agreement.told_of_long_words()} {LONGER}", LongWordsWarning, stacklevel=3)
+    return agreement
 
 
 def agreed_vocabulary(party: Candidate, model: Message) -> Vocabulary:
     """What a party makes of the last message."""
     if not party.words:
+        long = f" {party.n_too_long} different words of a party were left out for their length. {LONGER}"
         raise DataError(
             "No word meets the rule of the vocabulary. Ask for fewer documents or parties per word, or check that all "
-            "parties have texts of one language."
+            f"parties have texts of one language.{long if party.n_too_long else ''}"
         )
     return Vocabulary(party.words, model["documents"], int(model["n_documents"][0]))

@@ -36,8 +36,8 @@ class VocabularyAgreement:
     its bucket, which is independent of all others', is in use: with a probability of at most the share of buckets in
     use, which the server sees. Tables follow until the product is below `false_pass`. Words at m parties always pass.
 
-    `words_expected` at a party and `longest` (bytes of a word; longer ones stay at home) are public. The first sets
-    the size of the first tables and costs time, nothing else, where it is wrong.
+    `words_expected` at a party and `longest` (bytes of a word in UTF-8; longer ones stay at home) are public. The first
+    sets the size of the first tables and costs time, nothing else, where it is wrong.
     """
 
     min_documents: int = 1
@@ -68,8 +68,9 @@ class VocabularyAgreement:
         """All words that may be proposed are left."""
         held = held_by(shard)
         key = session_key(held.key, layout.seed, layout.parties)
-        words = held.candidates(self.min_documents, self.longest)
-        return Candidate(key, len(layout.parties), Left(words, names_of(key, words), are_wide(words)))
+        words, n_too_long = held.candidates(self.min_documents, self.longest)
+        left = Left(words, names_of(key, words), are_wide(words))
+        return Candidate(key, len(layout.parties), left, n_too_long=n_too_long)
 
     def start_server(self, layout: Layout) -> tuple[Count, Message]:
         """A table for a first look: one bucket for four words, if no two parties have one in common."""

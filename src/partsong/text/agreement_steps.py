@@ -77,7 +77,8 @@ class Left:
 class Candidate:
     """A party on the way: its words that are left, their places in the last tables, and at last the agreed words.
 
-    `answered` is the number of the last step that it has answered.
+    `answered` is the number of the last step that it has answered. `n_too_long` of its words, in enough documents, had
+    more bytes than may be proposed; nobody else is told that number.
     """
 
     key: bytes = field(repr=False)
@@ -87,6 +88,7 @@ class Candidate:
     tables: Tables | None = None
     places: Any = field(default=None, repr=False)
     agreed: AgreedWords | None = field(default=None, repr=False)
+    n_too_long: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:

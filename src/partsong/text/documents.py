@@ -7,13 +7,14 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
 from partsong.errors import DataError, DataTypeError, FileError, FormatError
 from partsong.io.delimiters import DELIMITER_NAMES, delimiter_of
 from partsong.io.opening import is_gzipped, open_text, place_of
-from partsong.text.encodings import codec_named, encoding_fault
+from partsong.text.encodings import OF_LISTS, OF_TEXTS, codec_named, encoding_fault
 
 KINDS = ".csv, .tsv, .jsonl or .txt (each also as .gz), or a folder of .txt files"
 
@@ -21,16 +22,25 @@ KINDS = ".csv, .tsv, .jsonl or .txt (each also as .gz), or a folder of .txt file
 def read_documents(path: str | os.PathLike[str], *, column: str = "text", encoding: str = "utf-8") -> list[str]:
     """One document per row (.csv, .tsv: `column`), line (.jsonl: field `column`; .txt) or file of a folder, by name.
 
-    Rows without text are documents without words, and are kept. UTF-8 may start with a byte order mark.
+    Rows without text are documents without words, and are kept; so is a blank line of a table with one column, unless
+    only blank lines follow. UTF-8 may start with a byte order mark.
     """
-    place, known = place_of(path), codec_named(encoding)
+    return _read(place_of(path), codec_named(encoding), column, OF_TEXTS)
+
+
+def read_word_list(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a list of words, or what else `read_documents` reads; always UTF-8, whatever the texts are in."""
+    return _read(place_of(path), codec_named("utf-8"), "text", OF_LISTS)
+
+
+def _read(place: Path, known: str, column: str, way_out: str) -> list[str]:
     if place.is_dir():
-        return _some([_whole(file, known) for file in _files_in(place)], place)
+        return _some([_whole(file, known, way_out) for file in _files_in(place)], place)
     read = _READERS.get(_ending(place))
     if read is None:
         raise FormatError(f"{place}: documents are read from {KINDS}. Convert the file, or pass a list of texts.")
     found: list[str] = []
-    trouble = _attempt(place, known, lambda stream: found.extend(read(place, stream, column)))
+    trouble = _attempt(place, known, lambda stream: found.extend(read(place, stream, column)), way_out)
     if trouble is not None:
         raise trouble
     return _some(found, place)
@@ -82,15 +92,15 @@ def _files_in(folder: Path) -> list[Path]:
     )
 
 
-def _whole(file: Path, encoding: str) -> str:
+def _whole(file: Path, encoding: str, way_out: str) -> str:
     found: list[str] = []
-    trouble = _attempt(file, encoding, lambda stream: found.append(stream.read()))
+    trouble = _attempt(file, encoding, lambda stream: found.append(stream.read()), way_out)
     if trouble is not None:
         raise trouble
     return found[0]
 
 
-def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None]) -> Exception | None:
+def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None], way_out: str) -> Exception | None:
     """The error to raise, made of places alone; it is raised elsewhere, so that what failed does not hang on to it."""
     try:
         with open_text(place, newline="", encoding=encoding) as stream:
@@ -101,7 +111,7 @@ def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None]) -> Exc
     except FileNotFoundError:
         return FileError(f"{place}: there is no such file. Check the path; relative ones start at the working folder.")
     except UnicodeError:
-        return FormatError(encoding_fault(place, encoding))
+        return FormatError(encoding_fault(place, encoding, way_out))
     except (OSError, EOFError) as error:
         reason = "its packing is damaged or cut short" if is_gzipped(place) else type(error).__name__
         return FileError(f"{place}: it cannot be read ({reason}). Check that it is complete and may be read.")
@@ -110,7 +120,7 @@ def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None]) -> Exc
 
 def _from_delimited(place: Path, stream: IO[str], column: str) -> Iterator[str]:
     rows = csv.reader(stream, delimiter=delimiter_of(place), strict=True)
-    at, width = -1, 0
+    at, width, n_blank = -1, 0, 0
     while True:
         try:
             row = next(rows, None)
@@ -123,14 +133,17 @@ def _from_delimited(place: Path, stream: IO[str], column: str) -> Iterator[str]:
             break
         if at < 0:
             at, width = _place_of_column(place, row, column), len(row)
+        elif not row:
+            n_blank += width == 1
         elif len(row) != width:
-            if row:
-                raise FormatError(
-                    f"{place}: the row that ends at line {rows.line_num} has {len(row)} fields, and the first line "
-                    f"has {width}. Put texts with delimiters or line breaks in double quotes."
-                )
+            raise FormatError(
+                f"{place}: the row that ends at line {rows.line_num} has {len(row)} fields, and the first line "
+                f"has {width}. Put texts with delimiters or line breaks in double quotes."
+            )
         else:
+            yield from repeat("", n_blank)
             yield row[at]
+            n_blank = 0
     if at < 0:
         raise FormatError(f"{place}: it is empty; its first line has to name the columns.")
 
@@ -140,11 +153,19 @@ def _place_of_column(place: Path, header: list[str], column: str) -> int:
     if titles.count(column) == 1:
         return titles.index(column)
     found = "more than once" if column in titles else "not"
-    hint = f" Set columns apart by {DELIMITER_NAMES[delimiter_of(place)]}." if len(titles) == 1 else ""
+    apart = f" Set columns apart by {DELIMITER_NAMES[delimiter_of(place)]}." if len(titles) == 1 else ""
+    hint = apart if column in titles else _near_to(column, titles) or apart
     raise FormatError(
         f"{place}: the column {column!r} is {found} among the {len(titles)} titles of its first line. Name the column "
         f"with the texts (column=…), and let the first line name the columns.{hint}"
     )
+
+
+def _near_to(column: str, names: Iterable[str]) -> str:
+    """What to say where a name is there but for upper and lower case; it may be text, and is not told."""
+    if all(name.casefold() != str(column).casefold() for name in names):
+        return ""
+    return " A name that differs from it in upper and lower case alone is there: write it as the file does."
 
 
 def _from_lines_of_json(place: Path, stream: IO[str], column: str) -> Iterator[str]:
@@ -158,6 +179,7 @@ def _from_lines_of_json(place: Path, stream: IO[str], column: str) -> Iterator[s
         if not isinstance(entry, dict) or column not in entry:
             raise FormatError(
                 f"{place}: line {number} has no field {column!r}. Name the field with the texts (column=…)."
+                f"{_near_to(column, entry if isinstance(entry, dict) else ())}"
             )
         text = entry[column]
         if not isinstance(text, str) and not _is_missing(text):

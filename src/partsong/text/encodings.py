@@ -10,6 +10,12 @@ from partsong.errors import ParameterError
 from partsong.io.opening import open_bytes
 
 CHUNK = 1 << 20
+OF_TEXTS = (
+    "Save it as UTF-8, or say how it was written: encoding='cp1252' or 'latin-1' for files of Western Windows "
+    "programs, 'utf-16' where that was chosen."
+)
+OF_LISTS = "Save it as UTF-8: lists of words are always read so, in whatever encoding the texts are."
+"""Ways out."""
 
 
 def codec_named(encoding: str) -> str:
@@ -24,7 +30,7 @@ def codec_named(encoding: str) -> str:
     return "utf-8-sig" if name == "utf-8" else name
 
 
-def encoding_fault(place: Path, encoding: str) -> str:
+def encoding_fault(place: Path, encoding: str, way_out: str) -> str:
     """Where the bytes of a file are first not those of the encoding, and the way out."""
     decoder, start = codecs.getincrementaldecoder(encoding)(), 0
     at, name = 0, "utf-8" if encoding == "utf-8-sig" else encoding
@@ -40,7 +46,4 @@ def encoding_fault(place: Path, encoding: str) -> str:
             if not chunk:
                 break
             start += len(chunk)
-    return (
-        f"{place}: its bytes are not {name} text, first at byte position {at}. Save it as UTF-8, or say how it was "
-        "written: encoding='cp1252' or 'latin-1' for files of Western Windows programs, 'utf-16' where that was chosen."
-    )
+    return f"{place}: its bytes are not {name} text, first at byte position {at}. {way_out}"

@@ -49,11 +49,15 @@ class HeldWords:
         frequencies = np.array([counted[word] for word in listed], dtype=np.int64)
         return cls(listed, frequencies, n_documents, require_key(key), words.to_json())
 
-    def candidates(self, min_documents: int, longest: int) -> tuple[bytes, ...]:
-        """The words that may be proposed, as bytes: in enough documents, and of at most so many bytes."""
+    def candidates(self, min_documents: int, longest: int) -> tuple[tuple[bytes, ...], int]:
+        """The words that may be proposed, as bytes: in enough documents, and of at most `longest` bytes of UTF-8.
+
+        Also how many of those in enough documents are longer.
+        """
         chosen = compress(self.words, (np.asarray(self.documents) >= min_documents).tolist())
         texts = [word.encode("utf-8", "surrogatepass") for word in chosen]
-        return tuple([text for text in texts if len(text) <= longest and b"\0" not in text])
+        short = [text for text in texts if len(text) <= longest]
+        return tuple([text for text in short if b"\0" not in text]), len(texts) - len(short)
 
     def frequencies_in(self, columns: Mapping[str, int]) -> Any:
         """In how many of its documents the word of each column occurs."""

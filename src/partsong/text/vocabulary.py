@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from partsong.errors import DataError, FeatureError, ParameterError, ShapeError
-from partsong.text.documents import read_documents
+from partsong.text.documents import read_word_list
 from partsong.text.words import Words
 
 
@@ -81,8 +81,8 @@ class Vocabulary:
 
     @classmethod
     def of_file(cls, path: str | os.PathLike[str], words: Words | None = None) -> Vocabulary:
-        """A public list, one word per line, in the order of the file; with `words`, in the same normal form."""
-        listed = [line.strip() for line in read_documents(path)]
+        """A public list (UTF-8), one word per line, in the order of the file; with `words`, in the same normal form."""
+        listed = [line.strip() for line in read_word_list(path)]
         if words is not None:
             listed = [word for line in listed for word in words.of(line)]
         return cls(tuple(dict.fromkeys(word for word in listed if word)))

@@ -11,16 +11,19 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from partsong.errors import DataTypeError, FormatError, ParameterError
-from partsong.text.documents import read_documents
+from partsong.text.documents import read_word_list
+from partsong.text.letter_runs import LETTERS, find_runs
 from partsong.text.stop_words import LISTS
 
-LETTERS = r"[^\W\d_]+"
-"""Runs of letters of any script."""
+__all__ = ["LETTERS", "Words", "stop_words_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Which words a text has: lower case, runs that match `pattern`, from `shortest` letters on, no stop words.
+    """Which words a text has: lower case, runs that match `pattern`, from `shortest` characters on, no stop words.
+
+    `LETTERS` are letters of any script with the marks and joiners that stand among them (`letter_runs.find_runs`); any
+    other pattern is taken as it is. Marks that NFC does not merge with their letters count as characters: में has three.
 
     `language` names a list of stop words ("none": no list), to which `stop_words` are added. Texts are brought to the
     normal form NFC, so that an é is one letter however it was typed; `strip_accents` makes it an e. All parties of a
@@ -53,7 +56,7 @@ class Words:
         if expression.groups > 1:
             raise ParameterError(f"pattern may have one group at most; {self.pattern!r} has {expression.groups}.")
         object.__setattr__(self, "stop_words", tuple(sorted(set(self.stop_words))))
-        object.__setattr__(self, "_find", expression.findall)
+        object.__setattr__(self, "_find", find_runs if self.pattern == LETTERS else expression.findall)
         listed = {self._normal(word) for word in (*LISTS[self.language], *self.stop_words)}
         object.__setattr__(self, "_stopped", frozenset(listed))
 
@@ -91,6 +94,6 @@ class Words:
 
 
 def stop_words_of(source: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ...]:
-    """Stop words from a text file with one word per line, or from a collection."""
-    listed = read_documents(source) if isinstance(source, str | os.PathLike) else source
+    """Stop words from a text file in UTF-8 with one word per line, or from a collection."""
+    listed = read_word_list(source) if isinstance(source, str | os.PathLike) else source
     return tuple(sorted({word.strip() for word in listed} - {""}))

@@ -1,0 +1,118 @@
+"""What `partsong federation status` says of a site's ledger and audit log: what was spent, whether both are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from partsong.errors import BrokenChain, FormatError
+
+if TYPE_CHECKING:
+    from partsong.consortium.site_folder import SiteFolder
+    from partsong.federation.ledger import Books, SiteLedger
+
+UNKNOWN: Mapping[str, Any] = {
+    "releases": None,
+    "releases_without_noise": None,
+    "epsilon_spent": None,
+    "epsilon_of": [],
+}
+
+
+def books_told(site: SiteFolder) -> dict[str, Any]:
+    """What was spent, how the log is, and why the site refuses everything, where it does (`refuses`)."""
+    return {**_spent(site, _ledger(site)), "audit": _audit_told(_log(site)), "refuses": _why_it_refuses(site)}
+
+
+def show_books(told: Mapping[str, Any]) -> list[str]:
+    """The same in lines for people."""
+    audit, verifying = told["audit"], f"partsong audit verify {quote(str(told['folder']))}"
+    lines = [_released(told)]
+    if audit["is_sound"]:
+        lines.append(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
+    else:
+        lines.append(f"Audit log: EDITED at line {audit['first_bad_line']}: {verifying}")
+    if told["refuses"] is not None:
+        lines.append(f"THE SITE REFUSES EVERY REQUEST (ledger): {told['refuses']}")
+    return lines
+
+
+def _released(told: Mapping[str, Any]) -> str:
+    if told["releases"] is None:
+        return "Released: unknown, for the ledger cannot be read"
+    allowed, spent = told["epsilon_allowed"], told["epsilon_of"]
+    budget = "no budget in site.toml" if allowed is None else f"of {allowed:g} allowed"
+    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
+    of_what = "ε spent by the others" if noiseless else "ε spent"
+    if len(spent) > 1:
+        each = " and ".join(f"{one['epsilon']:.4g} about a {one['unit']} ({_relation(one)})" for one in spent)
+        cost = f"{each}, which do not compose to one ε"
+    else:
+        cost = f"{spent[0]['epsilon'] if spent else 0:.4g}"
+    return f"Released: {told['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
+
+
+def _relation(one: Mapping[str, Any]) -> str:
+    return f"{one['relation']}, {one['releases']} releases"
+
+
+def _spent(site: SiteFolder, ledger: SiteLedger) -> dict[str, Any]:
+    from partsong.spending import USUAL_DELTA
+
+    allowance = site.policy().privacy
+    allowed = {"epsilon_allowed": None if allowance is None else allowance.epsilon}
+    try:
+        books = ledger.books()
+    except FormatError:
+        return {**UNKNOWN, **allowed}
+    spent = _by_promise(books, USUAL_DELTA if allowance is None else allowance.delta)
+    told = {"releases": books.serial, "releases_without_noise": books.noiseless, **allowed}
+    return {**told, "epsilon_spent": spent[0]["epsilon"] if len(spent) == 1 else None, "epsilon_of": spent}
+
+
+def _by_promise(books: Books, delta: float) -> list[dict[str, Any]]:
+    """ε of the releases about each unit and relation: only those add up to one promise."""
+    from partsong.privacy.accounting import Ledger
+
+    found = []
+    for unit, relation in sorted({(release.unit, release.relation) for release in books.releases}):
+        own = {one: n for one, n in books.releases.items() if (one.unit, one.relation) == (unit, relation)}
+        spent = Ledger(tuple(own.items()))
+        promise = {"unit": unit, "relation": relation, "releases": len(spent)}
+        found.append({**promise, "epsilon": float(spent.epsilon(delta))})
+    return found
+
+
+def _why_it_refuses(site: SiteFolder) -> str | None:
+    """What the site says to itself before it answers anything."""
+    from partsong.federation.audit import Audit
+    from partsong.federation.refusals import Denied
+    from partsong.federation.wholeness import require_whole
+
+    try:
+        require_whole(_ledger(site), Audit(_log(site)))
+    except Denied as error:
+        return str(error)
+    return None
+
+
+def _audit_told(path: Path) -> dict[str, Any]:
+    from partsong.federation.audit_report import verified
+
+    try:
+        found = verified(path)
+    except BrokenChain as error:
+        return {"file": path, "is_sound": False, "first_bad_line": error.line}
+    return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
+
+
+def _ledger(site: SiteFolder) -> SiteLedger:
+    from partsong.federation.ledger import SiteLedger
+
+    return SiteLedger(site.path / "state" / "ledger.jsonl")
+
+
+def _log(site: SiteFolder) -> Path:
+    return site.path / "state" / "audit.jsonl"

@@ -1,0 +1,88 @@
+"""`partsong federation status` at a site: what it says of the ledger is what the site would say to a request."""
+
+from __future__ import annotations
+
+import shlex
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from partsong.consortium.kit import Kit
+from partsong.consortium.server_folder import ServerFolder
+from partsong.consortium.site_folder import SiteFolder
+from partsong.federation.audit import Audit
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.refusals import Denied
+from partsong.federation.wholeness import require_whole
+from partsong.privacy.accounting import Ledger
+from partsong.privacy.release import Release
+from partsong.spending import USUAL_DELTA
+
+STATUS = ("federation", "status", "--folder", "site-north")
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Ledger and audit log of a site that has joined, with a release that is in both."""
+    np.save(tmp_path / "rows.npy", np.ones((5, 3)))
+    server = ServerFolder.made(tmp_path / "liver", "liver", "nmf.example.org:8443")
+    kit = Kit.read(server.invite("north", tmp_path / "north"), tmp_path)
+    state = SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {}).path / "state"
+    ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
+    ledger.make_up(1, None, "for the test", ("first", 0, 0))
+    audit.make_up(("first", 0, 0), None, "for the test")
+    return ledger, audit
+
+
+@pytest.mark.parametrize("lost", ["the ledger", "the log"])
+def test_where_a_site_refuses_everything_status_says_why_and_fails(books, told, invoke, lost):
+    assert told(*STATUS)["refuses"] is None
+    ledger, audit = books
+    (ledger if lost == "the ledger" else audit).path.unlink()
+    with pytest.raises(Denied) as caught:
+        require_whole(ledger, audit)
+    assert told(*STATUS, code=1)["refuses"] == str(caught.value)
+    said = invoke(*STATUS, code=1).stdout
+    assert "REFUSES EVERY REQUEST" in said
+    assert "partsong audit make-up" in said
+
+
+def test_a_ledger_that_was_edited_is_told_with_what_else_there_is(books, told, invoke):
+    ledger, _ = books
+    ledger.path.write_text(ledger.path.read_text().replace("first", "other"))
+    said = told(*STATUS, code=1)
+    assert (said["releases"], said["audit"]["lines"]) == (None, 1)
+    assert str(ledger.path) in said["refuses"]
+    assert "Released: unknown" in invoke(*STATUS, code=1).stdout
+
+
+def test_promises_that_do_not_compose_are_told_one_by_one(books, told, invoke):
+    ledger, _ = books
+    party, row = Release("gaussian", 2.0, "party", "replace"), Release("gaussian", 3.0, "row", "add-or-remove")
+    ledger.make_up(3, party, "of parties")
+    spent = [Ledger().after(one, 3).epsilon(USUAL_DELTA) for one in (party, row)]
+    assert told(*STATUS)["epsilon_spent"] == pytest.approx(spent[0])
+    assert f"ε spent by the others: {spent[0]:.4g} (no budget" in invoke(*STATUS).stdout
+    ledger.make_up(3, row, "of rows")
+    said = told(*STATUS)
+    assert said["epsilon_spent"] is None
+    assert [one["epsilon"] for one in said["epsilon_of"]] == pytest.approx(spent)
+    text = invoke(*STATUS).stdout
+    assert f"{spent[0]:.4g} about a party (replace, 3 releases)" in text
+    assert f"{spent[1]:.4g} about a row (add-or-remove, 3 releases), which do not compose" in text
+
+
+def test_a_run_that_was_broken_off_is_told_with_the_way_on(books, invoke, tmp_path):
+    place = ServerFolder.at(tmp_path / "liver").run("first")
+    place.folder.mkdir()
+    place.experiment.write_text('method = "exact"\nrank = 2\nrounds = 1\n')
+    words = ("federation", "status", "--folder", "liver")
+    assert "--resume" not in invoke(*words).stdout
+    place.number.write_text("7")
+    way_on = shlex.split(invoke(*words).stdout.splitlines()[-1].rpartition(": partsong ")[2])
+    said = invoke(*way_on, "--engine", "files", "--drop", "x", code=1).stderr
+    assert "No site has been admitted" in said
+    place.result.write_text('{"status": "done"}')
+    assert "--resume" not in invoke(*words).stdout

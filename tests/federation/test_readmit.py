@@ -1,0 +1,102 @@
+"""A site that has lost its states is readmitted once, wherever the round under way was broken off."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from federations import NAMES, Federation, Killed
+
+from partsong.errors import SiteRefused, TooFewParties
+from partsong.federation.experiment import Experiment
+from partsong.federation.record import Journal
+from partsong.federation.transport import InProcess
+from partsong.federation.wire import Request
+
+WITHOUT = tuple(name for name in NAMES if name != "east")
+
+
+class Cut(InProcess):
+    """The server is killed in a phase of a round: before its requests are answered, or before it hears the replies."""
+
+    __slots__ = ("is_answered", "where")
+
+    def __init__(self, sites, where, is_answered):
+        InProcess.__init__(self, sites)
+        object.__setattr__(self, "where", where)
+        object.__setattr__(self, "is_answered", is_answered)
+
+    def ask(self, requests, timeout):
+        nonces = [Request.read(request).nonce for request in requests.values()]
+        is_here = any((one.round, one.phase) == self.where and one.kind in ("work", "reduce") for one in nonces)
+        replies = InProcess.ask(self, requests, timeout) if self.is_answered or not is_here else {}
+        if is_here:
+            raise Killed
+        return replies
+
+
+def broken_off(folder, where, is_answered, names=NAMES, **settings):
+    """A run that was killed there, at whose site east nothing is left of it; east has been readmitted once."""
+    federation = Federation(folder, Experiment("exact", 2, 4, **settings), names)
+    with pytest.raises(Killed):
+        list(federation.rounds(Cut(federation.transport().sites, where, is_answered)))
+    shutil.rmtree(folder / "east" / "runs")
+    assert Journal(folder / "server").readmit("east") is not None
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("where", "is_answered", "heard"),
+    [
+        ((0, 0), True, WITHOUT),
+        ((0, 3), False, NAMES),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ((0, 0), False, NAMES),
+                ((0, 1), True, WITHOUT),
+                ((0, 2), False, WITHOUT),
+                ((0, 3), True, NAMES),
+                ((2, 2), False, WITHOUT),
+                ((2, 2), True, WITHOUT),
+                ((2, 3), False, NAMES),
+            )
+        ),
+    ],
+)
+def test_one_readmit_is_enough_under_masks(tmp_path, where, is_answered, heard):
+    federation = broken_off(tmp_path, where, is_answered, masked=True)
+    first, *later = federation.rounds()
+    assert (first.index, first.participants) == (where[0], heard)
+    assert [done.participants for done in later] == [NAMES] * (3 - where[0])
+    record = federation.record()
+    assert (record.adrift, dict(record.without_result), record.counted["east"][0]) == (frozenset(), {}, 3)
+
+
+@pytest.mark.parametrize(("is_answered", "heard"), [(False, NAMES), (True, WITHOUT)])
+def test_one_readmit_is_enough_in_the_open(tmp_path, is_answered, heard):
+    federation = broken_off(tmp_path, (1, 0), is_answered)
+    assert [done.participants for done in federation.rounds()] == [heard, NAMES, NAMES]
+    assert not federation.record().without_result
+
+
+def test_of_three_sites_what_the_lost_one_has_sent_ends_the_round(tmp_path):
+    federation = broken_off(tmp_path, (2, 3), True, NAMES[:3], masked=True)
+    assert [done.participants for done in federation.rounds()] == [NAMES[:3]] * 2
+    assert not federation.record().without_result
+
+
+@pytest.mark.parametrize("where", [(2, 2), *(pytest.param(at, marks=pytest.mark.slow) for at in ((0, 0), (0, 1)))])
+def test_a_round_that_is_none_without_the_site_says_that_a_new_run_is_needed(tmp_path, where):
+    federation = broken_off(tmp_path, where, True, NAMES[:3], masked=True)
+    with pytest.raises(TooFewParties, match="begin a new run, under another name"):
+        list(federation.rounds())
+
+
+def test_the_error_of_a_site_without_its_files_names_the_command(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 2, 3))
+    next(rounds := federation.rounds())
+    shutil.rmtree(tmp_path / "east" / "runs")
+    with pytest.raises(SiteRefused, match="'not-started'") as caught:
+        list(rounds)
+    assert any("federation readmit east --run run-1" in note for note in caught.value.__notes__)
