@@ -130,6 +130,9 @@ def information_in_short(found: Records) -> str:
     lines = []
     for field, reading in product(("f1", "coherence"), ("after", "before")):
         gains = [np.array([b[field] - a[field] for a, b in pairs]) for *_, pairs in _pairs(found, reading)]
+        gains = [gain for gain in gains if len(gain) > 1]
+        if not gains:
+            continue
         means = np.array([gain.mean() for gain in gains])
         beyond = [float(gain.mean()) for gain in gains if abs(gain.mean()) > 2 * gain.std(ddof=1)]
         cells = [
