@@ -11,8 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from partsong.cli.federation_runs import _run_to_end
+from partsong.cli.federation_status import _run_told
 from partsong.consortium.locking import holder_of
 from partsong.consortium.run_place import RunPlace
+from partsong.consortium.toml_text import write
 from partsong.errors import SiteLost
 from partsong.flower_app import following
 from partsong.flower_app.control import ServerError, Status
@@ -134,6 +137,55 @@ def test_the_result_of_a_run_that_is_done_stays_until_there_is_another(place, mo
     with pytest.raises(ServerError, match="without a word"):
         follow(place, Control(Status("finished", "failed")), monkeypatch)
     assert place.result.read_text() == '{"status": "done", "rounds": 3}'
+
+
+FAILED = '{"status": "failed", "type": "SiteLost", "error": "east", "notes": []}'
+
+
+def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypatch):
+    """Killed after that without a word, it was broken off, and says how it goes on."""
+
+    class Down(Control):
+        def start(self, name):
+            raise ServerError("No server answers")
+
+    place.result.write_text(FAILED)
+    with pytest.raises(ServerError, match="No server answers"):
+        follow(place, Down(Status("unknown")), monkeypatch)
+    assert _run_told(place)["status"] == "failed"
+    with pytest.raises(ServerError, match="without a word"):
+        follow(place, Control(Status("finished", "failed")), monkeypatch)
+    told = _run_told(place)
+    assert told["status"] == "broken off"
+    assert told["resume"].endswith("--resume")
+    assert [path.name for path in place.folder.iterdir()] == [place.number.name]
+
+
+def test_a_failure_that_has_come_since_the_start_is_kept(place, monkeypatch):
+    class Failing(Control):
+        def start(self, name):
+            write(place.result, FAILED.replace("east", "north"))
+            return super().start(name)
+
+    place.result.write_text(FAILED)
+    with pytest.raises(SiteLost, match="north"):
+        follow(place, Failing(Status("finished", "completed")), monkeypatch)
+    assert "north" in place.result.read_text()
+
+
+@pytest.mark.parametrize("before", ["failed", "done"])
+def test_over_files_too_what_has_failed_goes_once_it_is_worked_on(place, monkeypatch, before):
+    file_drop = pytest.importorskip("partsong.consortium.file_drop", exc_type=ImportError)
+
+    def killed(*places):
+        assert holder_of(place.lock) == os.getpid()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(file_drop, "requests_in", killed)
+    place.result.write_text(FAILED.replace("failed", before))
+    with pytest.raises(KeyboardInterrupt):
+        _run_to_end(None, place, place.folder / "drop", lambda line: None)
+    assert _run_told(place)["status"] == ("done" if before == "done" else "broken off")
 
 
 def test_steps_exchanges_and_whom_a_run_waits_for_are_told_from_its_files(place, monkeypatch):

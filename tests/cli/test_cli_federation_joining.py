@@ -161,5 +161,7 @@ def test_refusals_that_no_line_tells_of_go_on_with_the_audit_log(here, told):
     last = json.loads((new.path / "state" / "audit.jsonl").read_text().splitlines()[-1])
     assert (last["refusal"], last["unlisted"]) == ("unsigned", unlisted)
     counted = (new.path / "state" / "refusals").read_bytes()
+    with (new.path / "site.toml").open("a") as policy:
+        policy.write("[privacy]\nepsilon = 3\n")  # the new folder's own by now
     told(*CONTINUING, "--continues", "site-north")
     assert (new.path / "state" / "refusals").read_bytes() == counted

@@ -16,6 +16,7 @@ from partsong.consortium.roster import Card
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
 from partsong.federation.transport import InProcess
+from partsong.federation.wire import Kind, Request
 
 SITES = ("east", "north", "south")
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nmasked = true\nmask_bound = {}\n'
@@ -71,6 +72,28 @@ def test_a_corrected_experiment_may_be_resumed_where_nobody_has_begun(place, tol
     assert "--resume" in told(*WORDS, code=1)["error"], "it may just have been started"
     assert told(*WORDS, "--resume")["status"] == "done"
     assert json.loads(place.result.read_text())["rounds"] == 1
+
+
+def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, invoke, tmp_path, monkeypatch):
+    sites = {}
+    for site in SITES:
+        (tmp_path / f"site-{site}" / "site.toml").write_text("minimum_parties = 2\n")
+        sites[site] = SiteFolder.at(tmp_path / f"site-{site}").opened().answer
+
+    def lost(request):
+        if Request.read(request).nonce.kind is not Kind.HELLO:
+            raise ConnectionError
+        return sites["south"](request)
+
+    monkeypatch.setattr(file_drop, "requests_in", lambda *places: InProcess({**sites, "south": lost}))
+    (tmp_path / "first.toml").write_text('method = "exact"\nrank = 2\nrounds = 1\nfaulty = "leave out"\n')
+    first = invoke(*WORDS)
+    before, again = place.result.read_bytes(), invoke(*WORDS, "--resume")
+    assert "every site that was in it has been told" in again.stdout
+    for said in (first.stderr, again.stderr):
+        assert "'south' has no result of this run: The run was never started there." in said
+        assert "--resume" not in said
+    assert place.result.read_bytes() == before
 
 
 def test_runs_that_are_worked_on_may_use_one_folder_for_files(place, tmp_path):

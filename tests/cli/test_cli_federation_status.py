@@ -49,6 +49,21 @@ def test_where_a_site_refuses_everything_status_says_why_and_fails(books, told, 
     assert "partsong audit make-up" in said
 
 
+def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_refuses(books, told, monkeypatch):
+    ledger, audit = books
+    read, now = Audit.departures, ("first", 1, 0)
+
+    def after_an_answer(self):
+        if ledger.serial == 1:
+            ledger.make_up(1, None, "meanwhile", now)
+            audit.make_up(now, None, "meanwhile")
+        return read(self)
+
+    monkeypatch.setattr(Audit, "departures", after_an_answer)
+    assert told(*STATUS)["refuses"] is None
+    assert ledger.serial == 2
+
+
 def test_a_ledger_that_was_edited_is_told_with_what_else_there_is(books, told, invoke):
     ledger, _ = books
     ledger.path.write_text(ledger.path.read_text().replace("first", "other"))

@@ -26,6 +26,8 @@ from partsong.federation.policy import Allowance, Policy
 from partsong.federation.refusals import Denied
 from partsong.federation.site_files import RunFolder
 from partsong.federation.wire import Kind, Nonce, Request
+from partsong.privacy.accounting import Ledger
+from partsong.privacy.release import Release
 
 DELTA = 1e-5
 
@@ -169,6 +171,48 @@ def test_releases_of_which_only_the_number_is_known_count_as_without_noise_or_as
         assert CliRunner().invoke(app, [*words[:-1], release]).exit_code == 1
     assert CliRunner().invoke(app, [*words[:3], *words[5:]]).exit_code == 1
     assert stated.serial == 3
+
+
+OF_PARTY, OF_ROW = Release("gaussian", 1.0, "party", "replace"), Release("gaussian", 1.0, "row", "add-or-remove")
+
+
+@pytest.mark.parametrize(
+    ("stated", "known", "unit", "why"),
+    [
+        (OF_PARTY, [OF_ROW], None, r"party \(replace\), and ledger and log .* about a row \(add-or-remove\)"),
+        (replace(OF_ROW, relation="replace"), [OF_ROW], "row", r"row \(replace\)"),
+        (OF_PARTY, [], "row", "privacy.unit in .*site.toml is 'row'"),
+        (Release("none", 0.0, "row", "replace"), [], None, "has no noise"),
+        (OF_ROW, [OF_ROW], "row", None),
+        (OF_ROW, [], None, None),
+    ],
+)
+def test_a_cost_is_stated_about_what_books_and_policy_are_about(tmp_path, stated, known, unit, why):
+    state = tmp_path / "site-east" / "state"
+    state.mkdir(parents=True)
+    ledger = SiteLedger(state / "ledger.jsonl")
+    for release in known:
+        ledger.make_up(1, release, "before")
+    if unit is not None:
+        (state.parent / "site.toml").write_text(f'[privacy]\nepsilon = 20.0\nunit = "{unit}"\n')
+    if why is None:
+        assert make_up(state, "restored", 2, stated).of_no_run == 2
+        assert ledger.spent().epsilon(DELTA) == Ledger(((OF_ROW, 2 + len(known)),)).epsilon(DELTA)
+        return
+    with pytest.raises(ParameterError, match=f"{why}.*leave --release out"):
+        make_up(state, "restored", 2, stated)
+    assert ledger.serial == len(known), "nothing is written"
+
+
+def test_a_cost_is_stated_about_what_a_lost_ledger_was_about(tmp_path):
+    federation = private(tmp_path)
+    list(federation.rounds())
+    ledger = federation.site("east").ledger
+    ledger.path.unlink()
+    with pytest.raises(ParameterError, match="leave --release out"):
+        make_up(tmp_path / "east", "the ledger is gone", 3, OF_ROW)
+    assert not ledger.path.exists()
+    assert make_up(tmp_path / "east", "the ledger is gone", 3, OF_PARTY).of_no_run == 1
 
 
 def test_releases_that_are_made_up_are_of_no_run(tmp_path):

@@ -11,7 +11,7 @@ from federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_
 from test_site import code_of, of_kind, recorded
 
 from partsong.core import Message
-from partsong.errors import ParameterError, PartsongError
+from partsong.errors import FileError, ParameterError, PartsongError
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Bounds, Cost, SiteLedger
@@ -168,6 +168,23 @@ def test_a_round_has_no_more_attempts_than_it_can_need(tmp_path):
     said_to = [said(site, request_of(asked, Kind.WORK), attempt=attempt) for attempt in range(8)]
     assert said_to == [None] * 4 + ["attempts"] * 4
     assert site.ledger.serial == 4
+
+
+def test_work_that_fails_in_two_runs_by_turns_uses_up_no_attempts(tmp_path, monkeypatch):
+    federation = in_the_open(tmp_path)
+    asked = [request_of(recorded(federation, 1), Kind.WORK)]
+    shutil.rmtree(tmp_path / "server")
+    asked.append(request_of(recorded(replace(federation, run="other"), 1), Kind.WORK))
+    site = federation.site("east")
+
+    def full(*_):
+        raise FileError("No space is left.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save_work", full)
+        for _ in range(2 * len(NAMES)):
+            assert [said(site, request, attempt=1) for request in asked] == ["storage", "storage"]
+    assert [said(site, request, attempt=1) for request in asked] == [None, None]
 
 
 def test_a_site_that_stays_away_does_not_use_up_the_attempts_of_the_others(tmp_path):

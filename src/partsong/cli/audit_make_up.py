@@ -33,7 +33,7 @@ def make_up(
         OptionalText,
         typer.Option(
             help="What each of these has cost of which the log does not tell: `release` of a line in another copy of "
-            "ledger or log. It is written down as you state it.",
+            "ledger or log of this site, about the same unit and relation. It is written down as you state it.",
             show_default="no noise",
         ),
     ] = None,

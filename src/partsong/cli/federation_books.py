@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from partsong.consortium.site_folder import SiteFolder
     from partsong.federation.ledger import Books, SiteLedger
 
+SECOND_LOOK = 0.2
+"""Seconds after which both files are read again, if they do not tell of each other."""
 UNKNOWN: Mapping[str, Any] = {
     "releases": None,
     "releases_without_noise": None,
@@ -86,7 +89,17 @@ def _by_promise(books: Books, delta: float) -> list[dict[str, Any]]:
 
 
 def _why_it_refuses(site: SiteFolder) -> str | None:
-    """What the site says to itself before it answers anything."""
+    """What the site says to itself before it answers anything. The two files are read one after the other, without the
+    lock of a site that may be at work: what was charged and logged in between is seen at a second look.
+    """
+    why = _not_whole(site)
+    if why is not None:
+        time.sleep(SECOND_LOOK)
+        why = _not_whole(site)
+    return why
+
+
+def _not_whole(site: SiteFolder) -> str | None:
     from partsong.federation.audit import Audit
     from partsong.federation.refusals import Denied
     from partsong.federation.wholeness import require_whole

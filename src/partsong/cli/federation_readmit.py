@@ -26,7 +26,8 @@ def readmit(
 ) -> None:
     """Let a site that has lost its states begin anew in a run: it is started again when the run is resumed.
 
-    It misses what is left of a round in which it has answered before; faulty = "leave out" is not needed for that.
+    It misses what is left of a round in which it has answered before; faulty = "leave out" is not needed for that. Only
+    a masked round of several exchanges (fnmf-by-sums) cannot do without it: then a new run has to be made.
     Over texts it also needs its own copy of state/runs/RUN.words/vocabulary; without one, a new run has to be made.
     """
     from partsong.consortium.locking import held
@@ -56,7 +57,8 @@ def readmit(
     if is_adrift:
         typer.echo(
             f"Round {record.index} was under way there. It ends with what the site has sent of it before, and without "
-            "the rest; the site is in the next one."
+            "the rest; the site is in the next one. (A masked round of several exchanges, as of fnmf-by-sums, cannot "
+            "do without it: then a new run has to be made.)"
         )
     elif not isinstance(record, Ongoing):
         typer.echo(

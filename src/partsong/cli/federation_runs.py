@@ -22,6 +22,7 @@ from partsong.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
     from partsong.consortium.server_folder import RunPlace, ServerFolder
+    from partsong.federation.transport import Transport
 
 RUN = examples(
     "partsong federation run experiment.toml --folder liver -o model.safetensors",
@@ -67,7 +68,8 @@ def run(
     place = _prepared(server, experiment, name or experiment.stem, resume, engine)
     if resume and (before := _done_before(place, None if names is None else public)) is not None:
         if not as_json:
-            typer.echo(f"Run {place.name!r} is done, and all its sites have been told: there is nothing to go on with.")
+            has_told = "every site that was in it has been told"
+            typer.echo(f"Run {place.name!r} is done, and {has_told}: there is nothing to go on with.")
         return _put_end(place, before, output, as_json)
     write(place.settings, json.dumps({"timeout": timeout, "names": public}) + "\n")
 
@@ -85,6 +87,8 @@ def run(
 
 def _put_end(place: RunPlace, told: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
     """Where the model of a run that is done goes, and how it went."""
+    from partsong.flower_app.running import NOT_IN
+
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
@@ -95,7 +99,8 @@ def _put_end(place: RunPlace, told: Mapping[str, Any], output: Path | None, as_j
     typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges, {missed} times a site was not there.")
     typer.echo(f"Model: {model}")
     for site, why in sorted(told.get("without_result", {}).items()):
-        warn(f"Site {site!r} has no result of this run: {why} Once it is back, --resume tells it the end again.")
+        way_on = "A new run can have it in." if why == NOT_IN else "Once it is back, --resume tells it the end again."
+        warn(f"Site {site!r} has no result of this run: {why} {way_on}")
 
 
 @guarded
@@ -148,12 +153,18 @@ def _run_to_end(
 ) -> dict[str, Any]:
     """By the server that runs, or over files by this process."""
     from partsong.consortium.file_drop import requests_in
-    from partsong.flower_app.following import run_to_end
+    from partsong.flower_app.following import News, run_to_end
     from partsong.flower_app.running import run_over
 
     if drop is None:
         return run_to_end(server, place, tell)
-    return run_over(lambda: requests_in(drop, server, place), server, place, tell)
+
+    def opened() -> Transport:
+        """By `run_over`, which holds the run then."""
+        News.from_now(place).forget_failure()
+        return requests_in(drop, server, place)
+
+    return run_over(opened, server, place, tell)
 
 
 def _names_in(path: Path) -> list[str]:
@@ -220,7 +231,9 @@ def _forget(place: RunPlace) -> None:
 
 
 def _done_before(place: RunPlace, public: Sequence[str] | None) -> dict[str, Any] | None:
-    """How a run has ended that is done, with these names of columns, or any; None where something is left to do."""
+    """How a run has ended that is done, with these names of columns, or any; None where something is left to do. A
+    site where it was never started is not told its end: for that nothing is left to do.
+    """
     from partsong.federation.conducting import record_in
 
     if not (place.result.exists() and place.model.exists() and place.settings.exists()):

@@ -46,7 +46,8 @@ def require_earlier(old: Path, site: SiteFolder) -> None:
                 f"{new / 'state' / name} has lines of its own, which do not follow from those of {old}. A ledger is "
                 "continued before the first start: join in a new folder."
             )
-    _require_same_policy(old / "site.toml", new / "site.toml")
+    if not _whole_lines(new / "state" / AUDIT):
+        _require_same_policy(old / "site.toml", new / "site.toml")
 
 
 def continue_from(old: Path, site: SiteFolder) -> int:
@@ -71,7 +72,7 @@ def continue_from(old: Path, site: SiteFolder) -> int:
 
 
 def _require_same_policy(old: Path, new: Path) -> None:
-    """What a site has promised about rows holds in the new folder as well, until somebody changes it there by hand."""
+    """What a site has promised about rows holds in the new folder too, until it is changed there by hand later on."""
     there = Policy.read(old)
     here = Policy.read(new) if new.exists() else there
     differing = [field.name for field in fields(Policy) if getattr(there, field.name) != getattr(here, field.name)]

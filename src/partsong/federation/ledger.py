@@ -114,7 +114,8 @@ class SiteLedger:
         """Write an attempt down, once; refused where the budget does not allow it, before anything is written.
 
         All attempts of a round are about one model and one history. True where the line was there before; `again`: one
-        more is written then. `unheard`: nothing of the last line has left, and this one says so.
+        more is written then. `unheard`: nothing of the last line has left, and this one says so. Lines of which nothing
+        has left are charged, and are none of the attempts that a round may have.
         """
         nonce, before = request.nonce, self.charges_of(request.nonce.run)
         of_round = [one for one in before if one.round == nonce.round]
@@ -128,7 +129,10 @@ class SiteLedger:
         if was_charged and not again:
             self._flush()
             return True
-        self._require_few(cost.bounds, of_round, before)
+        books = self.books()
+        excused = books.unheard | ({books.lines} if unheard else set())
+        heard = [one for one in before if one.number not in excused]
+        self._require_few(cost.bounds, [one for one in heard if one.round == nonce.round], heard)
         if cost.allowance is not None:
             self.require_within(cost.allowance, cost.release)
         more = {"about": about, **({"unheard": True} if unheard else {})}

@@ -4,11 +4,14 @@ What the log says has left is charged, attempt by attempt, at the cost that the 
 does not know, is noted there as left. Releases of which nothing is known but their number, as a server's (`behind`),
 are charged as releases without noise, for which no ε holds, unless their cost is stated: what is left of a ledger says
 nothing of what is gone. That number is of all releases that the ledger lacks; those which the log tells of are in it.
+A cost that is stated must be about what books and policy are about: two promises have no ε together, and nothing could
+be charged after them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +20,14 @@ from partsong.federation.audit import Audit
 from partsong.federation.chain import Chain
 from partsong.federation.ledger import MOST_MADE_UP, SiteLedger
 from partsong.federation.locks import locked
+from partsong.federation.policy import Policy
 from partsong.federation.wholeness import Place, both_read, not_charged, not_in_log
 from partsong.privacy.release import Release
 
 FILES = ("ledger.jsonl", "audit.jsonl", "site.log")
 """One of which a site has that has ever answered; no folder of a server has any."""
+
+LEAVE_OUT = "leave --release out: releases of which only the number is known are charged as without noise."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ def stated_release(text: str) -> Release:
 def make_up(state: Path, why: str, count: int = 0, release: Release | None = None) -> MadeUp:
     """Write what is missing: `count` releases in the ledger, or as many as the log tells of; each line says `why`.
 
-    `release`: what each of those has cost of which the log does not tell; None: they had no noise.
+    `release`: what each of those has cost of which the log does not tell; None: they had no noise. One that could not
+    be added up with what is charged here, or has no noise, is refused before anything is written.
     """
     if count > MOST_MADE_UP:
         raise ParameterError(
@@ -79,6 +86,9 @@ def make_up(state: Path, why: str, count: int = 0, release: Release | None = Non
         is_amiss = bool(charged or unknown or count)
         noted = not_in_log(books, left, with_last=True) if is_amiss else []
         costs = _told_costs(audit.path)
+        if release is not None:
+            _require_adds_up(release, (*books.releases, *(costs[place] for place in charged if place in costs)))
+            _require_of_policy(release, state.parent / "site.toml")
         for place in charged:
             ledger.make_up(1, costs.get(place), why, place)
         noises = {(run, one.round, one.attempt): one.noise for run, own in books.runs.items() for one in own}
@@ -88,6 +98,31 @@ def make_up(state: Path, why: str, count: int = 0, release: Release | None = Non
         if besides:
             ledger.make_up(besides, release, why)
     return MadeUp(tuple(charged), tuple(noted), besides)
+
+
+def _require_adds_up(stated: Release, known: Iterable[Release]) -> None:
+    """One promise for all that a ledger holds, with noise."""
+    if stated.kind == "none":
+        raise ParameterError(f'A release of kind "none" has no noise, and states no cost. For such ones {LEAVE_OUT}')
+    promises = {(one.unit, one.relation) for one in known if one.kind != "none"}
+    if promises and (stated.unit, stated.relation) not in promises:
+        told = " and ".join(f"a {unit} ({relation})" for unit, relation in sorted(promises))
+        raise ParameterError(
+            f"The release that is stated is about a {stated.unit} ({stated.relation}), and ledger and log of this site "
+            f"are about {told}: these do not add up to one epsilon. Take it from a copy of this site's own ledger or "
+            f"log, or {LEAVE_OUT}"
+        )
+
+
+def _require_of_policy(stated: Release, place: Path) -> None:
+    """About the unit of the site's budget, where it has one."""
+    allowance = Policy.read(place).privacy if place.exists() else None
+    if allowance is not None and stated.unit != allowance.unit:
+        raise ParameterError(
+            f"The release that is stated is about a {stated.unit}, and privacy.unit in {place} is "
+            f"{allowance.unit!r}: nothing could be charged to that budget after it. Take it from a copy of this site's "
+            f"own ledger or log, or {LEAVE_OUT}"
+        )
 
 
 def _told_costs(log: Path) -> dict[Place, Release]:

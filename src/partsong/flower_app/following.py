@@ -34,7 +34,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 @dataclass(frozen=True, slots=True)
 class News:
     """What comes of a run from now on: lines of its steps, its exchanges and of whom it waits for, and a result, which
-    is known by its file. One that is there already is not this one, and stays until there is another.
+    is known by its file. One that is there already is not this one: it stays until there is another, or, where it
+    tells of a failure, until the run is started again.
     """
 
     place: RunPlace
@@ -52,6 +53,22 @@ class News:
         """Whether there is a result."""
         return _identity(self.place.result) not in (None, self.before)
 
+    def forget_failure(self) -> None:
+        """Once the run is started again: how it has failed before is no news of it. What is done stays done, and a
+        result that has come meanwhile stays too.
+        """
+        result, aside = self.place.result, self.place.result.with_name(f".{self.place.result.name}.before")
+        try:
+            if self.before is None or json.loads(result.read_text())["status"] != "failed":
+                return
+            result.replace(aside)
+        except FileNotFoundError:
+            return
+        if _identity(aside) == self.before:
+            aside.unlink()
+        else:
+            aside.replace(result)
+
     def lines(self) -> Iterator[Mapping[str, Any]]:
         """Those that have come."""
         for file in self.files:
@@ -67,7 +84,7 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
     with controlling(server) as control:
         status = Status("unknown")
         for _ in range(STARTS):
-            number = _started(control, place)
+            number = _started(control, told)
             try:
                 status = _watched(control, number, told, tell)
             except KeyboardInterrupt:
@@ -99,8 +116,9 @@ def end_work(place: RunPlace) -> None:
         raise FileError(f"Run {place.name!r} is still worked on, by a process that cannot be ended from here.")
 
 
-def _started(control: Control, place: RunPlace) -> int:
+def _started(control: Control, told: News) -> int:
     """Flower's number of the run: a new one, or that of the process that is at work on it."""
+    place = told.place
     if is_held(place.lock) and place.number.exists():
         number = int(place.number.read_text())
         if not control.status(number).is_over:
@@ -108,6 +126,7 @@ def _started(control: Control, place: RunPlace) -> int:
         end_work(place)
     number = control.start(place.name)
     write(place.number, str(number))
+    told.forget_failure()
     return number
 
 
