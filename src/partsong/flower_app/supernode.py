@@ -26,6 +26,7 @@ from partsong.flower_app.control import app_bundle, require_flower
 from partsong.flower_app.environment import set_quiet
 from partsong.flower_app.leaving import leave_soon, run_to_a_signal
 from partsong.flower_app.presence import announce
+from partsong.flower_app.unsignalled import heartbeat, retrying
 
 POLL = 0.3
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -117,14 +118,14 @@ class Answering:
 
     def _answer(self, token: str) -> None:
         from flwr.common.constant import SubStatus
-        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+        from flwr.supercore.heartbeat import HeartbeatSender
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
         from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
         from partsong.flower_app.client import app
 
         client = self._client(RuntimeTokenHttpInterceptor(token))
-        heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heart = HeartbeatSender(heartbeat(client))
         heart.start()
         context, outcome = None, SubStatus.FAILED
         try:
@@ -140,7 +141,6 @@ class Answering:
 
     def _client(self, guard: Any) -> Any:
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supercore.retry import make_simple_http_retry_invoker
         from flwr.supercore.runtime import RuntimeHttpClient
 
         return RuntimeHttpClient.from_server_address(
@@ -148,7 +148,7 @@ class Answering:
             insecure=True,
             root_certificates=None,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), guard],
-            retry_invoker=make_simple_http_retry_invoker(),
+            retry_invoker=retrying(),
         )
 
     def _wait(self) -> None:
