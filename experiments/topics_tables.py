@@ -128,20 +128,31 @@ def information(found: Records) -> str:
 def information_in_short(found: Records) -> str:
     """All comparisons of +MI with the same without, as a distribution: macro-F1 and coherence, in both readings."""
     lines = []
-    for field, reading in product(("f1", "coherence"), ("after", "before")):
-        gains = [np.array([b[field] - a[field] for a, b in pairs]) for *_, pairs in _pairs(found, reading)]
+    fields = {"f1": "f1", "f1, fitted weights": "f1_fitted", "coherence": "coherence"}
+    for (name, field), reading in product(fields.items(), ("after", "before")):
+        plain = "f1" if field == "f1_fitted" else field
+        gains = [np.array([(b.get(field) or 0.0) - a[plain] for a, b in pairs]) for *_, pairs in _pairs(found, reading)]
         gains = [gain for gain in gains if len(gain) > 1]
         if not gains:
             continue
         means = np.array([gain.mean() for gain in gains])
         beyond = [float(gain.mean()) for gain in gains if abs(gain.mean()) > 2 * gain.std(ddof=1)]
         cells = [
-            f"{field}, {reading}", str(len(means)), f"{np.median(means):+.4f}",
+            f"{name}, {reading}", str(len(means)), f"{np.median(means):+.4f}", f"{np.abs(means).mean():.4f}",
             f"{np.quantile(means, 0.1):+.3f} to {np.quantile(means, 0.9):+.3f}", str(int((means > 0).sum())),
             str(sum(gain > 0 for gain in beyond)), str(sum(gain < 0 for gain in beyond)),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    heads = ["with − without", "pairs", "median", "80 % of them", "above 0", "above twice their spread", "below it"]
+    heads = [
+        "with − without",
+        "pairs",
+        "median",
+        "mean size",
+        "80 % of them",
+        "above 0",
+        "above twice their spread",
+        "below it",
+    ]
     return table_of(heads, lines)
 
 
