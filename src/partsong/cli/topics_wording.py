@@ -13,7 +13,7 @@ RENAMED = {"n_topics": "--topics", "random_state": "--seed", "max_iter": "--roun
 """Arguments that have another name here; of all others it is the same."""
 
 ARGUMENTS = (
-    *("min_documents", "min_parties", "max_share", "max_words", "longest_word", "stop_words"),
+    *("min_documents", "min_parties", "max_share", "max_words", "stop_words"),
     *("critic_rate", "mi_gradient", "fits_first", "server_rate"),
 )
 """Names that are no words of English: they are replaced wherever they stand alone."""
@@ -23,9 +23,6 @@ WORDS = (
     *("vocabulary", "weighting", "language"),
 )
 """Names that are words as well: replaced before an equals sign, and where more or less of it is advised."""
-
-ELSEWHERE = " (longest of VocabularyAgreement)"
-"""What a name is called outside of topic models."""
 
 _ALONE = r"(?<![\w/\\.'\"-])"
 _NO_WORD = "|".join((*RENAMED, *ARGUMENTS))
@@ -42,7 +39,6 @@ _RULES = (
 
 def as_topic_options(message: str) -> str:
     """The same message with --topics for n_topics, --rate for rate=, and so on."""
-    message = message.replace(ELSEWHERE, "")
     for pattern, after in _RULES:
         message = pattern.sub(partial(_option, after), message)
     return message
