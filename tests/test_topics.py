@@ -449,6 +449,7 @@ def test_settings_that_make_no_sense_are_refused_by_name():
         ({"method": "nmf"}, "a method of TopicModel"),
         ({"server": "adam"}, "server='adam' is for fednmf"),
         ({"server": "sgd"}, "server is one of"),
+        ({"method": "fednmf", "server_rate": 0.1}, "an average has no rate. Take server='adam' .*leave server_rate"),
         ({"participation": 0}, "participation must be"),
         ({"rounds": 0}, "rounds must be"),
         ({"weighting": "bm25"}, "weighting is one of"),

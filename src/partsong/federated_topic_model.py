@@ -66,7 +66,7 @@ dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_fir
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
         How the parties work together.
     server, server_rate : {"average", "adagrad", "yogi", "adam"}, float
-        "fednmf", "fednmf-mi": how the average of the parties moves the model.
+        "fednmf", "fednmf-mi": how the average of the parties moves the model, and how far; "average" has no rate.
     participation : float in (0, 1]
         C, the share of parties that are drawn for each round; below 1 for "fednmf", "fednmf-mi" and "fedlda" only.
     rounds : int or None
@@ -207,7 +207,7 @@ history_, n_iter_, outcome_, seed_ :
 
     def _check_settings(self) -> Any:
         require_method(self.method, TOGETHER)
-        require_server(self.method, self.server)
+        require_server(self.method, self.server, self.server_rate)
         require_verbosity(self.verbose)
         if self.rounds is not None:
             whole_number("rounds", self.rounds)

@@ -18,7 +18,7 @@ from partsong.recipes import shared_statistics
 from partsong.running import Stop
 from partsong.settings import PROGRAM, alignment_of, program_of, real_number
 from partsong.topic_names import ALONE, DESCENDING, DESCENTS, SERVERS, TOGETHER
-from partsong.topic_recipes import fednmf, fednmf_mi
+from partsong.topic_recipes import SERVER_RATE, fednmf, fednmf_mi
 from partsong.topic_words import COUNTS, TFIDF, WEIGHTINGS
 
 SAME_AS = {"nmf": "exact", "nmf-sgd": "fednmf", "nmf-sgd-mi": "fednmf-mi", "lda": "fedlda"}
@@ -74,12 +74,17 @@ def require_method(method: Any, known: tuple[str, ...]) -> None:
         raise ParameterError(f"method is one of {', '.join(known)}, or a Program; got {type(method).__name__}.")
 
 
-def require_server(method: Any, server: str) -> None:
-    """Only averages can be moved adaptively."""
+def require_server(method: Any, server: str, server_rate: Any = SERVER_RATE) -> None:
+    """Only averages can be moved adaptively, and only what moves so has a rate."""
     if server not in SERVERS:
         raise ParameterError(f"server is one of {', '.join(SERVERS)}; got {server!r}.")
     if server != SERVERS[0] and method not in DESCENTS:
         raise ParameterError(f"server={server!r} is for {', '.join(DESCENTS)}; the method is {_name(method)}.")
+    if server == SERVERS[0] and server_rate != SERVER_RATE:
+        raise ParameterError(
+            f"server_rate={server_rate!r} is for servers that take steps, {', '.join(SERVERS[1:])}: an average has no "
+            f"rate. Take server={SERVERS[-1]!r} or another of them, or leave server_rate out."
+        )
 
 
 def require_topics(n_topics: Any) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from partsong.cli.federation_runs import _run_to_end
+from partsong.cli.federation_runs import _line, _run_to_end
 from partsong.cli.federation_status import _run_told
 from partsong.consortium.locking import holder_of
 from partsong.consortium.run_place import RunPlace
@@ -76,13 +76,13 @@ def worker(place):
         process.wait()
 
 
-def follow(place, control, monkeypatch):
+def follow(place, control, monkeypatch, told=None):
     @contextmanager
     def controlling(server):
         yield control
 
     monkeypatch.setattr(following, "controlling", controlling)
-    told = []
+    told = [] if told is None else told
     try:
         return following.run_to_end(None, place, told.append), told
     finally:
@@ -97,10 +97,26 @@ def test_a_run_that_was_stopped_is_not_started_again(place, monkeypatch):
 
 
 def test_a_run_that_ends_without_a_word_is_started_again(place, monkeypatch):
-    control = Control(Status("finished", "failed", "why"))
+    control, told = Control(Status("finished", "failed", "why")), []
     with pytest.raises(ServerError, match=r"without a word \(why\)"):
-        follow(place, control, monkeypatch)
+        follow(place, control, monkeypatch, told)
     assert len(control.started) == following.STARTS
+    assert told == [{"starting": place.name}], "once, however often it is started"
+
+
+def test_that_a_run_is_started_is_told_before_its_process_is_up(place, monkeypatch):
+    told = []
+
+    class Slow(Control):
+        def start(self, name):
+            assert told == [{"starting": place.name}]
+            place.result.write_text('{"status": "done"}')
+            return super().start(name)
+
+    control = Slow(Status("finished", "completed"))
+    follow(place, control, monkeypatch, told)
+    assert len(control.started) == len(told) == 1
+    assert _line(told[0]).startswith(f"starting the server's part of run {place.name!r}")
 
 
 @pytest.mark.parametrize("kind", ["mild", "stubborn"])
@@ -108,9 +124,10 @@ def test_a_run_that_is_worked_on_is_followed_and_its_process_does_not_outlive_a_
     place.number.write_text("7")
     process = worker(kind)
     control = Control(Status("running"), Status("running"), Status("finished", "stopped"))
+    told = []
     with pytest.raises(ServerError, match="was stopped"):
-        follow(place, control, monkeypatch)
-    assert control.started == []
+        follow(place, control, monkeypatch, told)
+    assert control.started == told == []
     assert process.wait(5) != 0
 
 
@@ -200,10 +217,10 @@ def test_steps_exchanges_and_whom_a_run_waits_for_are_told_from_its_files(place,
             return super().start(name)
 
     _, told = follow(place, Ending(Status("finished", "completed")), monkeypatch)
-    assert told == [{"step": 1}, {"round": 1}, {"waiting": ["east"]}]
+    assert told == [{"starting": place.name}, {"step": 1}, {"round": 1}, {"waiting": ["east"]}]
     place.result.unlink()
     _, told = follow(place, Ending(Status("finished", "completed")), monkeypatch)
-    assert told == [{"step": 1}, {"waiting": ["east"]}], "what was there before is not told again"
+    assert told[1:] == [{"step": 1}, {"waiting": ["east"]}], "what was there before is not told again"
 
 
 def test_the_result_and_the_error_of_a_run_are_told(place, monkeypatch):
@@ -217,7 +234,8 @@ def test_the_result_and_the_error_of_a_run_are_told(place, monkeypatch):
         place.progress.unlink(missing_ok=True)
         return follow(place, Ending(Status("finished", "completed")), monkeypatch)
 
-    assert ending({"status": "done", "rounds": 1}) == ({"status": "done", "rounds": 1}, [{"round": 1}])
+    result, told = ending({"status": "done", "rounds": 1})
+    assert (result, told[1:]) == ({"status": "done", "rounds": 1}, [{"round": 1}])
     with pytest.raises(SiteLost, match="east") as caught:
         ending({"status": "failed", "type": "SiteLost", "error": "east", "notes": ["resume"]})
     assert caught.value.__notes__ == ["resume"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -96,6 +97,24 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
     assert place.result.read_bytes() == before
 
 
+def test_status_tells_how_a_run_over_files_goes_on_that_was_broken_off(place, told, invoke, tmp_path, monkeypatch):
+    (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
+    sites, opened = file_drop.requests_in(None, None, None), []
+    over = (*WORDS[:-1], "our drop")
+    with monkeypatch.context() as broken:
+        broken.setattr(file_drop, "requests_in", lambda *places: (_ for _ in ()).throw(KeyboardInterrupt))
+        invoke(*over, code=130)
+    run = told("federation", "status", "--folder", tmp_path / "liver")["runs"]["first"]
+    assert run["status"] == "broken off"
+    assert f"it goes on with: {run['resume']}" in invoke("federation", "status", "--folder", tmp_path / "liver").stdout
+    monkeypatch.setattr(file_drop, "requests_in", lambda drop, *others: opened.append(drop) or sites)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert told(*shlex.split(run["resume"])[1:])["status"] == "done"
+    assert opened == [tmp_path / "our drop"]
+    assert "resume" not in told("federation", "status", "--folder", tmp_path / "liver")["runs"]["first"]
+
+
 def test_runs_that_are_worked_on_may_use_one_folder_for_files(place, tmp_path):
     server = ServerFolder.at(tmp_path / "liver")
     for name in ("second", "third"):
@@ -110,3 +129,19 @@ def test_the_line_of_those_who_are_waited_for():
     told = {"waiting": ["east", "north"], "answered": 2, "of": 4}
     assert _line(told) == "waiting for east, north (2 of 4 have answered)"
     assert _line({"waiting": ["east"]}) == "waiting for east"
+
+
+def test_what_is_not_given_again_is_as_it_was_before(place, told, tmp_path, monkeypatch):
+    (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
+    (tmp_path / "public.txt").write_text("a\nb\n")
+
+    def nobody(*places):
+        raise KeyboardInterrupt
+
+    answering = file_drop.requests_in
+    monkeypatch.setattr(file_drop, "requests_in", nobody)
+    told(*WORDS, "--timeout", "60", "--names", "public.txt", code=130)
+    monkeypatch.setattr(file_drop, "requests_in", answering)
+    assert told(*WORDS, "--resume", "--timeout", "90")["status"] == "done"
+    kept = json.loads(place.settings.read_text())
+    assert (kept["timeout"], kept["names"]) == (90.0, ["a", "b"])

@@ -182,6 +182,15 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         assert told("topics", "fit", *words, code=2)["exit_code"] == 2
 
 
+@pytest.mark.parametrize("server", [(), ("--server", "average")])
+def test_a_rate_of_a_server_that_takes_no_steps_is_refused_with_the_way_out(server, files, told):
+    words = ("a.csv", "b.csv", "-k", 2, "--method", "fednmf", "--rounds", 1, "--epochs", 1, "--server-rate", 0.1)
+    refused = told("topics", "fit", *words, *server, code=2)
+    assert refused["error"].startswith("Invalid value for --server-rate: This is for --server adagrad, yogi, adam")
+    assert refused["error"].endswith("leave it out.")
+    assert told("topics", "fit", *words, "--server", "adam")["outcome"] == "max-rounds"
+
+
 def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
     (tmp_path / "latin.csv").write_bytes(f"text\n{SECRET}\xe9\n".encode("latin-1"))
     (tmp_path / "broken.csv").write_text(f'text\n"{SECRET}\n', encoding="utf-8")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from federations import NAMES, Federation, Killed
+from test_site import recorded
+from test_site_limits import request_of, said
 
 from partsong.errors import SiteRefused, TooFewParties
+from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.record import Journal
 from partsong.federation.transport import InProcess
-from partsong.federation.wire import Request
+from partsong.federation.wholeness import require_whole
+from partsong.federation.wire import Kind, Request
 
 WITHOUT = tuple(name for name in NAMES if name != "east")
 
@@ -71,6 +76,24 @@ def test_one_readmit_is_enough_under_masks(tmp_path, where, is_answered, heard):
     assert [done.participants for done in later] == [NAMES] * (3 - where[0])
     record = federation.record()
     assert (record.adrift, dict(record.without_result), record.counted["east"][0]) == (frozenset(), {}, 3)
+
+
+def test_a_log_that_tells_of_keys_alone_does_not_open_a_round_again(tmp_path):
+    """It can be older than the masked upload: site, ledger and server (by its count of releases) take it for whole."""
+    federation = Federation(tmp_path, Experiment("exact", 2, 4, masked=True))
+    asked, site = recorded(federation, 1), federation.site("east")
+    lines = list(Chain(site.audit.path).lines())
+    keys = next(line["number"] for line in lines if (line["kind"], line["phase"]) == ("work", 0))
+    assert ("reduce", 2) in [(line["kind"], line["phase"]) for line in lines[keys:]], "a masked upload has left"
+    seen = site.ledger.serial
+    site.audit.path.write_bytes(b"".join(site.audit.path.read_bytes().splitlines(keepends=True)[:keys]))
+    shutil.rmtree(site.folder / "runs")
+    require_whole(site.ledger, site.audit)
+    start, work = (request_of(asked, kind) for kind in (Kind.START, Kind.WORK))
+    assert said(site, replace(start, seen=seen)) is None
+    for attempt in (0, 1):
+        again = replace(work, nonce=replace(work.nonce, attempt=attempt), seen=seen)
+        assert said(site, again) == "out-of-step"
 
 
 @pytest.mark.parametrize(("is_answered", "heard"), [(False, NAMES), (True, WITHOUT)])

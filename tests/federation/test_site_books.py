@@ -226,6 +226,22 @@ def test_releases_that_are_made_up_are_of_no_run(tmp_path):
     assert said(first.site("east"), replace(start, nonce=replace(start.nonce, run="three"))) == "runs"
 
 
+def test_what_was_made_up_in_the_log_tells_the_cost_when_the_ledger_is_lost_after_it(tmp_path):
+    federation = private(tmp_path)
+    list(federation.rounds())
+    site = federation.site("east")
+    spent, costs = site.ledger.spent(), [line["release"] for line in Chain(site.ledger.path).lines()]
+    site.audit.path.unlink()
+    assert len(make_up(site.folder, "the log was lost").noted) == len(costs) == 2
+    lines = list(Chain(site.audit.path).lines())
+    assert [line["release"] for line in lines] == costs
+    assert [line["noise_multiplier"] for line in lines] == [cost["noise_multiplier"] for cost in costs]
+    site.ledger.path.unlink()
+    make_up(site.folder, "and the ledger too")
+    assert site.ledger.books().noiseless == 0
+    assert site.ledger.spent().epsilon(DELTA) == spent.epsilon(DELTA) > 0
+
+
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_an_older_log_and_older_runs_beside_the_newest_ledger_release_nothing_twice(tmp_path, rounds):
     """But for one attempt at the end of the ledger, which looks like work that was cut off."""

@@ -30,6 +30,7 @@ from partsong.federation.policy import Allowance, Policy
 from partsong.federation.record import Journal
 from partsong.federation.refusals import Denied
 from partsong.federation.site import Site
+from partsong.federation.site_files import RunFolder
 from partsong.federation.site_plan import Data
 from partsong.federation.states import load_state, save_state
 from partsong.federation.transport import InProcess, Lost
@@ -362,6 +363,44 @@ def test_a_site_without_a_shared_word_takes_part_with_rows_of_zeros(tmp_path):
     assert federation.log("east") == ""
     assert not np.load(tmp_path / "north" / "results" / "run-1" / "weights.npy").any()
     assert sorted(federation.vocabulary("north")) == sorted(SHARED)
+
+
+class UntilWork(Recorded):
+    """Asks for everything twice, and ends when the first work is done."""
+
+    __slots__ = ()
+
+    def ask(self, requests, timeout):
+        replies = Recorded.ask(self, requests, timeout)
+        assert all(self.sites[name](request) == replies[name] for name, request in requests.items())
+        if any(Request.read(request).nonce.kind is Kind.WORK for request in requests.values()):
+            raise Killed
+        return replies
+
+
+def test_words_that_are_too_long_are_counted_in_the_log_of_their_site_and_nowhere_else(tmp_path):
+    long = ("hypergammaglobulinaemia", "pseudohypoparathyroidism", "cholangiopancreatography")
+    own = tuple(f"{text} {' '.join(long[: 1 + number % 3])}" for number, text in enumerate(texts_of("north")))
+    said, worked = {}, {}
+    for folder, texts in (("with", {"north": own}), ("without", {})):
+        federation = TextFederation(tmp_path / folder, exact(longest_word=16), texts=texts)
+        transport = UntilWork(federation.transport().sites)
+        with pytest.raises(Killed):
+            list(federation.rounds(transport))
+        said[folder] = [reply for _, request, reply in transport.asked if Request.read(request).nonce.kind != Kind.WORK]
+        worked[folder] = RunFolder(federation.folder / "north" / "runs" / "run-1.words").worked((0, 0)).upload
+        notes = [line for line in federation.log("north").splitlines() if "[note]" in line]
+        assert len(notes) == (folder == "with")
+        assert federation.log("east") == ""
+        if notes:
+            assert "run run-1.words" in notes[0]
+            assert "3 different words here, each in at least 2 of the texts, have more than 16 bytes" in notes[0]
+            assert not any(word in federation.log("north") for word in long)
+    assert len(said["with"]) >= 2 * len(NAMES[:3])
+    assert said["with"] == said["without"]
+    assert worked["with"].signature == worked["without"].signature
+    for name, array in worked["with"].arrays.items():
+        assert np.array_equal(array, worked["without"][name]), "what the sum is made of is the same"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import typer
 
 from partsong.cli.federation_server import ENGINE, Engine, Folder, stop_over_files
 from partsong.cli.guard import guarded
-from partsong.cli.options import AsJson, OptionalPath, OptionalText, examples
+from partsong.cli.options import AsJson, OptionalFloat, OptionalPath, OptionalText, examples
 from partsong.cli.outputs import put_json, require_writable, warn
+from partsong.consortium.run_place import TIMEOUT
 from partsong.errors import FileError, ParameterError
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ def run(
     folder: Folder = Path(),
     name: Annotated[OptionalText, typer.Option(help="What the run is called.", show_default="the file's name")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that a site may take to answer.")] = 600.0,
+    timeout: Annotated[
+        OptionalFloat,
+        typer.Option(
+            min=1, help="Seconds that a site may take to answer.", show_default=f"{TIMEOUT:g}; --resume: as before"
+        ),
+    ] = None,
     engine: Annotated[Engine, typer.Option(help=ENGINE)] = Engine.FLOWER,
     drop: Annotated[
         OptionalPath, typer.Option(help="With --engine files: where requests are dropped.", show_default=False)
@@ -50,7 +56,7 @@ def run(
         OptionalPath,
         typer.Option(
             help="A text file with names of columns that are public, one a line; others are told by their hashes.",
-            show_default=False,
+            show_default="none; --resume: as before",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -63,15 +69,17 @@ def run(
     from partsong.consortium.server_folder import ServerFolder
     from partsong.consortium.toml_text import write
 
-    public = [] if names is None else _names_in(names)
+    public = None if names is None else _names_in(names)
     server = ServerFolder.at(folder)
     place = _prepared(server, experiment, name or experiment.stem, resume, engine)
-    if resume and (before := _done_before(place, None if names is None else public)) is not None:
+    settings = _settings(place, timeout, public)
+    if resume and (before := _done_before(place, settings["names"])) is not None:
         if not as_json:
             has_told = "every site that was in it has been told"
             typer.echo(f"Run {place.name!r} is done, and {has_told}: there is nothing to go on with.")
         return _put_end(place, before, output, as_json)
-    write(place.settings, json.dumps({"timeout": timeout, "names": public}) + "\n")
+    over = {} if drop is None else {"drop": str(drop.absolute())}
+    write(place.settings, json.dumps({**settings, **over}) + "\n")
 
     def tell(line: Mapping[str, Any]) -> None:
         if not as_json:
@@ -167,6 +175,15 @@ def _run_to_end(
     return run_over(opened, server, place, tell)
 
 
+def _settings(place: RunPlace, timeout: float | None, names: list[str] | None) -> dict[str, Any]:
+    """How patiently, and which names are public; what was not given is as it was when the run was last worked on."""
+    kept = json.loads(place.settings.read_text()) if place.settings.exists() else {}
+    return {
+        "timeout": kept.get("timeout", TIMEOUT) if timeout is None else timeout,
+        "names": kept.get("names", []) if names is None else names,
+    }
+
+
 def _names_in(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -230,9 +247,9 @@ def _forget(place: RunPlace) -> None:
                 path.unlink()
 
 
-def _done_before(place: RunPlace, public: Sequence[str] | None) -> dict[str, Any] | None:
-    """How a run has ended that is done, with these names of columns, or any; None where something is left to do. A
-    site where it was never started is not told its end: for that nothing is left to do.
+def _done_before(place: RunPlace, public: Sequence[str]) -> dict[str, Any] | None:
+    """How a run has ended that is done, with these names of columns; None where something is left to do. A site where
+    it was never started is not told its end: for that nothing is left to do.
     """
     from partsong.federation.conducting import record_in
 
@@ -241,7 +258,7 @@ def _done_before(place: RunPlace, public: Sequence[str] | None) -> dict[str, Any
     told: dict[str, Any] = json.loads(place.result.read_text())
     names, record = json.loads(place.settings.read_text()).get("names", []), record_in(place.state)
     is_told = told["status"] == "done" and record is not None and not record.without_result
-    return told if is_told and public in (None, names) else None
+    return told if is_told and public == names else None
 
 
 @contextmanager
@@ -263,6 +280,8 @@ def _missed(place: RunPlace, told: Mapping[str, Any]) -> int:
 
 
 def _line(told: Mapping[str, Any]) -> str:
+    if "starting" in told:
+        return f"starting the server's part of run {told['starting']!r}, which takes some seconds"
     if "waiting" in told:
         answered = f" ({told['answered']} of {told['of']} have answered)" if "of" in told else ""
         return f"waiting for {', '.join(told['waiting'])}{answered}"

@@ -143,9 +143,19 @@ def _run_told(place: RunPlace) -> dict[str, Any]:
         return {"status": "running", "rounds_done": done}
     if place.result.exists():
         return {"status": json.loads(place.result.read_text())["status"], "rounds_done": done}
-    told = {"status": "broken off", "rounds_done": done}
-    if not place.number.exists():
-        return told
+    resume = _resuming(place)
+    return {"status": "broken off", "rounds_done": done, **({} if resume is None else {"resume": resume})}
+
+
+def _resuming(place: RunPlace) -> str | None:
+    """The command that goes on with a run that was broken off, by the engine that it had last; None where none had."""
+    settings = json.loads(place.settings.read_text()) if place.settings.exists() else {}
     experiment, folder = quote(str(place.experiment)), quote(str(place.folder.parent.parent))
-    resume = f"partsong federation run {experiment} --folder {folder} --name {place.name} --resume"
-    return {**told, "resume": resume}
+    if (drop := settings.get("drop")) is not None:
+        return (
+            f"partsong federation run {experiment} --folder {folder} --name {place.name} --engine files --drop "
+            f"{quote(drop)} --resume"
+        )
+    if not place.number.exists():
+        return None
+    return f"partsong federation run {experiment} --folder {folder} --name {place.name} --resume"

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from partsong.topic_names import ALONE, DESCENDING, TOGETHER
+from partsong.topic_names import ALONE, DESCENDING, SERVERS, TOGETHER
 
 OF_A_CRITIC = ("strength", "critic", "mi_gradient", "critic_rate")
 OF_FOUND_WORDS = ("min_documents", "min_parties", "max_share", "max_words", "longest_word")
@@ -27,6 +27,9 @@ def require_meaningful(n_files: int, given: Mapping[str, Any], between: Iterable
     if n_files > 1:
         if method in ALONE:
             _refuse("method", f"{method} is for one file.")
+        if "server_rate" in given and given.get("server", SERVERS[0]) == SERVERS[0]:
+            steps = ", ".join(SERVERS[1:])
+            _refuse("server_rate", f"This is for --server {steps}: an average has no rate. Give one, or leave it out.")
     else:
         _require_alone(given, between)
     _require_found_words(given)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+TIMEOUT = 600.0  # seconds that a site may take to answer, where nobody says otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:

@@ -20,6 +20,7 @@ from partsong.federation.audit_report import Verified, row_of, verified
 from partsong.federation.chain import Chain, Line
 from partsong.federation.refusal_count import RefusalCount
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
+from partsong.privacy.release import Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,14 @@ class Audit:
         told = {"refusal": None, "again": again, "arrays": arrays, "bytes": len(payload), "sha256": digest}
         self._append({**reply.nonce.told(), **told, **protection})
 
-    def make_up(self, place: tuple[str, int, int], noise: float | None, why: str) -> None:
-        """An attempt that was charged, of whose message nothing is known but that it may have left."""
+    def make_up(self, place: tuple[str, int, int], release: Release | None, why: str) -> None:
+        """An attempt that was charged, of whose message nothing is known but that it may have left, and what it was
+        charged at; `release` None: without noise, as in all other lines.
+        """
         run, number, attempt = place
         nonce = Nonce(run, number, attempt, Kind.WORK).told()
         known: dict[str, Any] = {"refusal": None, "again": False, "arrays": [], "bytes": 0, "sha256": None}
-        protection = {"clip": None, "noise_multiplier": noise, "epsilon": None, "release": None}
-        self._append({**nonce, **known, **protection, "made_up": why})
+        self._append({**nonce, **known, **_protection(release, clip=None, epsilon=None), "made_up": why})
 
     def departures(self) -> Departures:
         """All that has left, after every line was compared."""
@@ -129,6 +131,11 @@ def protection_of(program: Program | None, epsilon: float | None) -> dict[str, A
     """Clip, noise and ε spent so far, as far as a program has them."""
     release: Any = getattr(program, "release", None)
     clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
+    return _protection(release, clip, epsilon)
+
+
+def _protection(release: Release | None, clip: Any, epsilon: float | None) -> dict[str, Any]:
+    """As lines of the log have it."""
     noise = None if release is None else release.noise_multiplier
     told = None if release is None else release.to_json()
     return {"clip": clip, "noise_multiplier": noise, "epsilon": epsilon, "release": told}

@@ -1,11 +1,11 @@
 """Lines for what a site's ledger and audit log do not know of: after a copy was put back, or a file was lost.
 
 What the log says has left is charged, attempt by attempt, at the cost that the log tells. What was charged, and the log
-does not know, is noted there as left. Releases of which nothing is known but their number, as a server's (`behind`),
-are charged as releases without noise, for which no ε holds, unless their cost is stated: what is left of a ledger says
-nothing of what is gone. That number is of all releases that the ledger lacks; those which the log tells of are in it.
-A cost that is stated must be about what books and policy are about: two promises have no ε together, and nothing could
-be charged after them.
+does not know, is noted there as left, at the cost that the ledger tells. Releases of which nothing is known but their
+number, as a server's (`behind`), are charged as releases without noise, for which no ε holds, unless their cost is
+stated: what is left of a ledger says nothing of what is gone. That number is of all releases that the ledger lacks;
+those which the log tells of are in it. A cost that is stated must be about what books and policy are about: two
+promises have no ε together, and nothing could be charged after them.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def make_up(state: Path, why: str, count: int = 0, release: Release | None = Non
             _require_of_policy(release, state.parent / "site.toml")
         for place in charged:
             ledger.make_up(1, costs.get(place), why, place)
-        noises = {(run, one.round, one.attempt): one.noise for run, own in books.runs.items() for one in own}
+        paid = _charged_costs(ledger)
         for place in noted:
-            audit.make_up(place, noises[place], why)
+            audit.make_up(place, paid[place], why)
         besides = max(0, count - len(charged))
         if besides:
             ledger.make_up(besides, release, why)
@@ -123,6 +123,12 @@ def _require_of_policy(stated: Release, place: Path) -> None:
             f"{allowance.unit!r}: nothing could be charged to that budget after it. Take it from a copy of this site's "
             f"own ledger or log, or {LEAVE_OUT}"
         )
+
+
+def _charged_costs(ledger: SiteLedger) -> dict[Place, Release | None]:
+    """What each attempt was charged at; None: without noise."""
+    lines = ((tuple(line["attempt"]), line["release"]) for line in ledger.chain.lines())
+    return {place: None if cost is None else Release.from_json(cost) for place, cost in lines}
 
 
 def _told_costs(log: Path) -> dict[Place, Release]:

@@ -17,7 +17,7 @@ from partsong.federation.site_work import Answered
 from partsong.federation.told_alike import context_of
 from partsong.federation.wire import Request
 from partsong.federation.word_data import CountedData
-from partsong.federation.word_site import require_table, told_of_empty
+from partsong.federation.word_site import require_table, told_of_empty, told_of_long
 
 if TYPE_CHECKING:
     from partsong.federation.site import Site
@@ -71,6 +71,8 @@ def start(site: Site, request: Request) -> Answered:
         files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context))
         if isinstance(site.data, CountedData) and (empty := told_of_empty(site.data.rows)):
             site.log(request.nonce, "note", empty)
+        if long := told_of_long(state, plan.program):
+            site.log(request.nonce, "note", long)
     return site.plain(request, Message({}))
 
 

@@ -98,7 +98,10 @@ class TopicKeys:
         if not 0 < self.fraction <= 1:
             raise ParameterError(f"participation must be above 0 and at most 1; got {self.participation!r}.")
         if self.server_rate is not None and self.server in (None, SERVERS[0]):
-            raise ParameterError(f"server_rate is for server = {', '.join(SERVERS[1:])}: an average has no rate.")
+            raise ParameterError(
+                f"server_rate is for server = {', '.join(SERVERS[1:])}: an average has no rate. Set server to one of "
+                "them, or leave server_rate out."
+            )
         if method in TOPIC_METHODS:
             self.program(method, 1)
 

@@ -166,6 +166,20 @@ def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any],
     return replace(site, texts=None, data=replace(texts.counted(rule.weighing(agreed.vocabulary)), context=context))
 
 
+def told_of_long(party: Any, program: Any) -> str:
+    """For the log of a site whose words are in part too long for an agreement: how many, and the limit; else nothing.
+    Words that are too long are in nothing that leaves, and neither is their number.
+    """
+    if not isinstance(party, Candidate) or not party.n_too_long:
+        return ""
+    return (
+        f"{party.n_too_long} different words here, each in at least {program.min_documents} of the texts, have more "
+        f"than {program.longest} bytes of UTF-8, the longest_word of the experiment. They take no part in the "
+        "agreement, are not in the model, and the server is not told of them. If they matter, ask the coordinator for "
+        "a new run with a larger longest_word."
+    )
+
+
 def told_of_empty(rows: Any) -> str:
     """For the log of a site without any agreed word; else nothing."""
     if np.count_nonzero(rows.data):

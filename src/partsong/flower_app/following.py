@@ -78,13 +78,18 @@ class News:
 def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, Any]:
     """Start it, follow it, and give back how it ended; one that ends without a word is started again, and goes on.
 
-    One that is being worked on is followed, and not started a second time.
+    One that is being worked on is followed, and not started a second time. That it is started is told before its
+    process is up, which takes seconds, and once: {"starting": its name}.
     """
-    told = News.from_now(place)
+    told, is_told = News.from_now(place), False
     with controlling(server) as control:
         status = Status("unknown")
         for _ in range(STARTS):
-            number = _started(control, told)
+            number = _at_work(control, place)
+            if number is None:
+                if not is_told:
+                    tell({"starting": place.name})
+                is_told, number = True, _started(control, told)
             try:
                 status = _watched(control, number, told, tell)
             except KeyboardInterrupt:
@@ -116,14 +121,20 @@ def end_work(place: RunPlace) -> None:
         raise FileError(f"Run {place.name!r} is still worked on, by a process that cannot be ended from here.")
 
 
+def _at_work(control: Control, place: RunPlace) -> int | None:
+    """Flower's number of a run that a process is at work on; what is left of one that is over is ended."""
+    if not (is_held(place.lock) and place.number.exists()):
+        return None
+    number = int(place.number.read_text())
+    if not control.status(number).is_over:
+        return number
+    end_work(place)
+    return None
+
+
 def _started(control: Control, told: News) -> int:
-    """Flower's number of the run: a new one, or that of the process that is at work on it."""
+    """Flower's number of the run, a new one."""
     place = told.place
-    if is_held(place.lock) and place.number.exists():
-        number = int(place.number.read_text())
-        if not control.status(number).is_over:
-            return number
-        end_work(place)
     number = control.start(place.name)
     write(place.number, str(number))
     told.forget_failure()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from partsong.consortium.run_place import TIMEOUT
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
 from partsong.engines.flower import Flower
@@ -34,7 +35,6 @@ from partsong.io.provenance import now, package_versions
 
 FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
-TIMEOUT = 600.0
 NOT_IN = "The run was never started there."
 
 Told = dict[str, Any]
