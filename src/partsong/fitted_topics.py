@@ -36,14 +36,14 @@ class FittedTopics(ABC):
     weighing_: Weighing
     solver_: RowSolver
     components_: np.ndarray
-    topic_shares_: np.ndarray
+    topic_shares_: np.ndarray | None
     coherence_: np.ndarray | None
     seed_: int
     n_iter_: int | None
     n_topics_: int
 
     def topics(self, n: int = TOP) -> list[list[str]]:
-        """The n strongest words of each topic, strongest first; the largest topic first.
+        """The n strongest words of each topic, strongest first; the largest topic first, where sizes are known.
 
         Words that a topic does not have at all are not listed. Of hashed words the numbers of columns are told.
         """

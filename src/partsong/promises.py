@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any
 
@@ -30,6 +30,11 @@ MECHANISMS: dict[str, Callable[[float, float, str], Mechanism]] = {
     "gaussian": ClippedGaussian,
     "laplace": ClippedLaplace,
 }
+NEEDED = {
+    "epsilon": "how much may be told of one unit, over all rounds together",
+    "row_bound": "the norm beyond which a row is scaled down; it must come from no data",
+}
+"""What has to be told of a promise, and what it is."""
 PRECISION = 1e-4
 """Relative: to which a multiplier is found after earlier spending; rounded toward more noise."""
 MOST_NOISE, MOST_TIMES = 1e4, 100
@@ -115,7 +120,10 @@ def _check(privacy: Privacy, kind: str, names: tuple[str, ...]) -> None:
             continue
         if not isinstance(value, Real) or isinstance(value, bool):
             raise ParameterError(f"{name} must be a number; got {value!r}.")
-        object.__setattr__(privacy, name, float(value))
+        try:
+            object.__setattr__(privacy, name, float(value))
+        except OverflowError as error:
+            raise ParameterError(f"{name} must be a number below 1e308; got a whole number beyond that.") from error
     Budget(privacy.epsilon, privacy.delta)
     if not isinstance(privacy.relation, str):
         raise ParameterError(f"relation must be a word; got {privacy.relation!r}.")
@@ -209,7 +217,15 @@ def privacy_from(told: Any) -> Privacy | None:
     if not isinstance(told, Mapping) or told.get("unit") not in UNITS:
         raise ParameterError("privacy is not told as a unit (row or party) with its epsilon.")
     values = {name: value for name, value in told.items() if name != "unit"}
-    try:
-        return PartyPrivacy(**values) if told["unit"] == "party" else RowPrivacy(**values)
-    except TypeError as error:
-        raise ParameterError(f"privacy is told with values that it does not have ({error}).") from None
+    kind = PartyPrivacy if told["unit"] == "party" else RowPrivacy
+    known = {one.name: one for one in fields(kind) if one.init}
+    foreign = sorted(name for name in values if name not in known)
+    if foreign:
+        raise ParameterError(
+            f'privacy with unit = "{told["unit"]}" has no {" and no ".join(foreign)}. Leave it out, or take the other '
+            f"unit; known are {', '.join(name for name in known if name != 'spent')}."
+        )
+    missing = [name for name in NEEDED if name in known and name not in values]
+    if missing:
+        raise ParameterError(f'privacy with unit = "{told["unit"]}" needs {missing[0]}: {NEEDED[missing[0]]}.')
+    return kind(**values)

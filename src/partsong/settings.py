@@ -246,7 +246,10 @@ def real_number(name: str, value: Any) -> float:
     """A number; text that looks like one is none."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ParameterError(f"{name} must be a number; got {value!r}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ParameterError(f"{name} must be a number below 1e308; got a whole number beyond that.") from error
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -74,8 +74,8 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
     ----------
     components_ : array (k, V)
         H, the largest topic first; of norm 1, or for LDA the probabilities of words.
-    topic_shares_ : array (k,)
-        Sizes: shares of what topics explain, for LDA of the documents.
+    topic_shares_ : array (k,) or None
+        Sizes: shares of what topics explain, for LDA of the documents. None: not known, as in results of a federation.
     coherence_ : array (k,) or None
         NPMI of each topic's ten strongest words.
     vocabulary_, weighing_, n_topics_, n_documents_, relative_error_, history_, n_iter_, outcome_, seed_ :

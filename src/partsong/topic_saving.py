@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from partsong.core import RowSolver
 from partsong.errors import DataError, FormatError, ParameterError, PartsongError
 from partsong.io import provenance
@@ -73,8 +71,7 @@ def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | No
     except PartsongError as error:
         raise FormatError(f"{path}: {error}") from error
     model.components_, model.n_topics_ = file.components, len(file.components)
-    model.topic_shares_ = np.full(model.n_topics_, 1.0 / model.n_topics_) if file.shares is None else file.shares
-    model.coherence_, model.seed_ = file.coherence, file.seed
+    model.topic_shares_, model.coherence_, model.seed_ = file.shares, file.coherence, file.seed
     model._origin = Origin(dict(file.settings), file.created, dict(file.versions))
     return file.settings
 

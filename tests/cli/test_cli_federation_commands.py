@@ -95,11 +95,16 @@ def test_renewing_keeps_the_authority(made, told):
     assert (made / "server.crt").read_bytes() != server
 
 
-def test_an_expired_certificate_is_told_before_anything_starts(made, told, monkeypatch):
+def test_an_expired_certificate_is_told_before_anything_starts(made, told, invoke, monkeypatch):
     monkeypatch.setattr(certificates, "days_left", lambda certificate: -3.0)
-    failed = told("federation", "status", "--folder", "liver", code=1)
-    assert "expired 3 days ago" in failed["error"]
-    assert "--renew" in failed["error"]
+    assert told("federation", "status", "--folder", "liver", code=1)["certificate_days"] == -3
+    renewing = f"partsong federation init {made} --renew"
+    said = invoke("federation", "status", "--folder", "liver", code=1).stdout
+    assert "expired 3 days ago" in said
+    assert renewing in said
+    said = invoke("federation", "serve", "--folder", "liver", code=1).stderr
+    assert "expired 3 days ago" in said
+    assert renewing in said, "a command that can be given as it is printed"
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:0", "host:70000", "a b:80", "host:８０"])

@@ -1,11 +1,17 @@
-"""`partsong federation join` on a folder that is there: nothing changes before a yes, nor while its node runs, and what
-an earlier folder has promised goes on.
+"""`partsong federation join` on a folder that is there: nothing changes before a yes, nor while its node runs, what an
+earlier folder has promised goes on, and what a used one has lost is not made anew.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import tomllib
+import zipfile
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,13 +19,19 @@ import pytest
 pytest.importorskip("cryptography")
 
 from partsong.cli.main import app
+from partsong.consortium import continuing, roster, site_folder, used_folder
+from partsong.consortium.first_policy import POLICY
+from partsong.consortium.joining import Joining
 from partsong.consortium.kit import Kit
 from partsong.consortium.locking import held
 from partsong.consortium.roster import Card
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.site_folder import SiteFolder
+from partsong.errors import FileError, FormatError, PartsongError
+from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
+from partsong.federation.policy import Policy
 from partsong.federation.transport import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from tests.cli.conftest import runner
@@ -46,6 +58,12 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """Whether writes are in order does not depend on it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def here(made, tmp_path, monkeypatch):
     """A copy of it, in which commands are given."""
@@ -60,9 +78,9 @@ def content_of(folder):
     return {path: (data, path.stat().st_mode, path.stat().st_mtime_ns) for path, data in found.items()}
 
 
-def asked(here, place):
+def asked(here, place, request=None):
     """What a site answers, signed, to a request that releases nothing."""
-    request = Request("north", Nonce("r", kind=Kind.FINISH)).written()
+    request = (request or Request("north", Nonce("r", kind=Kind.FINISH))).written()
     transport = ServerFolder.at(here / "liver").signed(InProcess({"north": place}))
     return Reply.read(transport.ask({"north": request}, 1.0)["north"]).answer
 
@@ -165,3 +183,251 @@ def test_refusals_that_no_line_tells_of_go_on_with_the_audit_log(here, told):
         policy.write("[privacy]\nepsilon = 3\n")  # the new folder's own by now
     told(*CONTINUING, "--continues", "site-north")
     assert (new.path / "state" / "refusals").read_bytes() == counted
+
+
+AGAIN = ("federation", "join", "north.zip", "--yes", "--no-start")
+WITH_DATA = (*AGAIN, "--data", "rows.npy")
+
+
+@pytest.mark.parametrize("left", ["joined.toml", "state/ledger.jsonl", "state/audit.jsonl", "state/had.toml"])
+def test_a_used_folder_that_has_lost_its_policy_gets_no_other(here, told, left):
+    folder = here / "site-north"
+    SiteLedger(folder / "state" / "ledger.jsonl").make_up(1, None, "before")
+    asked(here, SiteFolder.at(folder).answering())
+    names = {"site.toml", "joined.toml", "card.toml", "roster.toml", "state/ledger.jsonl", "state/audit.jsonl"}
+    for name in sorted({*names, "state/had.toml", "state/site.log", "state/lock", "state/refusals"} - {left}):
+        (folder / name).unlink(missing_ok=True)
+    before = content_of(folder)
+    said = told(*WITH_DATA, code=1)
+    assert said["type"] == "FileError"
+    assert str(folder / "site.toml") in said["error"]
+    assert "Put your own copy back" in said["error"]
+    assert content_of(folder) == before
+
+
+@pytest.mark.parametrize("name", ["secret", "node"])
+def test_a_site_that_has_lost_a_key_of_its_own_is_not_given_another(here, told, name):
+    folder = here / "site-north"
+    (folder / name).unlink()
+    before = content_of(folder)
+    said = told(*AGAIN, code=1)
+    assert said["type"] == "FileError"
+    assert str(folder / name) in said["error"]
+    assert "--continues" in said["error"]
+    assert content_of(folder) == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a command for a POSIX shell")
+def test_the_usual_policy_is_written_by_the_command_that_the_error_tells(here, invoke):
+    (here / "site-north" / "site.toml").unlink()
+    assert asked(here, SiteFolder.at(here / "site-north").answering()) == Refusal("storage")
+    line = next(line for line in invoke(*AGAIN, code=1).stderr.splitlines() if "printf" in line)
+    subprocess.run(["sh", "-c", line[line.index("printf") :]], check=True)
+    invoke(*AGAIN)
+    assert SiteFolder.at(here / "site-north").policy() == Policy.from_table(tomllib.loads(POLICY))
+
+
+def test_a_new_folder_that_was_used_does_not_get_the_policy_of_an_earlier_one(here, told):
+    asked(here, SiteFolder.at(here / "site-north").answering())
+    told(*CONTINUING, "--continues", "site-north")
+    (here / "anew" / "site.toml").unlink()
+    assert "this folder was used" in told(*CONTINUING, "--continues", "site-north", code=1)["error"]
+    assert not (here / "anew" / "site.toml").exists()
+
+
+class CutOff(BaseException):
+    """As a kill at that point."""
+
+
+@pytest.fixture
+def cut_off(monkeypatch):
+    """Whether a call was cut off at its write with this number; none after that is made."""
+
+    def cut(call, number):
+        write, made = site_folder.write, count()
+
+        def counted(path, content, *, private=False):
+            if next(made) >= number:
+                raise CutOff
+            write(path, content, private=private)
+
+        with monkeypatch.context() as patched:
+            for module in (continuing, roster, site_folder, used_folder):
+                patched.setattr(module, "write", counted)
+            try:
+                call()
+            except CutOff:
+                return True
+        return False
+
+    return cut
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_off, is_continued):
+    """What it leaves is a folder that was never used, or one with its policy and its shared key."""
+    old = SiteFolder.at(here / "site-north")
+    old.take(SharedKey(bytes(16)))
+    asked(here, old.answering())
+    new, number, kit = here / "anew", 0, Kit.read(here / "north.zip", here / "unpacked")
+
+    def joined():
+        wanted = SiteFolder.wanted(new, kit, here / "rows.npy", {})
+        Joining(wanted, kit, *((None, old.path) if is_continued else (SharedKey(bytes(16)), None))).agreed()
+
+    while cut_off(joined, number):
+        if used_folder.is_used(new):
+            assert (new / "site.toml").exists()
+            assert (new / "shared.key").exists()
+        joined()
+        assert SiteFolder.at(new).shared_key() == SharedKey(bytes(16))
+        shutil.rmtree(new)
+        number += 1
+    assert number > 7
+
+
+def test_a_folder_that_has_had_a_shared_key_sends_no_hash_without_one(here, told):
+    site = SiteFolder.at(here / "site-north")
+    told(*AGAIN, "--shared-key", "sites.key")
+    (site.path / "shared.key").unlink()
+    before = content_of(site.path)
+    said = told(*AGAIN, code=1)
+    assert said["type"] == "FileError"
+    assert "--shared-key" in said["error"]
+    assert content_of(site.path) == before
+    with pytest.raises(FileError, match="has had a shared key"):
+        site.opened()
+    assert asked(here, site.answering()) == Refusal("storage")
+    (site.path / "joined.toml").unlink()
+    assert "has had a shared key" in told(*WITH_DATA, code=1)["error"]
+    told(*WITH_DATA, "--shared-key", "sites.key")
+    assert asked(here, SiteFolder.at(site.path).answering()) == Refusal("not-started")
+
+
+def test_a_key_that_was_there_before_it_was_written_down_is_missed_as_well(here, told):
+    site = SiteFolder.at(here / "site-north")
+    site.take(SharedKey(bytes(16)))
+    (site.path / "state" / "had.toml").unlink()
+    told(*AGAIN)
+    (site.path / "shared.key").unlink()
+    assert "has had a shared key" in told(*AGAIN, code=1)["error"]
+
+
+def test_a_new_folder_goes_on_with_the_shared_key(here, invoke, told):
+    old, new = SiteFolder.at(here / "site-north"), here / "anew"
+    old.take(SharedKey(bytes(16)))
+    said = invoke(*CONTINUING, "--continues", "site-north")
+    assert "with the key that sites share" in said.stdout
+    assert "shares no key" not in said.stderr
+    assert SiteFolder.at(new).shared_key() == SharedKey(bytes(16))
+    shutil.rmtree(new)
+    (old.path / "shared.key").unlink()
+    assert "has had a shared key" in told(*CONTINUING, "--continues", "site-north", code=1)["error"]
+    assert not new.exists()
+    (here / "other.key").write_text(SharedKey(bytes([1] * 16)).text)
+    told(*CONTINUING, "--continues", "site-north", "--shared-key", "other.key")
+    assert SiteFolder.at(new).shared_key() == SharedKey(bytes([1] * 16))
+    old.take(SharedKey(bytes(16)))
+    told(*CONTINUING, "--continues", "site-north")
+    assert SiteFolder.at(new).shared_key() == SharedKey(bytes([1] * 16))
+
+
+@pytest.fixture
+def newer(here):
+    """A roster with one site more, in newer.toml; the kit has the one that is pinned."""
+    server = ServerFolder.at(here / "liver")
+    server.invite("north", here / "north.zip")
+    pinned = server.roster()
+    changed = replace(pinned, keys={**pinned.keys, "west": bytes(range(32))})
+    (here / "newer.toml").write_bytes(changed.written())
+    return changed
+
+
+def test_the_roster_of_a_kit_does_not_take_the_place_of_the_one_that_is_pinned(here, told, newer):
+    told(*AGAIN, "--roster", "newer.toml", "--fingerprint", newer.fingerprint)
+    assert told(*AGAIN)["fingerprint"] == newer.fingerprint
+    result = runner().invoke(app, [*JOIN, "--no-start"], input="y\n")
+    assert result.exit_code == 0
+    assert "which stays" in result.stderr
+    assert "TWO OF THEM" not in result.output
+    assert SiteFolder.at(here / "site-north").roster() == newer
+    assert told(*AGAIN, "--fingerprint", newer.fingerprint)["fingerprint"] == newer.fingerprint
+    old = ServerFolder.at(here / "liver").roster().fingerprint
+    assert "has pinned has the fingerprint" in told(*AGAIN, "--fingerprint", old, code=1)["error"]
+    assert SiteFolder.at(here / "site-north").roster() == newer
+
+
+def test_who_has_lost_the_pinned_roster_takes_none_unseen(here, told, newer):
+    (here / "site-north" / "roster.toml").unlink()
+    for words in ((), ("--roster", "newer.toml")):
+        assert "is gone" in told(*AGAIN, *words, code=1)["error"]
+        assert SiteFolder.at(here / "site-north").roster() is None
+    told(*AGAIN, "--fingerprint", ServerFolder.at(here / "liver").roster().fingerprint)
+
+
+def test_a_roster_that_is_given_while_the_node_runs_is_taken_and_used_by_it(here, invoke, newer):
+    site = SiteFolder.at(here / "site-north")
+    party = site.answering()
+    told = Experiment("exact", 2, 1, masked=True, mask_bound=1e6).told()
+    hello = Request("north", Nonce("r"), note={"parties": sorted(newer.keys), "experiment": told})
+    words = ("federation", "join", "north.zip", "--yes", "--drop", "drop")
+    with held(site.lock, ""):
+        assert asked(here, party, hello) == Refusal("roster")
+        said = invoke(*words, "--roster", "newer.toml", "--fingerprint", newer.fingerprint)
+        assert "The roster was taken. The node of 'north' runs already" in said.stderr
+        assert not isinstance(asked(here, party, hello), Refusal)
+        assert "runs already" in invoke(*words, code=1).stderr
+
+
+def test_columns_that_are_one_to_other_sites_are_refused_before_anything_is_made(here, told):
+    header = ("a", "\u00e9", "b", "e\u0301")
+    (here / "twins.csv").write_text("\n".join([",".join(header), *["1,2,3,4"] * 5]), encoding="utf-8")
+    words = (*AGAIN, "--data", "twins.csv", "--folder", "anew")
+    said = told(*words, code=1)
+    assert said["type"] == "DataError"
+    assert "columns 2 and 4" in said["error"]
+    assert not (here / "anew").exists()
+    (here / "anew").mkdir()
+    (here / "anew" / "site.toml").write_text('columns = ["a", "b"]\n')
+    told(*words)
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_secret_that_is_not_whole_is_none(here, told, length):
+    site = SiteFolder.at(here / "site-north")
+    (site.path / "secret").write_bytes(b"x" * length)
+    before = content_of(site.path)
+    said = told(*AGAIN, code=1)
+    assert said["type"] == "FormatError"
+    assert f"has {length} bytes, and a secret has 32" in said["error"]
+    assert content_of(site.path) == before
+    with pytest.raises(FormatError, match="a secret has 32"):
+        site.answering()
+
+
+def test_a_kit_that_was_damaged_on_its_way_is_told_so_wherever_that_was(here, tmp_path_factory):
+    scratch, kit = tmp_path_factory.mktemp("scratch"), here / "damaged.zip"
+    with zipfile.ZipFile(here / "north.zip") as archive, zipfile.ZipFile(kit, "w", zipfile.ZIP_DEFLATED) as deflated:
+        for name in archive.namelist():
+            deflated.writestr(name, archive.read(name))
+    whole = kit.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), 13):
+        kit.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            Kit.read(kit, scratch)
+        except PartsongError:
+            refused += 1
+    assert refused > len(whole) // 26
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files that are bytes")
+def test_a_path_of_data_that_is_not_utf_8_is_told_so(here, told):
+    try:
+        shutil.copy(here / "rows.npy", os.fsencode(here) + b"/r\xff.npy")
+    except OSError:
+        pytest.skip("this disk has no such names")
+    said = told(*AGAIN, "--data", os.fsdecode(b"r\xff.npy"), "--folder", "anew", code=1)
+    assert said["type"] == "ParameterError"
+    assert "not written in UTF-8" in said["error"]
+    assert not (here / "anew").exists()

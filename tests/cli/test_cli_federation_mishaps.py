@@ -21,13 +21,14 @@ from cryptography import x509
 
 from partsong.cli import federation_runs
 from partsong.cli.federation_server import Engine
-from partsong.consortium import certificates, file_drop
+from partsong.consortium import certificates, file_drop, server_folder
 from partsong.consortium.kit import Kit, require_address
 from partsong.consortium.locking import held
 from partsong.consortium.roster import Card
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
-from partsong.errors import FileError
+from partsong.consortium.toml_text import write
+from partsong.errors import FileError, FormatError
 from partsong.flower_app import control, lifelines, listening, presence
 from partsong.flower_app.supernode import quoted
 from partsong.io.atomic import replacing
@@ -155,11 +156,78 @@ def test_a_renewed_certificate_needs_a_new_start_of_the_server(server, invoke, m
     assert "serve again" not in invoke(*words).stderr
     old = (server.path / "server.crt").read_bytes()
     monkeypatch.setattr(control, "shown_certificate", lambda server: old)
-    monkeypatch.setattr("partsong.cli.federation_status._sites", lambda server: ({}, True))
-    assert "serve again" not in invoke("federation", "status", "--folder", server.path).stdout
+    monkeypatch.setattr("partsong.cli.federation_status._sites", lambda server: {})
+    status = ("federation", "status", "--folder", server.path)
     with held(server.path / "server.lock", ""):
+        assert "serve again" not in invoke(*status).stdout
         assert "serve again" in invoke(*words).stderr
-    assert "397 days left: end it, and serve again" in invoke("federation", "status", "--folder", server.path).stdout
+        assert "397 days left: end it, and serve again" in invoke(*status).stdout
+
+
+def test_status_comes_to_its_hint_where_the_server_shows_a_certificate_that_has_expired(
+    server, told, invoke, monkeypatch
+):
+    """Renewing once more cannot help then: nodes are not asked for, which would fail with the advice to renew."""
+    old = (server.path / "server.crt").read_bytes()
+    left = certificates.days_left
+    monkeypatch.setattr(control, "shown_certificate", lambda server: old)
+    monkeypatch.setattr(certificates, "days_left", lambda shown: -0.4 if shown == old else left(shown))
+    monkeypatch.setattr(control, "controlling", lambda server: pytest.fail("its certificate is not accepted"))
+    status = ("federation", "status", "--folder", server.path)
+    with held(server.path / "server.lock", ""):
+        said = invoke(*status, code=1).stdout
+        assert "expired 1 day ago" in said
+        assert f"partsong federation init {server.path} --renew" in said
+        server.renewed()
+        said = invoke(*status, code=1).stdout
+        assert "(the server shows another, expired 1 day ago: end it, and serve again)" in said
+        assert "--renew" not in said
+        found = told(*status, code=1)
+    assert (found["server"], found["certificate_days"], found["served_certificate_days"]) == ("running", 397, -1)
+    assert found["sites"] == {"north": "unknown"}
+
+
+def test_a_renewal_that_was_killed_between_its_two_files_is_told_and_mended_by_another(server, invoke, monkeypatch):
+    def killed(place, content, *, private=False):
+        if place.name == "server.crt":
+            raise KeyboardInterrupt
+        write(place, content, private=private)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(server_folder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            server.renewed()
+    said = invoke("federation", "serve", "--folder", server.path, code=1).stderr
+    assert "server.crt is not the certificate of" in said
+    renewing = shlex.split(said.rpartition("with: partsong ")[2])
+    invoke(*renewing)
+    assert server.require_valid() > 396
+    (server.path / "server.key").write_text("x")
+    with pytest.raises(FileError, match="--renew"):
+        server.require_valid()
+    (server.path / "server.key").unlink()
+    with pytest.raises(FileError, match=r"server\.key cannot be read.*--renew"):
+        server.require_valid()
+    (server.path / "ca.key").write_text("x")
+    with pytest.raises(FormatError, match=r"ca\.key"):
+        server.renewed()
+
+
+def test_a_folder_without_a_federation_is_told_with_a_command_that_makes_one(invoke, tmp_path):
+    said = invoke("federation", "status", "--folder", "nope", code=1).stderr
+    invoke(*shlex.split(said.rpartition("make one: partsong ")[2].replace("HOST:PORT", "nmf.example.org:8443")))
+    assert ServerFolder.at(tmp_path / "nope").name == "NAME"
+    said = invoke("federation", "stop", "first", "--folder", "nope", code=1).stderr
+    assert "There are none yet." in said
+    assert "Known are" not in said
+
+
+@pytest.mark.parametrize("ending", [".zip", ".ZIP", ".Zip"])
+def test_a_kit_is_a_zip_however_its_ending_is_written(server, tmp_path, ending):
+    made = server.invite("west", tmp_path / f"west{ending}")
+    (tmp_path / "into").mkdir()
+    assert made.is_file()
+    assert Kit.read(made, tmp_path / "into").site == "west"
 
 
 def test_a_fingerprint_is_compared_with_the_roster_that_is_pinned(server, told, tmp_path):

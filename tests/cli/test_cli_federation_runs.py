@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_runs import _line
-from partsong.consortium import file_drop
+from partsong.cli import federation_runs
+from partsong.cli.federation_runs import _commanding, _line
+from partsong.cli.federation_status import _run_told
+from partsong.consortium import certificates, file_drop
 from partsong.consortium.locking import held
 from partsong.consortium.roster import Card
 from partsong.consortium.server_folder import ServerFolder
 from partsong.consortium.site_folder import SiteFolder
+from partsong.errors import FileError, FormatError
 from partsong.federation.transport import InProcess
 from partsong.federation.wire import Kind, Request
+from partsong.flower_app import running
+from partsong.privacy import key_agreement
 
 SITES = ("east", "north", "south")
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nmasked = true\nmask_bound = {}\n'
@@ -41,6 +48,26 @@ def place(told, tmp_path, monkeypatch):
         sites[site] = folder.opened().answer
     monkeypatch.setattr(file_drop, "requests_in", lambda *places: InProcess(sites))
     return server.run("first")
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory):
+    """A federation with the cards of three sites that do not answer."""
+    folder = tmp_path_factory.mktemp("cards")
+    server = ServerFolder.made(folder / "liver", "liver", "nmf.example.org:8443")
+    for site in SITES:
+        node = certificates.new_node_key().certificate.decode()
+        server.admit(
+            Card("liver", site, node, key_agreement.verifying_key(key_agreement.signing_key(len(site), site)).hex())
+        )
+    return folder
+
+
+@pytest.fixture
+def admitted(cards, invoke, tmp_path):
+    """A copy of it, in the folder that commands are given in."""
+    shutil.copytree(cards, tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 def test_an_experiment_that_was_refused_is_corrected_under_its_name(place, told, invoke, tmp_path, monkeypatch):
@@ -145,3 +172,135 @@ def test_what_is_not_given_again_is_as_it_was_before(place, told, tmp_path, monk
     assert told(*WORDS, "--resume", "--timeout", "90")["status"] == "done"
     kept = json.loads(place.settings.read_text())
     assert (kept["timeout"], kept["names"]) == (90.0, ["a", "b"])
+
+
+def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
+    (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
+    (tmp_path / "public.txt").write_text("elsewhere\n")
+    assert "No column is called by a name in --names (1 there)" in invoke(*WORDS, "--names", "public.txt").stderr
+    assert told(*WORDS, "--resume", "--names", "public.txt")["named_columns"] == 0
+    (tmp_path / "right.txt").write_text("elsewhere\ncolumn 1\ncolumn 3\n")
+    said = invoke(*WORDS, "--resume", "--names", "right.txt")
+    assert "No column" not in said.stderr
+    assert told(*WORDS, "--resume", "--names", "right.txt")["named_columns"] == 2
+    assert "named_columns" not in told(*WORDS, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('method = "fnmf"\nrank = 2\nmasked = true', '"fnmf" cannot be masked.*fnmf-by-sums'),
+        (
+            'method = "then-exact"\nfirst = "fnmf-alone"\nfirst_rounds = 1\nrank = 2\nmasked = true',
+            "^.*first = .*by-sums",
+        ),
+        ('method = "game"\nrank = 2\nmasked = true', 'method = "game" with masked = true: .* alone'),
+        (f'method = "exact"\nrank = {10**12}', "rank = 1000000000000 is too large.*Choose far less"),
+        (f'method = "exact"\nrank = {10**400}', "rank = 1000.* is too large"),
+        (
+            f'method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nrow_bound = 1\nepsilon = 1{"0" * 400}',
+            "epsilon must be",
+        ),
+        (f'method = "asyn-sd"\nrank = 2\ntol = 1{"0" * 400}', "tol must be a number"),
+        (f'method = "exact"\nrank = 1{"0" * 5000}', "is not TOML"),
+        ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1', "needs row_bound: the norm"),
+        ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1\nclip = 2', "has no clip"),
+    ],
+    ids=["fnmf", "then-exact", "game", "rank", "huge rank", "epsilon", "tol", "digits", "row_bound", "clip"],
+)
+def test_what_cannot_be_run_is_told_with_its_file_before_any_site_is_asked(admitted, told, text, said, monkeypatch):
+    monkeypatch.setattr(file_drop, "requests_in", lambda *places: pytest.fail("nobody is asked"))
+    head, _, table = text.partition("[")
+    (admitted / "first.toml").write_text(f"{head}\nrounds = 3\n{'[' if table else ''}{table}\n")
+    failed = told(*WORDS, code=1)
+    assert failed["error"].startswith("first.toml")
+    assert re.search(said, failed["error"])
+    assert failed["type"] in ("ParameterError", "FormatError")
+
+
+def test_memory_that_runs_out_in_a_run_is_told_in_words_of_the_experiment(admitted, told, monkeypatch):
+    def much(*places):
+        raise MemoryError
+
+    monkeypatch.setattr(running, "_finished", much)
+    (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
+    failed = told(*WORDS, code=1)
+    assert "rank = 2" in failed["error"]
+    assert "dtype" not in failed["error"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"status": "failed", "timeout": ""}'])
+@pytest.mark.parametrize("name", ["result", "settings", "number"])
+def test_a_damaged_file_of_a_run_is_named_with_the_way_out(admitted, told, name, content):
+    place = ServerFolder.at(admitted / "liver").run("first")
+    place.folder.mkdir()
+    (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
+    place.experiment.write_text(EXPERIMENT.format("1e6"))
+    file = getattr(place, name)
+    file.write_text(content)
+    status, resume = ("federation", "status", "--folder", "liver"), (*WORDS, "--resume")
+    words = ("federation", "stop", "first", "--folder", "liver") if name == "number" else resume
+    for command in (words,) if name == "number" else (status, words):
+        failed = told(*command, code=1)
+        assert failed["type"] == "FormatError"
+        assert str(file) in failed["error"]
+        assert "Remove it" in failed["error"]
+    file.unlink()
+    told(*status)
+
+
+def test_a_damaged_number_of_a_node_is_named_with_the_way_out(admitted, told):
+    server = ServerFolder.at(admitted / "liver")
+    (server.path / "sites" / "north.node").write_text("x")
+    with pytest.raises(
+        FormatError, match=r"north\.node is damaged.*Remove it.*federation admit .*north\.toml"
+    ) as caught:
+        running.nodes_of(server)
+    (server.path / "sites" / "north.node").unlink()
+    again = shlex.split(str(caught.value).rpartition(": partsong ")[2])
+    assert told(*again, "--engine", "files")["admitted"] == ["north"]
+
+
+def test_a_run_that_is_just_starting_is_not_broken_off(admitted, told, invoke):
+    place = ServerFolder.at(admitted / "liver").run("first")
+    place.folder.mkdir()
+    place.experiment.write_text(EXPERIMENT.format("1e6"))
+    place.number.write_text("7")
+    status = ("federation", "status", "--folder", "liver")
+    with _commanding(place), _commanding(place):
+        assert told(*status)["runs"]["first"] == {"status": "starting", "rounds_done": 0}
+        assert "starting" in invoke(*status).stdout
+    assert told(*status)["runs"]["first"]["status"] == "broken off"
+
+
+def test_the_command_that_starts_a_run_is_seen_until_it_ends(admitted, told, monkeypatch):
+    def starting(server, place, drop, tell):
+        assert _run_told(place)["status"] == "starting"
+        raise FileError("enough")
+
+    monkeypatch.setattr(federation_runs, "_run_to_end", starting)
+    (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
+    assert told(*WORDS, code=1)["error"] == "enough"
+    assert _run_told(ServerFolder.at(admitted / "liver").run("first"))["status"] == "broken off"
+
+
+def test_status_says_why_a_run_has_failed_and_what_can_be_done(admitted, told, invoke):
+    place = ServerFolder.at(admitted / "liver").run("first")
+    place.folder.mkdir()
+    place.experiment.write_text(EXPERIMENT.format("1e6"))
+    failed = {
+        "status": "failed",
+        "type": "SiteLost",
+        "error": "Site 'east' was not heard\x1b[2J.",
+        "notes": ["Do this."],
+    }
+    place.result.write_text(json.dumps(failed))
+    status = ("federation", "status", "--folder", "liver")
+    assert told(*status)["runs"]["first"] == {
+        **{name: failed[name] for name in ("status", "error", "notes")},
+        "rounds_done": 0,
+    }
+    text = invoke(*status).stdout
+    assert "Site 'east' was not heard" in text
+    assert "Do this." in text
+    assert "\x1b" not in text

@@ -89,8 +89,8 @@ def test_what_leaves_is_shown_and_no_word_of_a_text_is(joined, invoke, tmp_path)
     assert "eastville" not in said
     before = SiteFolder.at(tmp_path / "site-east")
     assert before.reading == {"text_column": "note"}
-    (tmp_path / "site-east" / "shared.key").unlink()
-    said = invoke("federation", "join", "east.zip", "--yes", "--no-start").output
+    words = ("--data", "east.csv", "--text-column", "note", "--folder", "anew")
+    said = invoke("federation", "join", "east.zip", *words, "--yes", "--no-start").output
     assert "will refuse every run over its texts" in said
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+import partsong
 
 pytest.importorskip("cryptography")
 
@@ -59,3 +62,27 @@ def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_pa
     W = np.load(tmp_path / "W.npy")
     assert W.argmax(axis=1).tolist()[:2] == [0, 1]
     np.testing.assert_allclose(W.sum(axis=1), [1, 1, 0])
+
+
+@pytest.mark.parametrize("kind", [partsong.TopicModel, partsong.FederatedTopicModel])
+def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, told, tmp_path):
+    H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5], [0.2, 0.4, 0.1, 0.3]])
+    words = ("apple", "bread", "chess", "dance")
+    TopicResult(H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5)).save(tmp_path / TOPICS)
+    assert [topic["share"] for topic in told("topics", "show", TOPICS)["topics"]] == [None] * 3
+    shown = invoke("topics", "show", TOPICS, "--html", "shown.html").stdout
+    assert "%" not in shown
+    assert "apple, bread" in shown
+    model = kind.load(tmp_path / TOPICS)
+    assert model.topic_shares_ is None
+    model.to_html(tmp_path / "loaded.html")
+    for name in ("shown.html", "loaded.html"):
+        page = (tmp_path / name).read_text(encoding="utf-8")
+        assert re.findall(r"<figcaption><b>Topic \d</b><span>(.*?)</span>", page) == ["\N{EN DASH}"] * 3
+        assert re.findall(r"<title>(Topic \d.*?): ", page) == ["Topic 1", "Topic 2", "Topic 3"]
+        assert "Sizes of topics are not known: all discs are alike." in page
+        assert "The area of a disc" not in page
+        assert len(set(re.findall(r'<circle[^>]* r="([0-9.]+)"', page))) == 1
+    model.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / TOPICS).read_bytes()
+    np.testing.assert_allclose(model.transform(["apple bread apple", "nothing"]).sum(axis=1), [1, 0])

@@ -191,6 +191,21 @@ def test_a_rate_of_a_server_that_takes_no_steps_is_refused_with_the_way_out(serv
     assert told("topics", "fit", *words, "--server", "adam")["outcome"] == "max-rounds"
 
 
+@pytest.mark.parametrize("option", [("--critic", "separable"), ("--mi-gradient", "js"), ("--critic-rate", 0.5)])
+def test_settings_of_a_critic_that_there_is_none_of_are_refused_with_the_way_out(option, files, told):
+    between = ("a.csv", "b.csv", "--method", "fednmf-mi", "-k", 2, "--rounds", 1, "--epochs", 1, *option)
+    for words in (between, ("a.csv", "--method", "nmf-sgd-mi", *option)):
+        refused = told("topics", "fit", *words, "--strength", 0, code=2)["error"]
+        assert refused.startswith(f"Invalid value for {option[0]}: With --strength 0 there is no critic")
+    assert told("topics", "fit", *between, "--strength", 0.1)["outcome"] == "max-rounds"
+
+
+def test_a_strength_of_zero_is_the_method_without_a_critic(files, told):
+    fit = ("topics", "fit", "a.csv", "b.csv", "-k", 2, "--rounds", 1, "--epochs", 1)
+    without = told(*fit, "--method", "fednmf-mi", "--strength", 0)
+    assert without["relative_error"] == told(*fit, "--method", "fednmf")["relative_error"]
+
+
 def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
     (tmp_path / "latin.csv").write_bytes(f"text\n{SECRET}\xe9\n".encode("latin-1"))
     (tmp_path / "broken.csv").write_text(f'text\n"{SECRET}\n', encoding="utf-8")

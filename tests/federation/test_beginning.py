@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from federations import NAMES, Federation
 
@@ -39,22 +41,36 @@ def test_an_experiment_that_is_written_otherwise_is_started_as_it_was(tmp_path):
     assert [done.participants for done in Federation(tmp_path, masked_with(1000000), NAMES).rounds()] == [NAMES]
 
 
+def changing_its_mind(site, policy):
+    """A site whose policy becomes another one between hello and start."""
+
+    def answer(data):
+        return (replace(site, policy=policy) if Request.read(data).nonce.kind is Kind.START else site).answer(data)
+
+    return answer
+
+
 def test_who_has_begun_is_kept_when_another_site_refuses_its_start(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 2, 2))
     assert not has_begun(tmp_path / "server")
-    federation.sites["south"] = federation.site("south", policy=Policy(maximum_runs=0))
+    south = changing_its_mind(federation.site("south"), Policy(maximum_runs=0))
     with pytest.raises(SiteRefused, match="'runs'"):
-        list(federation.rounds())
+        list(federation.rounds(InProcess({**federation.transport().sites, "south": south})))
     assert federation.record().started == {"east", "north"}
     assert has_begun(tmp_path / "server")
 
 
 @pytest.mark.parametrize("stage", ["hello", "start"])
 def test_after_a_refusal_by_policy_nobody_is_sent_to_resume(tmp_path, stage):
-    policy = Policy(recipes=("fedavg",)) if stage == "hello" else Policy(maximum_runs=0)
-    federation = Federation(tmp_path, Experiment("exact", 2, 2), policy=policy)
-    with pytest.raises(SiteRefused, match=r"'recipe'|'runs'") as caught:
-        list(federation.rounds())
+    federation, policy = Federation(tmp_path, Experiment("exact", 2, 2)), Policy(maximum_runs=0)
+    sites = {
+        name: federation.site(name, policy=policy).answer
+        if stage == "hello"
+        else changing_its_mind(federation.site(name), policy)
+        for name in federation.names
+    }
+    with pytest.raises(SiteRefused, match="'runs'") as caught:
+        list(federation.rounds(InProcess(sites)))
     told = " ".join(caught.value.__notes__)
     assert "change the experiment, or ask the steward" in told
     assert "once the site is back" not in told

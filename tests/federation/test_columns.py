@@ -9,11 +9,12 @@ import pytest
 from federations import COLUMNS, Federation, rows_of, secret_of
 from test_site import Recorded
 
-from partsong.errors import FeatureError, ParameterError
-from partsong.federation.columns import hashed
+from partsong.errors import FeatureError, ParameterError, SiteRefused
+from partsong.federation.columns import hashed, labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.naming import Correspondent
 from partsong.federation.policy import Policy
+from partsong.federation.refusals import Denied
 from partsong.federation.signatures import public_key
 from partsong.federation.site_plan import Data
 
@@ -35,9 +36,20 @@ def test_names_that_look_the_same_are_the_same(tmp_path):
 
 
 def test_two_columns_whose_names_differ_in_how_they_are_written_are_refused_by_their_places():
-    with pytest.raises(ParameterError, match="Columns 1 and 3") as caught:
+    with pytest.raises(Denied, match="Columns 1 and 3") as caught:
         hashed((MARKED[0], "b", APART[0]), "run-1")
     assert "Gr" not in str(caught.value)
+    with pytest.raises(ParameterError, match="Lines 1 and 3"):
+        labels_of(hashed(("b",), "run-1"), "run-1", (MARKED[0], "b", APART[0]))
+
+
+def test_such_columns_are_told_as_a_matter_of_the_site_s_data_and_not_of_the_experiment(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 1))
+    own = Data(rows_of("north"), (MARKED[0], APART[0], *COLUMNS[2:]), secret_of("north"))
+    federation.sites["north"] = federation.site("north", data=own)
+    with pytest.raises(SiteRefused, match=r"'north' refuses .*'data'"):
+        list(federation.rounds())
+    assert "Columns 1 and 2" in (tmp_path / "north" / "site.log").read_text()
 
 
 def test_patterns_of_site_toml_mean_names_however_they_are_written():

@@ -241,6 +241,17 @@ def test_under_masks_a_refusal_that_depends_on_the_data_is_the_last_answer_of_it
     assert said(site, request_of(asked, Kind.START)) is None
 
 
+def test_how_large_a_number_beyond_the_bound_was_is_told_in_the_log_of_the_site_alone(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=True, mask_bound=1e-3))
+    with pytest.raises(PartsongError) as caught:
+        record_into([], federation)
+    site = federation.site("east")
+    X = np.asarray(site.data.rows, dtype=float)
+    told = f"The largest of its numbers is {max(len(X), (X**2).sum()):.3g}."
+    assert told in (site.folder / "site.log").read_text()
+    assert "largest of its numbers" not in str(caught.value)
+
+
 class Watched:
     """A program that counts its works, and fails in one of the ways there are."""
 

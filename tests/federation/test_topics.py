@@ -159,6 +159,10 @@ def test_other_methods_are_told_without_these_keys():
         ({"method": "fednmf", "server_rate": 0.1}, "an average has no rate. Set server .*or leave server_rate out"),
         ({"method": "fednmf", "server": "average", "server_rate": 0.1}, "an average has no rate"),
         ({"method": "fednmf", "server": "adam", "server_rate": -1}, "above"),
+        (
+            {"method": "fednmf-mi", "strength": 0, "critic": "separable"},
+            "strength = 0 there is no critic: leave critic out",
+        ),
         ({"method": "fednmf", "participation": 0}, "above 0 and at most 1"),
         ({"method": "fednmf", "participation": 1.5}, "above 0 and at most 1"),
         ({"method": "fednmf", "fits_first": 1}, "true or false"),

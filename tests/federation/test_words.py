@@ -324,6 +324,19 @@ def test_what_a_site_does_not_allow_is_refused_before_a_word_leaves(tmp_path, po
     assert all(federation.site(name).ledger.serial == 0 for name in federation.names)
 
 
+def test_all_sites_agree_on_words_also_where_some_are_drawn_for_each_round(tmp_path):
+    """And who asks for more in a sum than are drawn says so before a word leaves."""
+    told = {"method": "fednmf", "rank": 3, "rounds": 1, "seed": 5, "participation": 0.5, "words": WORDS}
+    drawn = TextFederation(tmp_path / "drawn", Experiment.from_table(told), NAMES)
+    [done] = drawn.rounds()
+    assert len(done.participants) == 2
+    assert drawn.vocabulary("north") == list(drawn.agreed_in_process().words)
+    strict = replace(drawn, folder=tmp_path / "strict", policies={"north": Policy(minimum_parties=3)})
+    with pytest.raises(SiteRefused, match="'parties'"):
+        list(strict.rounds())
+    assert not any((tmp_path / "strict" / name / "ledger.jsonl").exists() for name in NAMES)
+
+
 def test_texts_are_not_a_table_and_a_table_has_no_words(tmp_path):
     federation = TextFederation(tmp_path / "texts")
     table = Data(np.ones((30, 3)), ("a", "b", "c"), secret_of("north"))

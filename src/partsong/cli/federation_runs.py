@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,11 +73,12 @@ def run(
     server = ServerFolder.at(folder)
     place = _prepared(server, experiment, name or experiment.stem, resume, engine)
     settings = _settings(place, timeout, public)
+    given = public or []
     if resume and (before := _done_before(place, settings["names"])) is not None:
         if not as_json:
             has_told = "every site that was in it has been told"
             typer.echo(f"Run {place.name!r} is done, and {has_told}: there is nothing to go on with.")
-        return _put_end(place, before, output, as_json)
+        return _put_end(place, before, output, as_json, given)
     over = {} if drop is None else {"drop": str(drop.absolute())}
     write(place.settings, json.dumps({**settings, **over}) + "\n")
 
@@ -86,29 +87,59 @@ def run(
             typer.echo(_line(line))
 
     try:
-        told = _run_to_end(server, place, drop, tell)
+        with _commanding(place):
+            told = _run_to_end(server, place, drop, tell)
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
-    _put_end(place, told, output, as_json)
+    _put_end(place, told, output, as_json, given)
 
 
-def _put_end(place: RunPlace, told: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
-    """Where the model of a run that is done goes, and how it went."""
-    from partsong.flower_app.running import NOT_IN
+@contextmanager
+def _commanding(place: RunPlace) -> Iterator[None]:
+    """By which `status` knows a run that is just starting; another command that follows it as well is no obstacle."""
+    from partsong.consortium.locking import held
+
+    with ExitStack() as stack:
+        with suppress(FileError):
+            stack.enter_context(held(place.command, "another command follows it"))
+        yield
+
+
+def _put_end(
+    place: RunPlace, told: Mapping[str, Any], output: Path | None, as_json: bool, public: Sequence[str] = ()
+) -> None:
+    """Where the model of a run that is done goes, and how it went; `public` are names that were given for columns."""
+    from partsong.federation.ways_on import way_to_result
 
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
     if as_json:
-        put_json({**told, "model": model, "folder": place.folder})
+        named = {"named_columns": _named(place, public)} if public else {}
+        put_json({**told, **named, "model": model, "folder": place.folder})
         return
     missed = _missed(place, told)
     typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges, {missed} times a site was not there.")
     typer.echo(f"Model: {model}")
     for site, why in sorted(told.get("without_result", {}).items()):
-        way_on = "A new run can have it in." if why == NOT_IN else "Once it is back, --resume tells it the end again."
-        warn(f"Site {site!r} has no result of this run: {why} {way_on}")
+        warn(f"Site {site!r} has no result of this run: {why} {way_to_result(why)}")
+    if public and not _named(place, public):
+        warn(
+            f"No column is called by a name in --names ({len(public)} there), and all keep their hashes. Where sites "
+            "share a key, nobody without it can tell: names are then known at the sites alone. Else compare the file "
+            "with the names at a site, letter by letter."
+        )
+
+
+def _named(place: RunPlace, public: Sequence[str]) -> int:
+    """How many columns of a run are called by names that are public."""
+    from partsong.federation.columns import labels_of
+    from partsong.federation.conducting import record_in
+
+    record, known = record_in(place.state), set(public)
+    labels = () if record is None else labels_of(record.columns, record.run, public)
+    return sum(label in known for label in labels)
 
 
 @guarded
@@ -132,15 +163,16 @@ def stop(
         os.kill(holder, signal.SIGTERM)
         told: dict[str, Any] = {"stopped": "server", "process": holder}
     else:
+        from partsong.consortium.run_files import number_in
         from partsong.flower_app.control import controlling
         from partsong.flower_app.following import end_work
 
         place = server.known_run(str(name))
-        if not place.number.exists():
+        number = number_in(place)
+        if number is None:
             if is_held(place.lock):
                 return stop_over_files(place, as_json)
             raise FileError(f"Run {name!r} was never started, or is over.")
-        number = int(place.number.read_text())
         with controlling(server) as control:
             is_over = control.status(number).is_over
             if is_over and not is_held(place.lock):
@@ -177,7 +209,9 @@ def _run_to_end(
 
 def _settings(place: RunPlace, timeout: float | None, names: list[str] | None) -> dict[str, Any]:
     """How patiently, and which names are public; what was not given is as it was when the run was last worked on."""
-    kept = json.loads(place.settings.read_text()) if place.settings.exists() else {}
+    from partsong.consortium.run_files import settings_in
+
+    kept = settings_in(place)
     return {
         "timeout": kept.get("timeout", TIMEOUT) if timeout is None else timeout,
         "names": kept.get("names", []) if names is None else names,
@@ -186,7 +220,7 @@ def _settings(place: RunPlace, timeout: float | None, names: list[str] | None) -
 
 def _names_in(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"--names {path} cannot be read: {error}. Check the path.") from error
     return list(dict.fromkeys(line for line in lines if line))
@@ -239,11 +273,12 @@ def _forget(place: RunPlace) -> None:
     """Let go of a run that has begun at no site: its name is free for an experiment that was corrected."""
     from partsong.consortium.locking import held
 
-    with held(place.lock, f"Run {place.name!r} is being worked on by another process"):
+    busy, locks = f"Run {place.name!r} is being worked on by another process", (place.lock, place.command)
+    with held(place.lock, busy), held(place.command, busy):
         for path in place.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path != place.lock:
+            elif path not in locks:
                 path.unlink()
 
 
@@ -251,12 +286,13 @@ def _done_before(place: RunPlace, public: Sequence[str]) -> dict[str, Any] | Non
     """How a run has ended that is done, with these names of columns; None where something is left to do. A site where
     it was never started is not told its end: for that nothing is left to do.
     """
+    from partsong.consortium.run_files import result_in, settings_in
     from partsong.federation.conducting import record_in
 
-    if not (place.result.exists() and place.model.exists() and place.settings.exists()):
+    told = result_in(place) if place.result.exists() else None
+    if told is None or not (place.model.exists() and place.settings.exists()):
         return None
-    told: dict[str, Any] = json.loads(place.result.read_text())
-    names, record = json.loads(place.settings.read_text()).get("names", []), record_in(place.state)
+    names, record = settings_in(place).get("names", []), record_in(place.state)
     is_told = told["status"] == "done" and record is not None and not record.without_result
     return told if is_told and public == names else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,12 +27,15 @@ from partsong.errors import DataError, FileError, FormatError, ParameterError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from partsong.consortium.joining import Joining
     from partsong.consortium.kit import Kit
     from partsong.consortium.roster import Listed
     from partsong.consortium.shared_key import SharedKey
     from partsong.consortium.site_folder import SiteFolder
     from partsong.data.table import Table
+    from partsong.federation.policy import Policy
 
 JOIN = examples(
     "partsong federation join liver-north.zip --data mine.h5ad --shared-key sites.key",
@@ -46,6 +50,11 @@ NO_SHARED_KEY = (
     "the hashes that it is sent. One site makes a key (partsong federation secret), tells the others by a way that "
     "does not lead through the server, and all join with --shared-key."
 )
+OTHER_ROSTER = (
+    "The roster in this kit ({}) is not the one that this site has pinned ({}), which stays. If parties have changed "
+    "since, give the new one: --roster roster.toml."
+)
+TAKEN = "The roster was taken. The node of {!r} runs already, and works with it from its next request on."
 LEAVES = """What leaves this site, and what does not:
   never    rows, weights of rows (W), names of rows; names of columns to the server
   a run    a hash of the name of each column that site.toml lets out ({columns} now), {keyed}; the number type;
@@ -110,6 +119,7 @@ def join(
     """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
     from partsong.consortium.joining import Joining
     from partsong.consortium.kit import Kit
+    from partsong.consortium.locking import is_held
     from partsong.consortium.roster import Listed
 
     shared = None if shared_key is None else _shared_key(shared_key)
@@ -119,10 +129,11 @@ def join(
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
     reading |= {"text_column": text_column, "encoding": encoding}
     options = {name: value for name, value in reading.items() if value is not None}
-    wished = Joining(_wanted(place, read, data, options, as_json), read, shared, continues)
+    wished = _going_on(Joining(_wanted(place, read, data, options, as_json), read, shared, continues))
     _show_and_ask(wished, yes, as_json)
     site = _agreed(wished, as_json)
-    listed = Listed.read(roster) if roster is not None else read.roster
+    before = site.roster()
+    listed = Listed.read(roster) if roster is not None else _in_kit(read, before)
     if listed is not None:
         _pin(site, listed, fingerprint, yes)
     pinned = site.roster()
@@ -139,8 +150,34 @@ def join(
             again = f"partsong federation join {quote(str(kit))}{where} --roster roster.toml"
             typer.echo(f"With the roster that comes back: {again}")
         return
-    if start:
+    if pinned != before and is_held(site.lock):
+        typer.echo(TAKEN.format(site.site), err=True)
+    elif start:
         _start(site, drop)
+
+
+def _going_on(wished: Joining) -> Joining:
+    """With the shared key of an earlier folder, where none is given; refused where a used folder has lost its policy or
+    its key. Nothing is written.
+    """
+    from partsong.consortium.continuing import key_going_on
+    from partsong.consortium.used_folder import require_policy
+
+    if wished.earlier is None:
+        require_policy(wished.site.path)
+    elif wished.shared is None:
+        wished = replace(wished, shared=key_going_on(wished.earlier, wished.site))
+    wished.shared_key()
+    return wished
+
+
+def _in_kit(kit: Kit, pinned: Listed | None) -> Listed | None:
+    """The roster of a kit, where none is pinned: one that is stays, for a kit may be older than it."""
+    if pinned is None or kit.roster is None:
+        return kit.roster
+    if kit.roster != pinned:
+        warn(OTHER_ROSTER.format(kit.roster.fingerprint, pinned.fingerprint))
+    return None
 
 
 def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], as_json: bool) -> SiteFolder:
@@ -167,6 +204,8 @@ def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
     releases = wished.agreed()
     if wished.earlier is not None:
         typer.echo(f"Ledger and audit log go on from {wished.earlier}: {releases} releases so far.", err=as_json)
+        if (wished.earlier / "shared.key").exists():
+            typer.echo("So does the shared key, unless another one was given or is here.", err=as_json)
     if is_made:
         typer.echo(f"Read {policy} now: it says what may be asked of this site.", err=as_json)
     return site
@@ -219,7 +258,9 @@ def _leaves(wished: Joining) -> str:
     site = wished.site
     table = read_wanted(site.data, Wanted(**site.reading))
     policy, n_columns = wished.policy(), int(table.X.shape[1])
-    leaving = n_columns if table.feature_names is None else len(policy.leaving(table.feature_names))
+    leaving = n_columns
+    if table.feature_names is not None:
+        leaving = _require_different(table.feature_names, policy, site.data)
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
     return LEAVES.format(
         rows=int(table.X.shape[0]),
@@ -231,6 +272,20 @@ def _leaves(wished: Joining) -> str:
         audit=site.path / "state" / "audit.jsonl",
         policy=where_policy_is(wished),
     )
+
+
+def _require_different(names: Sequence[str], policy: Policy, data: Path) -> int:
+    """How many columns leave; refused where two of them are one to other sites, however the two are written."""
+    from partsong.federation.columns import ONE_NAME, twins
+
+    leaving = policy.leaving(names)
+    if (same := twins(leaving)) is not None:
+        first, second = (list(names).index(leaving[at]) + 1 for at in same)
+        raise DataError(
+            f"{data}: columns {first} and {second} (both {leaving[same[0]]!r}) {ONE_NAME} Or keep them here: columns "
+            "in site.toml."
+        )
+    return len(leaving)
 
 
 def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -> None:

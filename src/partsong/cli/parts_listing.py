@@ -31,7 +31,7 @@ def listed(folder: Path) -> list[Part]:
     """The parties of a folder, or what is wrong with the list of them."""
     path = folder / LISTING
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path} cannot be read as JSON ({error}). Split the data again.") from error
     told = content if isinstance(content, dict) else {}

@@ -22,6 +22,8 @@ def require_meaningful(n_files: int, given: Mapping[str, Any], between: Iterable
         meant = [one for one in meant if one.endswith("-mi")] if name in OF_A_CRITIC else meant
         if name in given and method not in meant:
             _refuse(name, f"This is for --method {' and '.join(meant)}.")
+        if name in given and name in OF_A_CRITIC[1:] and given.get("strength") == 0:
+            _refuse(name, "With --strength 0 there is no critic: give another strength, or leave this out.")
     if method in ("lda", "fedlda") and given.get("weighting", "counts") != "counts":
         _refuse("weighting", f"{method} is a model of counts: leave it out.")
     if n_files > 1:

@@ -13,11 +13,11 @@ from partsong.topic_names import TOP
 
 
 def topics_told(words: Any, shares: Any, coherence: Any) -> list[dict[str, Any]]:
-    """Each topic: number, share, coherence where it is known, and its words."""
-    values = [None] * len(words) if coherence is None else coherence.tolist()
+    """Each topic: number, share and coherence where they are known, and its words."""
+    sizes, values = ([None] * len(words) if known is None else known.tolist() for known in (shares, coherence))
     return [
         {"topic": number, "share": share, "coherence": value, "words": list(listed)}
-        for number, (listed, share, value) in enumerate(zip(words, shares.tolist(), values, strict=True), start=1)
+        for number, (listed, share, value) in enumerate(zip(words, sizes, values, strict=True), start=1)
     ]
 
 
@@ -62,10 +62,11 @@ def show_topics(topics: list[dict[str, Any]]) -> None:
 
     table = Table("topic", "share", "coherence", "words", box=None, header_style="bold")
     for part in topics:
-        value = part["coherence"]
+        share, value = part["share"], part["coherence"]
+        size = "" if share is None else f"{100 * share:.1f} %"
         shown = "" if value is None or math.isnan(value) else f"{value:.3f}"
         words = ", ".join(_shown(word) for word in part["words"])
-        table.add_row(Text(str(part["topic"])), Text(f"{100 * part['share']:.1f} %"), Text(shown), Text(words))
+        table.add_row(Text(str(part["topic"])), Text(size), Text(shown), Text(words))
     Console(highlight=False).print(table)
 
 

@@ -27,24 +27,21 @@ def show(
     html: Annotated[OptionalPath, typer.Option(help="Also write a page with a map of the topics (.html).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the words, size and coherence of each topic."""
+    """Show the words of each topic, and its size and coherence where the file knows them."""
     require_distinct({"MODEL": model, "--html": html})
     if html is not None:
         require_writable("--html", html, (".html",))
-    import numpy as np
-
     from partsong.evaluate.diversity import top_words
     from partsong.evaluate.topic_page import TopicPage, facts_of, write_topic_page
     from partsong.io.topic_file import load_topics
 
     known = load_topics(model)
-    k, V = known.components.shape
+    V = known.components.shape[1]
     names = tuple(f"#{column}" for column in range(V)) if known.words is None else known.words
-    shares = np.full(k, 1.0 / k) if known.shares is None else known.shares
-    topics = topics_told(top_words(known.components, names, n), shares, known.coherence)
+    topics = topics_told(top_words(known.components, names, n), known.shares, known.coherence)
     if html is not None:
         facts = facts_of(known.settings, words=V) | {"seed": str(known.seed)}
-        write_topic_page(html, TopicPage(known.components, names, shares, known.coherence, facts))
+        write_topic_page(html, TopicPage(known.components, names, known.shares, known.coherence, facts))
     if as_json:
         put_json({"model": model, "n_words": V, "settings": dict(known.settings), "topics": topics})
         return

@@ -46,7 +46,11 @@ def new_server_certificate(authority: Pair, host: str) -> Pair:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    issuer, signing = x509.load_pem_x509_certificate(authority.certificate), load_pem_private_key(authority.key, None)
+    try:
+        signing = load_pem_private_key(authority.key, None)
+        issuer = x509.load_pem_x509_certificate(authority.certificate)
+    except (ValueError, TypeError) as error:
+        raise FormatError("The authority (ca.crt and ca.key) cannot be read. Take both files from a copy.") from error
     key = _new_key()
     names = [_alternative(one) for one in dict.fromkeys((host, *HERE))]
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
@@ -89,6 +93,19 @@ def days_left(certificate: bytes) -> float:
     except ValueError as error:
         raise FormatError("A certificate cannot be read. Take it from its source again.") from error
     return (until - datetime.now(UTC)) / timedelta(days=1)
+
+
+def are_pair(certificate: bytes, key: bytes) -> bool:
+    """Whether a private key is that of a certificate; one that cannot be read is not."""
+    from cryptography.hazmat.primitives import serialization as forms
+
+    x509 = _x509()
+    try:
+        public = x509.load_pem_x509_certificate(certificate).public_key()
+        own = forms.load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError):
+        return False
+    return bool(public == own)
 
 
 def fingerprint(certificate: bytes) -> str:

@@ -1,7 +1,7 @@
 """A site that moves to a new folder keeps what it has released: a budget is about rows, not about a folder.
 
-Ledger and audit log go on where they were, with the count of refusals, and so does the policy; keys, runs and results
-do not come along.
+Ledger and audit log go on where they were, with the count of refusals, and so do the policy and the key that sites
+share; its own keys, runs and results do not come along.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 from partsong.consortium.locking import held, is_held
 from partsong.consortium.private_folder import make_private
+from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.site_folder import SiteFolder
 from partsong.consortium.toml_text import write
+from partsong.consortium.used_folder import KEY, has_had, record, require_policy
 from partsong.errors import FileError, ParameterError
 from partsong.federation.chain import Chain
 from partsong.federation.ledger import SiteLedger
@@ -48,12 +50,20 @@ def require_earlier(old: Path, site: SiteFolder) -> None:
             )
     if not _whole_lines(new / "state" / AUDIT):
         _require_same_policy(old / "site.toml", new / "site.toml")
+    else:
+        require_policy(new)  # its own by now, so that the old one does not take its place
+
+
+def key_going_on(old: Path, site: SiteFolder) -> SharedKey | None:
+    """The shared key of an earlier folder, where the new one has none; FileError where it is gone there."""
+    return None if (site.path / "shared.key").exists() else SiteFolder.at(old).shared_key()
 
 
 def continue_from(old: Path, site: SiteFolder) -> int:
-    """Copy the chains of an earlier folder, verified, the count of refusals, and site.toml; the number of releases.
+    """Copy the chains of an earlier folder, verified, the count of refusals, site.toml and the shared key.
 
-    The audit log comes last: who was killed before has no line of it, and copies all the rest again.
+    Policy and key come first, so that no folder with a ledger is without them. The audit log comes last: who was killed
+    before has no line of it, and copies all the rest again. Returns the number of releases.
     """
     require_earlier(old, site)
     new = site.path
@@ -62,6 +72,9 @@ def continue_from(old: Path, site: SiteFolder) -> int:
     with held(site.lock, f"The node of {new} has just been started. End it first"):
         if not (new / "site.toml").exists():
             write(new / "site.toml", (old / "site.toml").read_bytes())
+        if not (new / "shared.key").exists() and (old / "shared.key").exists():
+            write(new / "shared.key", (old / "shared.key").read_bytes(), private=True)
+        record(new, *([KEY] if has_had(old, KEY) else []))
         is_first = not _whole_lines(new / "state" / AUDIT)
         if is_first and (old / "state" / REFUSALS).exists():
             write(new / "state" / REFUSALS, (old / "state" / REFUSALS).read_bytes(), private=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from partsong.consortium.run_files import result_in
 from partsong.consortium.run_place import RunPlace
 from partsong.errors import ParameterError
 from partsong.federation.arrivals_record import Ongoing
@@ -22,7 +21,7 @@ def require_not_ended(place: RunPlace, record: Record, arrivals: int) -> None:
         return
     if record.without_result:
         return
-    if json.loads(place.result.read_text())["status"] == "done":
+    if result_in(place)["status"] == "done":
         raise ParameterError(
             f"Run {place.name!r} is over: it has ended by time_budget or tol after {arrived} of {arrivals} "
             f"arrivals, and its sites have its model and answer no more of it. The model is {place.model}. To go on "

@@ -13,6 +13,7 @@ import io
 import ipaddress
 import re
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -26,6 +27,7 @@ from partsong.federation.keys import only, read_toml
 KEYS = ("federation", "site", "address", "authority", "coordinator", "roster")
 FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
 MOST_BYTES = 1 << 20
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
 HOST = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 README = """You are invited as {site!r} to the federation {federation!r}.
@@ -72,7 +74,7 @@ class Kit:
         files["README.txt"] = README.format(kit=quote(path.name), **told).encode()
         if self.roster:
             files["roster.toml"] = self.roster.written()
-        if path.suffix != ".zip":
+        if path.suffix.lower() != ".zip":
             path.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 write(path / name, content)
@@ -152,7 +154,7 @@ def _unpack(path: Path, scratch: Path) -> None:
                 write(scratch / one.filename, content[:MOST_BYTES])
     except FileNotFoundError as error:
         raise FileError(f"{path}: there is no such kit. Check the path.") from error
-    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, OSError) as error:
+    except DAMAGED as error:
         if isinstance(error, FileError):
             raise
         raise FormatError(f"{path} is neither a kit's folder nor its .zip: {error}. Ask for it once more.") from error

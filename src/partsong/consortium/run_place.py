@@ -63,3 +63,8 @@ class RunPlace:
     def lock(self) -> Path:
         """Held while somebody works on it."""
         return self.folder / "lock"
+
+    @property
+    def command(self) -> Path:
+        """Held by the command that has it worked on, also before that begins."""
+        return self.folder / "command.lock"

@@ -78,7 +78,7 @@ class ServerFolder:
         if not (path / "federation.toml").exists():
             raise FileError(
                 f"{path} holds no federation. Give its folder with --folder, or make one: "
-                f"partsong federation init {quote(str(path))}"
+                f"partsong federation init {quote(str(path))} --name NAME --address HOST:PORT"
             )
         table = only(read_toml(path / "federation.toml"), ("name", "address"), str(path / "federation.toml"))
         if not all(isinstance(table.get(key), str) for key in ("name", "address")):
@@ -87,7 +87,9 @@ class ServerFolder:
         return ServerFolder(path.resolve(), require_name(table["name"], "A federation"), table["address"])
 
     def renewed(self) -> None:
-        """A new certificate for the server, by the same authority: sites notice nothing."""
+        """A new key and certificate for the server, by the same authority: sites notice nothing. Whoever is killed
+        between the two files leaves a pair that is none, which `require_valid` notices; renewing once more mends it.
+        """
         host, _ = require_address(self.address)
         try:
             key = (self.path / "ca.key").read_bytes()
@@ -95,15 +97,36 @@ class ServerFolder:
             raise FileError(f"{self.path / 'ca.key'} cannot be read, and only its owner can renew.") from error
         self._certify(Pair(self.authority, key), host)
 
+    def days_left(self) -> float:
+        """Days that the certificate is still valid; negative where it is not any more."""
+        return certificates.days_left(self._read("server.crt"))
+
     def require_valid(self) -> float:
-        """Days that the certificate is still valid; FileError where it is not any more."""
-        left = certificates.days_left((self.path / "server.crt").read_bytes())
+        """The same; FileError where it is not valid, or is not for the server's key."""
+        left = self.days_left()
         if left < 0:
             raise FileError(
                 f"The server's certificate has expired {-left:.0f} days ago, and sites refuse it. Renew it with: "
-                "partsong federation init FOLDER --renew"
+                f"{self._renewing}"
+            )
+        if not certificates.are_pair(self._read("server.crt"), self._read("server.key")):
+            raise FileError(
+                f"{self.path / 'server.crt'} is not the certificate of {self.path / 'server.key'}: one of them is of "
+                f"another time, or damaged. Make both anew with: {self._renewing}"
             )
         return left
+
+    @property
+    def _renewing(self) -> str:
+        return f"partsong federation init {quote(str(self.path))} --renew"
+
+    def _read(self, name: str) -> bytes:
+        """The server's certificate or its key."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            why = error.strerror or error
+            raise FileError(f"{self.path / name} cannot be read: {why}. Make it anew with: {self._renewing}") from error
 
     @property
     def authority(self) -> bytes:
@@ -198,7 +221,16 @@ class ServerFolder:
     def node_of(self, site: str) -> int | None:
         """The number of a site's node; None before it was registered."""
         place = self.path / "sites" / f"{site}.node"
-        return int(place.read_text()) if place.exists() else None
+        if not place.exists():
+            return None
+        try:
+            return int(place.read_bytes())
+        except ValueError as error:
+            admitting = f"{quote(str(place.with_suffix('.toml')))} --folder {quote(str(self.path))}"
+            raise FormatError(
+                f"{place} is damaged: it does not hold the number of a node. Remove it, and admit the site's card once "
+                f"more while the server runs: partsong federation admit {admitting}"
+            ) from error
 
     def set_node(self, site: str, number: int) -> None:
         """It was registered."""

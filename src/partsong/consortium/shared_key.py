@@ -33,10 +33,12 @@ class SharedKey:
 
     @staticmethod
     def read(text: str) -> SharedKey:
-        """From its text; blanks, dashes and small letters do not matter. FormatError where a letter is wrong."""
-        letters = "".join(letter for letter in text.upper() if not letter.isspace() and letter != "-").translate(
-            MISREAD
-        )
+        """From its text; blanks, dashes, small letters and an editor's byte order mark before it do not matter.
+
+        FormatError where a letter is wrong.
+        """
+        written = text.removeprefix("\ufeff").upper()
+        letters = "".join(letter for letter in written if not letter.isspace() and letter != "-").translate(MISREAD)
         try:
             found = base64.b32decode(letters) if len(letters) == LETTERS else b""
         except ValueError:

@@ -5,7 +5,7 @@ site.toml         the policy
 ca.crt            the authority of the federation            roster.toml     pinned
 node, node.pub    the key of its node                        secret          behind streams and signatures
 card.toml         what it tells of itself                    shared.key      known to sites alone
-state/            ledger, audit log, runs
+state/            ledger, audit log, runs; had.toml: what it must not be without again (`used_folder`)
 results/RUN/      model and weights of a run that is over; over texts, its words as well
 flower/           Flower's own files
 """
@@ -30,6 +30,7 @@ from partsong.consortium.site_texts import READING as READING_TEXTS
 from partsong.consortium.site_texts import texts_at
 from partsong.consortium.toml_text import toml_of, write
 from partsong.consortium.unready import told_unready
+from partsong.consortium.used_folder import ROSTER, has_had, record, require_key, require_own_keys, require_policy
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import only, read_toml
 from partsong.federation.policy import Policy
@@ -43,6 +44,10 @@ READING = ("label", "transpose", "key", "header", *READING_TEXTS)
 TOLD = ("federation", "site", "address", "data", "coordinator")
 KEYS = (*TOLD, *READING)
 SECRET_BYTES = 32
+WITHOUT_SECRET = (
+    "Put your own copy back. Where there is none, join in a new folder with --continues and this one: it makes a new "
+    "secret, and needs a new roster."
+)
 CHANGED = (
     "joined.toml, shared.key or secret in {} are not those that this node was started with, and it works with no "
     "others. Put them back, or end the node and join again: it then starts with what is there."
@@ -81,6 +86,7 @@ class SiteFolder:
     def wanted(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
         """As it would be with this kit and these data; nothing is written. One that trusts others is no such folder."""
         certificates.require()
+        _require_written({"data": str(data.resolve()), **reading})
         own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
         if (path / "joined.toml").exists():
             before = SiteFolder.at(path)
@@ -95,7 +101,10 @@ class SiteFolder:
                     "coordinator, by telephone, whether it was made anew; if so, join in a new folder, with "
                     f"--continues {path}: what was released before still counts."
                 )
-        return SiteFolder(path.resolve(), *own)
+        place = SiteFolder(path.resolve(), *own)
+        if (path / "secret").exists():
+            place.secret()
+        return place
 
     @staticmethod
     def joining(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
@@ -105,23 +114,31 @@ class SiteFolder:
         return place
 
     def make(self, authority: bytes, shared: SharedKey | None = None) -> None:
-        """Write it down; keys and policy that are there stay. While its node runs, only what is there already."""
+        """Write it down; keys and policy that are there stay. While its node runs, only what is there already.
+
+        The policy comes first: a first join that is cut off leaves a folder that was never used, or one that has it.
+        """
+        require_policy(self.path)
+        require_own_keys(self.path)
+        if shared is None:
+            require_key(self.path)
         if is_held(self.lock):
             self.require_idle(shared)
             return
         for folder in (self.path, self.path / "state", self.path / "flower"):
             make_private(folder)
         with held(self.lock, f"The node of {self.path} has just been started. Join again"):
+            if not (self.path / "site.toml").exists():
+                write(self.path / "site.toml", POLICY)
             write(self.path / "ca.crt", authority)
             self._make_keys()
             if shared is not None:
                 self.take(shared)
-            if not (self.path / "site.toml").exists():
-                write(self.path / "site.toml", POLICY)
             told = {name: getattr(self, name) for name in TOLD} | {"data": str(self.data)}
             told["coordinator"] = self.coordinator.hex()
             write(self.path / "joined.toml", toml_of({**told, **self.reading}))
             self.card().save(self.path / "card.toml")
+            record(self.path)
 
     @property
     def lock(self) -> Path:
@@ -134,7 +151,7 @@ class SiteFolder:
             return
         before = SiteFolder.at(self.path)
         changes = [name for name in (*TOLD, "reading") if getattr(before, name) != getattr(self, name)]
-        if shared not in (None, self.shared_key()):
+        if shared not in (None, self._key_there()):
             changes.append("shared key")
         if changes:
             raise FileError(
@@ -162,13 +179,14 @@ class SiteFolder:
                 f"The fingerprint of this roster is {roster.fingerprint}, and not the one that was given. Somebody has "
                 "changed it, or it is an old one: do not use it, and call the other sites."
             )
-        pinned = self.roster()
-        if pinned is not None and pinned != roster and spoken is None:
+        if spoken is None and self.roster() != roster and has_had(self.path, ROSTER):
             raise ParameterError(
-                "This site has pinned another roster. If parties have changed, have the new fingerprint read to you by "
-                "two other sites, by telephone, and give what you hear with --fingerprint."
+                "This site has pinned another roster, or the one that it has pinned is gone. If parties have changed, "
+                "have the new fingerprint read to you by two other sites, by telephone, and give what you hear with "
+                "--fingerprint."
             )
         write(self.path / "roster.toml", roster.written())
+        record(self.path)
 
     def roster(self) -> Listed | None:
         """The one that was pinned."""
@@ -185,8 +203,15 @@ class SiteFolder:
         return Card(self.federation, self.site, node_key, public_key(self.secret(), self.site).hex())
 
     def secret(self) -> int:
-        """Behind its streams and signatures."""
-        return int.from_bytes((self.path / "secret").read_bytes(), "little")
+        """Behind its streams and signatures; FileError where it is not whole."""
+        place = self.path / "secret"
+        try:
+            found = place.read_bytes()
+        except OSError as error:
+            raise FileError(f"{place} cannot be read: {error.strerror or error}. {WITHOUT_SECRET}") from error
+        if len(found) != SECRET_BYTES:
+            raise FormatError(f"{place} has {len(found)} bytes, and a secret has {SECRET_BYTES}. {WITHOUT_SECRET}")
+        return int.from_bytes(found, "little")
 
     @property
     def holds_texts(self) -> bool:
@@ -194,13 +219,16 @@ class SiteFolder:
         return "text_column" in self.reading
 
     def shared_key(self) -> SharedKey | None:
-        """What names of columns and words are hashed with; None where none was given."""
-        place = self.path / "shared.key"
-        return SharedKey.read(place.read_text()) if place.exists() else None
+        """What names of columns and words are hashed with; None where none was ever given. FileError where it is gone:
+        who has had a key sends no hash without one.
+        """
+        require_key(self.path)
+        return self._key_there()
 
     def take(self, key: SharedKey) -> None:
         """Keep a shared key; it is never sent."""
         write(self.path / "shared.key", key.text + "\n", private=True)
+        record(self.path)
 
     def answering(self) -> SignedSite:
         """The party as it answers over a network: what its coordinator has signed, and nothing else, with the data and
@@ -223,21 +251,38 @@ class SiteFolder:
         return SignedSite(self.site, answer, refuse, signer(self.secret(), self.site), verifier(self.coordinator))
 
     def opened(self) -> Site:
-        """The party, ready to answer; the data are read now."""
-        roster = self.roster()
-        if roster is None:
-            raise FileError(f"{self.path} has no roster yet. Join with --roster roster.toml.")
-        shared, policy, results = self.shared_key(), self.policy(), self.path / "results"
+        """The party, ready to answer; the data are read now. They can take long, so that site.toml and the roster,
+        which must be there before, are read after them.
+        """
+        self._pinned()
+        shared, secret, texts = self.shared_key(), self.secret(), None
         key = b"" if shared is None else shared.key_for("columns")
         if self.holds_texts:
             of_words = b"" if shared is None else shared.key_for("words")
-            texts = Texts(texts_at(self.data, dict(self.reading)), of_words, self.secret())
-            own = (texts.unread, policy, dict(roster.keys), key)
-            return Site(self.site, self.path / "state", *own, results=results, texts=texts)
-        table = table_at(self.data, dict(self.reading))
-        columns = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
-        own = (Data(table.X, columns, self.secret()), policy, dict(roster.keys), key)
-        return Site(self.site, self.path / "state", *own, results=results)
+            texts = Texts(texts_at(self.data, dict(self.reading)), of_words, secret)
+            data = texts.unread
+        else:
+            table = table_at(self.data, dict(self.reading))
+            names = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
+            data = Data(table.X, names, secret)
+        own = (self.site, self.path / "state", data, self.policy(), dict(self._pinned().keys), key)
+        return Site(*own, results=self.path / "results", texts=texts)
+
+    def _pinned(self) -> Listed:
+        """Its roster; FileError where it has none."""
+        if (pinned := self.roster()) is None:
+            raise FileError(f"{self.path} has no roster yet. Join with --roster roster.toml.")
+        return pinned
+
+    def _key_there(self) -> SharedKey | None:
+        place = self.path / "shared.key"
+        if not place.exists():
+            return None
+        try:
+            return SharedKey.read(place.read_text(encoding="utf-8", errors="replace"))
+        except FormatError as error:
+            error.add_note(f"It is in {place}.")
+            raise
 
     def _keys(self) -> list[bytes]:
         """What is in the files of its keys; nothing where there is none."""
@@ -251,3 +296,16 @@ class SiteFolder:
             made = certificates.new_node_key()
             write(self.path / "node.pub", made.certificate)
             write(self.path / "node", made.key, private=True)
+
+
+def _require_written(told: Mapping[str, Any]) -> None:
+    """Refuse what joined.toml cannot hold: a path, or an option, whose bytes are not UTF-8."""
+    for name, value in told.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError as error:
+            what = "The path of the data" if name == "data" else f"--{name.replace('_', '-')}"
+            raise ParameterError(
+                f"{what} is not written in UTF-8, as joined.toml is: {value!a}. Rename the file, or the folder "
+                "above it, or the column that has such a name, and join again."
+            ) from error

@@ -30,11 +30,11 @@ LARGEST = 0.075
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicPage:
-    """Topics (k × V) with a name for each column, their shares, coherence where it is known, and facts by name."""
+    """Topics (k × V) with a name for each column, shares and coherence where they are known, and facts."""
 
     H: np.ndarray
     names: tuple[str, ...]
-    shares: np.ndarray
+    shares: np.ndarray | None
     coherence: np.ndarray | None
     facts: Mapping[str, str]
 
@@ -42,6 +42,10 @@ class TopicPage:
     def title(self) -> str:
         """At its head."""
         return "One topic" if len(self.H) == 1 else f"{len(self.H)} topics"
+
+    def size(self, topic: int) -> str:
+        """Its share of all, in per cent; a dash where that is not known."""
+        return percent(math.nan if self.shares is None else float(self.shares[topic]))
 
 
 TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "vocabulary")
@@ -69,7 +73,7 @@ def render_topics(page: TopicPage) -> str:
         element("nav", *links, element("a", "The fit", href="#fit"), aria_label="Contents"),
     )
     body = (
-        section("map", "Map", _caption(), _map(page, words)),
+        section("map", "Map", _caption(page), _map(page, words)),
         section("topics", "Topics", _topics(page, words), _table(page, words)),
         section("fit", "The fit", _facts(page)),
     )
@@ -90,19 +94,22 @@ def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
     return Path(path)
 
 
-def _caption() -> Markup:
+def _caption(page: TopicPage) -> Markup:
+    area = "The area of a disc is the topic's size."
+    if page.shares is None:
+        area = "Sizes of topics are not known: all discs are alike."
     return element(
         "p",
         "Topics that are close have words in common (Hellinger distance, classical scaling; discs that would lie on "
-        "each other are moved apart). The area of a disc is the topic's size.",
+        f"each other are moved apart). {area}",
         class_="note",
     )
 
 
 def _map(page: TopicPage, words: list[list[str]]) -> Markup:
-    largest = float(page.shares.max(initial=0.0)) or 1.0
+    sizes = np.ones(len(page.H)) if page.shares is None else np.maximum(page.shares, 0.0)
     room = LARGEST * min(1.0, math.sqrt(50 / len(page.H)))
-    radii = np.maximum(0.012, room * np.sqrt(np.maximum(page.shares, 0.0) / largest))
+    radii = np.maximum(0.012, room * np.sqrt(sizes / (float(sizes.max()) or 1.0)))
     places = apart(positions(page.H), radii)
     low, high = places.min(axis=0), places.max(axis=0)
     places = (places - low) / np.where(high > low, high - low, 1.0)
@@ -110,14 +117,16 @@ def _map(page: TopicPage, words: list[list[str]]) -> Markup:
     up = HEIGHT - MARGIN - places[:, 1] * (HEIGHT - 2 * MARGIN)
     discs = []
     for i, (x, y, radius) in enumerate(zip(across, up, radii * min(WIDTH, HEIGHT), strict=True)):
-        told = element("title", f"Topic {i + 1}, {percent(float(page.shares[i]))}: {', '.join(words[i])}")
+        size = "" if page.shares is None else f", {page.size(i)}"
+        told = element("title", f"Topic {i + 1}{size}: {', '.join(words[i])}")
         disc = element(
             "circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}", class_="dot", fill_opacity="0.35"
         )
         number = element("text", str(i + 1), x=f"{x:.1f}", y=f"{y + 4:.1f}", class_="middle name")
         first = element("text", words[i][0] if words[i] else "", x=f"{x:.1f}", y=f"{y + 17:.1f}", class_="middle")
         discs.append(element("g", disc, number, first, class_=f"s{i % N_STYLES}"))
-    label = f"Map of {len(page.H)} topics; their words and sizes are in the table below."
+    listed = "words" if page.shares is None else "words and sizes"
+    label = f"Map of {len(page.H)} topics; their {listed} are in the table below."
     frame = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
     return element("svg", *discs, viewBox=frame, role="img", aria_label=label, style="width:100%;height:auto")
 
@@ -131,7 +140,7 @@ def _topics(page: TopicPage, words: list[list[str]]) -> Markup:
             element("li", element("span", word), bar(float(page.H[i, column]) / strongest))
             for word, column in zip(words[i], topic, strict=True)
         ]
-        caption = element("figcaption", element("b", f"Topic {i + 1}"), element("span", percent(float(page.shares[i]))))
+        caption = element("figcaption", element("b", f"Topic {i + 1}"), element("span", page.size(i)))
         lists.append(element("figure", caption, element("ol", *items), class_="part"))
     return element("div", *lists, class_="parts lists")
 
@@ -140,12 +149,14 @@ def _table(page: TopicPage, words: list[list[str]]) -> Markup:
     columns = [Column("Topic"), Column("Size"), Column("Coherence (NPMI)"), Column("Words", False)]
     known = np.full(len(page.H), math.nan) if page.coherence is None else page.coherence
     rows = [
-        row(columns, [str(i + 1), percent(float(page.shares[i])), significant(float(known[i])), ", ".join(words[i])])
+        row(columns, [str(i + 1), page.size(i), significant(float(known[i])), ", ".join(words[i])])
         for i in range(len(page.H))
     ]
+    size = "Size is the share of what topics explain (LDA: of the documents)."
+    if page.shares is None:
+        size = "Sizes are not known: the model does not tell them."
     note = (
-        "Size is the share of what topics explain (LDA: of the documents). Coherence is 1 where a topic's ten "
-        "strongest words only occur together, 0 where they are independent."
+        f"{size} Coherence is 1 where a topic's ten strongest words only occur together, 0 where they are independent."
     )
     return table(note, columns, rows)
 

@@ -26,29 +26,29 @@ from partsong.privacy.key_agreement import fingerprint
 HASH_BYTES = 16
 SAME, COMMON = RULES = ("same", "common")
 """All sites need the same columns; or those are taken that all have."""
+ONE_NAME = "have the same name, once letters with marks are written in one way (Unicode NFC). Rename one of them."
 
 
 def hashed(names: Sequence[str], run: str, key: bytes = b"") -> Any:
-    """One row of 16 bytes for each name; ParameterError where two names differ in how they are written alone."""
+    """One row of 16 bytes for each name; Denied where two names differ in how they are written alone."""
     salt = hashlib.sha256(run.encode()).digest()[:16]
-    written = [unicodedata.normalize("NFC", name) for name in names]
-    _require_different(written)
-    rows = [
-        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES, key=key, salt=salt).digest()
-        for name in written
-    ]
+    if (same := twins(names)) is not None:
+        raise Denied("data", f"Columns {same[0] + 1} and {same[1] + 1} of those that may leave {ONE_NAME}")
+    written = [unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass") for name in names]
+    rows = [hashlib.blake2b(name, digest_size=HASH_BYTES, key=key, salt=salt).digest() for name in written]
     return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), HASH_BYTES)
 
 
-def _require_different(names: Sequence[str]) -> None:
-    """By their places, since names may be words that are told nowhere."""
+def twins(names: Sequence[str]) -> tuple[int, int] | None:
+    """The places of two names that are one in normal form C, where there are any; names may be words that are told
+    nowhere.
+    """
     first: dict[str, int] = {}
     for at, name in enumerate(names):
-        if first.setdefault(name, at) != at:
-            raise ParameterError(
-                f"Columns {first[name] + 1} and {at + 1} of those that may leave have the same name, once letters with "
-                "marks are written in one way (Unicode NFC). Rename one of them."
-            )
+        before = first.setdefault(unicodedata.normalize("NFC", name), at)
+        if before != at:
+            return before, at
+    return None
 
 
 def key_mark(key: bytes, run: str) -> str:
@@ -87,6 +87,8 @@ def listed(hashes: Any) -> list[bytes]:
 
 def labels_of(hashes: Any, run: str, public: Sequence[str] = ()) -> tuple[str, ...]:
     """What a server calls columns: by name where it is `public` and no key was used, else "#" and the hash."""
+    if (same := twins(public)) is not None:
+        raise ParameterError(f"Lines {same[0] + 1} and {same[1] + 1} of the public names {ONE_NAME}")
     known = dict(zip(listed(hashed(public, run)), public, strict=True)) if public else {}
     return tuple(known.get(row, f"#{row.hex()}") for row in listed(hashes))
 

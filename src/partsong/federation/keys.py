@@ -12,12 +12,12 @@ from partsong.errors import FileError, FormatError, ParameterError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a file."""
+    """The table in a file; editors may have put a byte order mark before it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}. Check the path.") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of a number with thousands of digits
         raise FormatError(f"{path} is not TOML: {error}. Correct it there.") from error
 
 
@@ -33,6 +33,8 @@ def only(table: Mapping[str, Any], known: Collection[str], where: str) -> Mappin
 
 def nearest(word: str, known: Collection[str]) -> str:
     """Which name may be meant, and all that there are."""
+    if not known:
+        return "There are none yet."
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.4)
     guess = f"Did you mean {near[0]!r}? " if near else ""
     return f"{guess}Known are: {', '.join(known)}."

@@ -140,9 +140,11 @@ class SiteLedger:
         return was_charged
 
     def require_within(self, allowance: Allowance, release: Release | None, count: int = 1) -> None:
-        """Refuse releases that the site's budget does not cover, and all where some before had no noise."""
+        """Refuse releases that the site's budget does not cover, and all where some before had no noise. `count` 0:
+        what was charged already has to be covered, and the release be of a kind that the budget is about.
+        """
         books = self.books()
-        require_within(allowance, Ledger(tuple(books.releases.items())), release, count)
+        require_within(allowance, books.releases, release, count)
         if books.noiseless > allowance.noiseless_before:
             raise Denied(
                 "noiseless",
@@ -187,8 +189,10 @@ class SiteLedger:
             os.close(descriptor)
 
 
-def require_within(allowance: Allowance, spent: Ledger, release: Release | None, count: int = 1) -> None:
-    """Refuse releases that the site's budget does not cover."""
+def require_within(
+    allowance: Allowance, before: Mapping[Release, int], release: Release | None, count: int = 1
+) -> None:
+    """Refuse releases that the site's budget does not cover, after those before."""
     if release is None or release.kind == "none":
         raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")
     if not release.is_secure and not allowance.insecure_noise:
@@ -196,12 +200,14 @@ def require_within(allowance: Allowance, spent: Ledger, release: Release | None,
     if release.unit != allowance.unit:
         raise Denied("privacy-unit", f"The promise is about a {release.unit}, site.toml about a {allowance.unit}.")
     try:
+        spent = Ledger(tuple(before.items()))
         after = spent.after(release, count).epsilon(allowance.delta)
     except CompositionError as error:
         raise Denied("privacy-unit", str(error)) from error
     if after > allowance.epsilon:
         raise Denied(
             "budget",
-            f"After {count} more {after:.4g} of epsilon = {allowance.epsilon:g} would be spent (delta "
-            f"{allowance.delta:g}, {len(spent)} releases before, over all runs).",
+            f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {allowance.epsilon:g} "
+            f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {len(spent)} releases before, over all "
+            "runs).",
         )

@@ -65,7 +65,8 @@ CODES: Mapping[str, str] = {
     "noiseless": "the site has released without noise before it had a privacy budget, which does not cover that",
     "budget": "the site's privacy budget is spent, over all runs",
     "diverged": "the site's numbers are not finite, or too large",
-    "upload": "the site's upload is not what its program said it would be",
+    "upload": "the site's upload is not what its program said it would be; under masks most often: it has a number "
+    "beyond mask_bound",
     "too-few": "fewer parties than a sum needs in which each is hidden",
     "protocol": "the site does not accept what the server has sent in this sum",
     "storage": "the site could not read or write its own files",

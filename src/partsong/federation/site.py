@@ -20,6 +20,7 @@ from partsong.core import Message
 from partsong.errors import CompositionError, FormatError, PartsongError
 from partsong.federation import site_beginning, site_ending, site_names
 from partsong.federation.audit import Audit, protection_of
+from partsong.federation.consent import Consent
 from partsong.federation.ledger import MOST_MADE_UP, SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
@@ -64,6 +65,11 @@ class Site:
     def audit(self) -> Audit:
         """What has left."""
         return Audit(self.folder / "audit.jsonl")
+
+    @property
+    def consent(self) -> Consent:
+        """What its policy says now."""
+        return Consent(self.name, self.policy, self.data, self.ledger, self.roster)
 
     def answer(self, data: bytes) -> bytes:
         """The bytes to send back; they are in the audit log when this returns, or a refusal among many in its count.
@@ -156,8 +162,8 @@ class Site:
             raise Denied("not-started", f"Run {request.nonce.run!r} was not started here.")
         plan = self.build(started.experiment, len(started.layout.parties), self.roster)
         plan = replace(plan, reduction=bound_to(started.context, plan.reduction))
-        tally, own = files.tally(plan.source), (self.name, self.data, self.policy, self.ledger)
-        return Workplace(*own, files, started, plan, tally, self.audit, self.kernel_threads)
+        tally = files.tally(plan.source)
+        return Workplace(self.consent, files, started, plan, tally, self.audit, self.kernel_threads)
 
     def files_of(self, request: Request) -> RunFolder:
         """The folder of that run, whether it is there or not."""

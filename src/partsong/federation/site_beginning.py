@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from partsong import threads
@@ -28,9 +27,9 @@ def hello(site: Site, request: Request) -> Answered:
     parties = names_in(request.note.get("parties"))
     _require_kind(site, request)
     plan = site.build(experiment_in(request.note), len(parties), site.roster)
-    site.policy.require(plan.wish, site.data.n_rows)
-    site.policy.require_mask_bound(plan.mask_bound)
-    _require_roster(site, parties)
+    site.consent.require_plan(plan, parties)
+    site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
+    site.consent.require_budget(plan, request.nonce.run)
     require_sound(site.data)
     columns = site.policy.leaving(site.data.columns)
     if not columns:
@@ -45,10 +44,8 @@ def start(site: Site, request: Request) -> Answered:
     """Look at what is asked for, match the columns, and make the first state; nothing is released."""
     files = site.files_of(request)
     before = files.started()
-    if before is not None and site.workplace(request).tally.over is not None:
-        raise Denied("over", "The run is over here.")
-    if before is not None and before.digest != request.digest:
-        raise Denied("conflict", "This run was started here before, with other settings.")
+    if before is not None:
+        _require_same_start(site, request, before)
     if before is None:
         _require_kind(site, request)
         site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
@@ -58,6 +55,7 @@ def start(site: Site, request: Request) -> Answered:
         order = _order(site, request)
         shard = Shard(site.name, site.data.matrix(order), site.data.secret)
         _check(site, plan, layout, shard, len(order))
+        site.consent.require_budget(plan, request.nonce.run)
         require_sound(site.data)
         with threads.kernels_on(site.kernel_threads):
             state = plan.program.start_party(shard, layout)
@@ -74,6 +72,18 @@ def start(site: Site, request: Request) -> Answered:
         if long := told_of_long(state, plan.program):
             site.log(request.nonce, "note", long)
     return site.plain(request, Message({}))
+
+
+def _require_same_start(site: Site, request: Request, before: Started) -> None:
+    """Refuse a start under the name of a run that is over, is another, or is not allowed any more."""
+    place = site.workplace(request)
+    if place.tally.over is not None:
+        raise Denied("over", "The run is over here.")
+    if before.digest != request.digest:
+        raise Denied("conflict", "This run was started here before, with other settings.")
+    place.require_taking_part()
+    site.consent.require_budget(place.plan, request.nonce.run)
+    site.consent.require_columns(before)
 
 
 def _runs(site: Site) -> set[str]:
@@ -101,19 +111,10 @@ def _require_kind(site: Site, request: Request) -> None:
 
 def _check(site: Site, plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
     """What the site allows, and whether the parts go together; before anything is computed."""
-    site.policy.require(plan.wish, site.data.n_rows)
-    site.policy.require_mask_bound(plan.mask_bound)
-    _require_roster(site, layout.parties)
+    site.consent.require_plan(plan, layout.parties)
     if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
         raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
-    if site.policy.privacy is not None:
-        site.ledger.require_within(site.policy.privacy, plan.release, plan.exchanges)
     check_together(plan.program, plan.reduction, stated_by(plan.program, layout))
-
-
-def _require_roster(site: Site, parties: Collection[str]) -> None:
-    if site.name not in parties or (site.roster is not None and set(site.roster) != set(parties)):
-        raise Denied("roster", f"The parties would be {', '.join(parties)}.")
 
 
 def _order(site: Site, request: Request) -> tuple[int, ...]:

@@ -46,10 +46,12 @@ def finish(site: Site, request: Request) -> Answered:
 
 def _agreed(site: Site, place: Workplace, counted: Attempt | None, last: Message) -> Vocabulary:
     """The words, and everybody's counts of them. Whether these can have the site's own in them is a comparison with
-    numbers that masks hide: one is answered in a run, which a refusal closes.
+    numbers that masks hide: one is answered in a run, which a refusal closes, and none where the run is not allowed any
+    more.
     """
     if place.tally.closed is not None:
         raise Denied(place.tally.closed, "This agreement on words was closed here before.")
+    place.require_taking_part()
     require_same(site.data, place.started)
     is_here = place.tally.over is None and counted in place.files.attempts()
     agreed = vocabulary_in(place.files, counted if is_here else place.tally.counted, last)

@@ -28,10 +28,13 @@ def exchange_names(site: Site, request: Request) -> Answered:
 
 
 def _told(site: Site, request: Request) -> tuple[str, ...]:
-    """Names that may be told to other sites: of agreed columns that may leave, in a run that is under way here."""
+    """Names that may be told to other sites: of agreed columns that may leave, in a run under way here that is allowed
+    now.
+    """
     if not site.policy.tell_names:
         raise Denied("names", "site.toml does not let this site tell names (tell_names).")
     place = site.workplace(request)
     if place.tally.over is not None:
         raise Denied("over", "The run is over here.")
+    place.require_taking_part()
     return site.policy.leaving(place.started.columns)

@@ -1,4 +1,7 @@
-"""The rounds of a run at a site: which state they begin from, work, phases of a sum; each is written, then sent."""
+"""The rounds of a run at a site: which state they begin from, work, phases of a sum; each is written, then sent.
+
+Each is asked about as site.toml is now (`consent`), the first time and again.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from partsong import threads
 from partsong.core import Message, Occasion, Shard
 from partsong.engines.boundary import check_upload, stated_by
 from partsong.engines.company import exchange_of
-from partsong.errors import FileError, PartsongError, TooFewParties
+from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit import Audit
-from partsong.federation.data_state import require_same
-from partsong.federation.ledger import Cost, SiteLedger
-from partsong.federation.policy import Policy
+from partsong.federation.consent import Consent, known_in_sum
+from partsong.federation.ledger import Cost
 from partsong.federation.refusals import Denied, refusal_of
 from partsong.federation.site_files import Attempt, RunFolder, Sent, Started, Tally, Worked
-from partsong.federation.site_plan import Data, Plan, attempt_in, names_in
+from partsong.federation.site_plan import Plan, attempt_in, names_in
 from partsong.federation.topic_participation import DrawnSchedule
 from partsong.federation.wholeness import is_last_unheard, place_of_last
 from partsong.federation.wire import Nonce, Reply, Request
-from partsong.methods import ASYNCHRONOUS
 
 INNOCENT = (Denied, FileError, TooFewParties, OSError, MemoryError)
 """Errors of work that say nothing of the numbers in the data."""
@@ -42,10 +45,7 @@ class Answered:
 class Workplace:
     """A run at a site, as a request finds it."""
 
-    name: str
-    data: Data
-    policy: Policy
-    ledger: SiteLedger
+    consent: Consent
     files: RunFolder
     started: Started
     plan: Plan
@@ -56,7 +56,8 @@ class Workplace:
     def work(self, request: Request) -> Answered:
         """The program's work on the model, and the first phase of its sum, which the request names."""
         at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
-        sent = self._sent_before(at, phase)
+        sent, participants = self._sent_before(at, phase), names_in(request.note.get("participants"))
+        self._require_allowed(request, len(participants))
         if sent is not None:
             return self._again(request, sent)
         if phase >= self.plan.reduction.phases or self.files.phases(at):
@@ -64,13 +65,11 @@ class Workplace:
                 "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not begin with phase {phase}."
             )
         place = self._in_step(request, at)
-        occasion, company = place._occasion(request)
-        self._require_columns()
+        occasion, company = place._occasion(request, participants)
         worked = self._charged(request, at)
         with place._closing():
             worked = worked or place._worked(request, at)
-            aggregation = self.plan.program.aggregation
-            seat = self.plan.reduction.begin(place.tally.standing, worked.upload, aggregation, occasion)
+            seat = place._begun(worked.upload, occasion)
         answered = place._sent(request, Sent("", seat, b"", company), Message({}))
         self.files.forget({at, *([place.tally.counted] if place.tally.counted else [])})
         return answered
@@ -78,11 +77,12 @@ class Workplace:
     def reduce(self, request: Request) -> Answered:
         """A later phase of the sum."""
         at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
-        sent = self._sent_before(at, phase)
+        sent, before = self._sent_before(at, phase), self.files.sent(at, phase - 1, self.plan.source)
+        known = sent or before
+        self._require_allowed(request, None if known is None else len(known_in_sum(known.seat)) or None)
         if sent is not None:
             return self._again(request, sent)
-        self._require_columns()
-        before, latest = self.files.sent(at, phase - 1, self.plan.source), self.files.attempts()[-1:]
+        latest = self.files.attempts()[-1:]
         is_next = before is not None and latest == [at] and self.files.phases(at)[-1] == phase - 1
         if before is None or not is_next or phase >= self.plan.reduction.phases:
             raise Denied("out-of-turn", f"Phase {phase} of round {at[0]}, attempt {at[1]}, is not the next one here.")
@@ -100,6 +100,17 @@ class Workplace:
         self.files.save_tally(tally, self.plan.source)
         return replace(self, tally=tally)
 
+    def require_taking_part(self, in_sum: int | None = None) -> None:
+        """Refuse where the site would not take part in this run any more, or not with so many in a sum."""
+        self.consent.require_plan(self.plan, self.started.layout.parties, in_sum)
+        self.consent.require_booked(self.plan)
+
+    def _require_allowed(self, request: Request, in_sum: int | None) -> None:
+        """Refuse an answer, new or not, that site.toml as it is now does not let leave."""
+        self.require_taking_part(in_sum)
+        self.consent.require_exchange(self.plan, request.nonce.round)
+        self.consent.require_columns(self.started)
+
     def _sent_before(self, at: Attempt, phase: int) -> Sent | None:
         """What was sent in this phase; refused where nothing more is worked on in this run."""
         if self.tally.over is not None:
@@ -108,6 +119,16 @@ class Workplace:
         if sent is None and self.tally.closed is not None:
             raise Denied(self.tally.closed, "Work under masks has failed in this run before, and it is closed here.")
         return sent
+
+    def _begun(self, upload: Message, occasion: Occasion) -> Any:
+        """The site's seat in the sum. Where a number is beyond its bound, the site's log is told how large it is."""
+        aggregation: Any = self.plan.program.aggregation
+        try:
+            return self.plan.reduction.begin(self.tally.standing, upload, aggregation, occasion)
+        except UploadError as error:
+            lifted = aggregation.lift(upload)
+            largest = max(np.abs(np.asarray(one)).max(initial=0.0) for one in (*lifted.arrays.values(), lifted.weight))
+            raise UploadError(f"{error} The largest of its numbers is {largest:.3g}.") from error
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
@@ -126,13 +147,13 @@ class Workplace:
         Work that is not here is done again: as it was charged where its line is the last one, of work that was cut off,
         and for a charge of its own where there were others since.
         """
-        worked, books = self.files.worked(at), self.ledger.books()
-        cost = Cost(self.plan.release, self.policy.privacy, self.plan.bounds)
+        ledger, worked = self.consent.ledger, self.files.worked(at)
+        books, cost = ledger.books(), Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds)
         unheard = is_last_unheard(books, self.audit.departures())
-        if self.ledger.charge(request, cost, unheard=unheard) and worked is None:
+        if ledger.charge(request, cost, unheard=unheard) and worked is None:
             self._require_unheard(request.nonce)
             if place_of_last(books) != (request.nonce.run, *at):
-                self.ledger.charge(request, cost, unheard=unheard, again=True)
+                ledger.charge(request, cost, unheard=unheard, again=True)
         return worked
 
     def _require_unheard(self, nonce: Nonce) -> None:
@@ -140,16 +161,6 @@ class Workplace:
         released = self.audit.released(nonce.run)
         if released is None or (nonce.round, nonce.attempt) in released.works:
             raise Denied("conflict", "An answer to this request has left, and what it was made of is gone.")
-
-    def _require_columns(self) -> None:
-        """The agreed columns are here and may leave, and the rows are those that the run began with."""
-        columns = self.started.columns
-        self.data.order(columns)
-        kept = sorted(set(columns) - set(self.policy.leaving(columns)))
-        if kept:
-            counts = {"missing": len(kept), "extra": 0}
-            raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
-        require_same(self.data, self.started)
 
     def _keeping(self, tally: Tally, summed: Attempt | None) -> Workplace:
         """The same place with another tally, and what the reduction has learned in a sum."""
@@ -188,43 +199,31 @@ class Workplace:
             raise Denied("out-of-step", f"The server counts on {counted}; here it is {tally.agreed}.")
         return self.counting(counted)
 
-    def _occasion(self, request: Request) -> tuple[Occasion, tuple[str, ...] | None]:
+    def _occasion(self, request: Request, participants: tuple[str, ...]) -> tuple[Occasion, tuple[str, ...] | None]:
         """Which sum this is; and, within a round that is hidden, who has to be in it."""
-        participants = names_in(request.note.get("participants"))
-        self.policy.require(replace(self.plan.wish, parties=len(participants)), self.data.n_rows)
-        if request.nonce.round >= self._most_exchanges():
-            raise Denied("rounds", f"Exchange {request.nonce.round} is beyond the {self._most_exchanges()} allowed.")
-        company = None
+        company, name = None, self.consent.name
         if self.plan.reduction.hides_uploads and exchange_of(self.plan.program, request.body)[0] > 0:
             company = self.tally.company
             if company is None or set(company) != set(participants):
                 raise Denied("company", f"The sum before in this round was over {company}, this one: {participants}.")
         strangers = sorted(set(participants) - set(self.started.layout.parties))
-        if strangers or self.name not in participants:
-            told = ", ".join(strangers) or f"{self.name!r}, which is not asked,"
-            raise Denied("protocol", f"{told} cannot be in a sum with {self.name!r}: the run is not of them.")
+        if strangers or name not in participants:
+            told = ", ".join(strangers) or f"{name!r}, which is not asked,"
+            raise Denied("protocol", f"{told} cannot be in a sum with {name!r}: the run is not of them.")
         parties, number, seed = self.started.layout.parties, request.nonce.round, self.started.experiment.get("seed", 0)
         drawn = DrawnSchedule(self.plan.exchanges, seed, fraction=self.plan.fraction).participants(parties, number)
         if not set(participants) <= set(drawn):
             raise Denied("protocol", f"Asked in round {number} are {participants}; drawn for it were {drawn}.")
         return Occasion(request.nonce.round, participants, self.started.layout, request.body), company
 
-    def _most_exchanges(self) -> int:
-        """Those agreed on. Where nobody waits, pieces that came to nothing do not count at the server: as many as a run
-        may have lines, and no more than the policy's rounds, since each has a model of its own.
-        """
-        if self.plan.wish.recipe in ASYNCHRONOUS:
-            return min(self.plan.bounds.lines, self.policy.maximum_rounds)
-        return self.plan.exchanges
-
     def _worked(self, request: Request, at: Attempt) -> Worked:
-        started, program = self.started, self.plan.program
-        shard = Shard(self.name, self.data.matrix(self.data.order(started.columns)), self.data.secret)
+        started, program, name, data = self.started, self.plan.program, self.consent.name, self.consent.data
+        shard = Shard(name, data.matrix(data.order(started.columns)), data.secret)
         counted = None if self.tally.counted is None else self.files.worked(self.tally.counted)
         before = started.state if counted is None else counted.state
         with threads.kernels_on(self.kernel_threads):
             state, upload = program.local(shard, before, request.body)
-        check_upload(self.name, upload, stated_by(program, started.layout))
+        check_upload(name, upload, stated_by(program, started.layout))
         worked = Worked(request.digest, state, upload)
         self.files.save_work(at, worked)
         return worked
@@ -236,15 +235,9 @@ class Workplace:
         survivors: Any = getattr(seat, "survivors", ())
         if before.company is not None and survivors and set(survivors) != set(before.company):
             raise Denied("company", f"The sum before in this round was over {before.company}, this one: {survivors}.")
-        if survivors and len(survivors) < self.policy.minimum_parties:
-            missing = ", ".join(sorted(set(self.started.layout.parties) - set(survivors)))
-            raise Denied(
-                "parties",
-                f"Only {len(survivors)} parties would be in the sum, and site.toml asks for "
-                f"{self.policy.minimum_parties}; missing: {missing}.",
-            )
+        self.consent.require_in_sum(seat, self.started.layout.parties)
         alone = {"alone": [list(at) for at in self.tally.alone]} if self.tally.alone else {}
-        reply = Reply(self.name, nonce, message, self.ledger.serial, alone)
+        reply = Reply(self.consent.name, nonce, message, self.consent.ledger.serial, alone)
         sent = Sent(request.digest, seat, reply.written(), before.company)
         self.files.save_sent((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
         return Answered(reply, sent.reply, plan=self.plan)

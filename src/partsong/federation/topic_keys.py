@@ -102,6 +102,10 @@ class TopicKeys:
                 f"server_rate is for server = {', '.join(SERVERS[1:])}: an average has no rate. Set server to one of "
                 "them, or leave server_rate out."
             )
+        if beside := [
+            name for name in ("critic", "mi_gradient", "critic_rate") if name in self.given and self.strength == 0
+        ]:
+            raise ParameterError(f"With strength = 0 there is no critic: leave {' and '.join(beside)} out.")
         if method in TOPIC_METHODS:
             self.program(method, 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from partsong.federation.wire import Refusal
 
 USUAL = (
@@ -17,6 +19,16 @@ LOST = frozenset({"not-started", "out-of-turn", "out-of-step"})
 """Codes of a site whose files of the run are gone, or older than the run."""
 CLOSED = frozenset({"company", "round-closed", "conflict", "over", "attempts"})
 """Codes of a site that answers this request in no way any more."""
+SPOILED: Mapping[str, str] = {
+    "upload": "Where the log of the site says that a number is beyond its public bound, it needs a larger "
+    'mask_bound ("How large is mask_bound?" in docs/federation.md says how to choose it).',
+    "diverged": "The log of the site says which numbers are not finite, or too large: have its data looked at before, "
+    "or those of all sites scaled alike.",
+    "failed": "The log of the site says which error it was: have it mended before.",
+}
+"""Codes of work that came to nothing by the site's own numbers -> what a new run has to have."""
+NOT_IN = "The run was never started there."
+"""Why a site has no result that was not in a run."""
 
 
 def way_on(refusal: Refusal | None, site: str, run: str) -> str:
@@ -39,4 +51,23 @@ def way_on(refusal: Refusal | None, site: str, run: str) -> str:
             'The site will say so again: resume the run with faulty = "leave out", which goes on without it where that '
             "is possible, or begin a new run, under another --name and with another seed."
         )
+    if code in SPOILED:
+        return (
+            "Under masks the run is closed at that site, which says so again however often it is resumed: begin a new "
+            f"run, under another --name and with another seed. {SPOILED[code]} In the open it can be resumed once the "
+            'cause is mended there. Or resume it with faulty = "leave out", which goes on without the site where that '
+            "is possible."
+        )
     return USUAL
+
+
+def way_to_result(why: str) -> str:
+    """How a site can come by what it lacks of a run that is done, by the text that says why it has no result."""
+    if why == NOT_IN:
+        return "A new run can have it in."
+    if "(code 'not-started'" in why:
+        return (
+            "It does not have this run any more: its files are lost, or it has joined in a new folder. Only with its "
+            "own files back could it be told the end; else a new run can have it in."
+        )
+    return "Once it is back, --resume tells it the end again."

@@ -43,7 +43,9 @@ NO_KEY = (
 
 
 def facing(site: Site, texts: Texts, request: Request) -> Site:
-    """The site as it answers this request; refused where texts must not be worked on."""
+    """The site as it answers this request; refused where texts must not be worked on, but for the end of a run, which
+    brings the model to the site.
+    """
     run = request.nonce.run
     if request.nonce.kind is Kind.NAMES:
         raise Denied("names", "Words of texts are not told to others, but by the agreement on words.")
@@ -51,7 +53,9 @@ def facing(site: Site, texts: Texts, request: Request) -> Site:
     rule = Experiment.from_table(told).text_rule
     if rule is None:
         raise Denied("texts", "This site holds texts, and the experiment has no table words. It is for tables.")
-    _require_allowed(site, texts, rule)
+    is_end = request.nonce.kind is Kind.FINISH and not run.endswith(SUFFIX)
+    if not is_end:
+        _require_allowed(site, texts, rule)
     if run.endswith(SUFFIX):
         return _agreeing(site, texts, rule, run)
     if request.nonce.kind is Kind.START:
@@ -129,14 +133,18 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
 
 
 def _agreement_of(site: Site, rule: TextRule) -> Build:
-    """The plan of an agreement, in the words of the experiment that it is for: what that asks for is looked at now."""
+    """The plan of an agreement, in the words of the experiment that it is for: what that asks for is looked at now. All
+    parties agree, also where some of them are drawn for each round after that.
+    """
 
     def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
         plan = site.build(told, n_parties, roster)
+        site.policy.require(plan.wish, site.data.n_rows)
         site.policy.require_mask_bound(plan.mask_bound)
         if n_parties < 3 or rule.min_parties > n_parties:
             raise Denied("parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3.")
-        return Plan(cast(Program, rule.rounds), masks_for_words(n_parties, roster), plan.wish, MOST_EXCHANGES)
+        wish, masks = replace(plan.wish, parties=n_parties), masks_for_words(n_parties, roster)
+        return Plan(cast(Program, rule.rounds), masks, wish, MOST_EXCHANGES)
 
     return build
 

@@ -145,8 +145,8 @@ class Control:
                 if why := distrust(error):
                     raise ServerError(
                         f"Who answers at {self.address} has no certificate by the authority of this federation "
-                        f"({why}). If it has expired, renew it with: partsong federation init "
-                        f"{quote(str(self.folder))} --renew"
+                        f"({why}). If it has expired, renew it, then end the server, and start it again: partsong "
+                        f"federation init {quote(str(self.folder))} --renew"
                     ) from error
                 if not left:
                     raise ServerError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from partsong import errors
 from partsong.consortium.locking import holder_of, is_held
+from partsong.consortium.run_files import number_in, result_in
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
 from partsong.errors import FileError, PartsongError, PartyError
@@ -59,7 +59,7 @@ class News:
         """
         result, aside = self.place.result, self.place.result.with_name(f".{self.place.result.name}.before")
         try:
-            if self.before is None or json.loads(result.read_text())["status"] != "failed":
+            if self.before is None or result_in(self.place)["status"] != "failed":
                 return
             result.replace(aside)
         except FileNotFoundError:
@@ -123,9 +123,9 @@ def end_work(place: RunPlace) -> None:
 
 def _at_work(control: Control, place: RunPlace) -> int | None:
     """Flower's number of a run that a process is at work on; what is left of one that is over is ended."""
-    if not (is_held(place.lock) and place.number.exists()):
+    number = number_in(place) if is_held(place.lock) else None
+    if number is None:
         return None
-    number = int(place.number.read_text())
     if not control.status(number).is_over:
         return number
     end_work(place)
@@ -176,7 +176,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _result(place: RunPlace) -> dict[str, Any]:
     """The result; or the error that the run ended with, of its own class."""
-    found: dict[str, Any] = json.loads(place.result.read_text())
+    found = result_in(place)
     if found["status"] == "done":
         return found
     kind = vars(errors).get(found["type"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from partsong.consortium.run_files import settings_in
 from partsong.consortium.run_place import TIMEOUT
 from partsong.consortium.server_folder import RunPlace, ServerFolder
 from partsong.consortium.toml_text import write
@@ -22,10 +23,12 @@ from partsong.errors import FileError, ParameterError
 from partsong.federation.arrivals_record import Ongoing
 from partsong.federation.columns import labels_of
 from partsong.federation.conducting import coordinator_of, record_in
+from partsong.federation.early_checks import out_of_memory, require_room, require_together
 from partsong.federation.experiment import Experiment
 from partsong.federation.record import Record
 from partsong.federation.site_plan import Plan, plan_of
 from partsong.federation.transport import Transport
+from partsong.federation.ways_on import NOT_IN
 from partsong.federation.word_progress import FILE as STEPS
 from partsong.flower_app.progress_file import Lines, ProgressFile
 from partsong.flower_app.waiting import FILE as WAITING
@@ -35,7 +38,6 @@ from partsong.io.provenance import now, package_versions
 
 FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
-NOT_IN = "The run was never started there."
 
 Told = dict[str, Any]
 Tell = Callable[[Mapping[str, Any]], None]
@@ -69,7 +71,7 @@ def run_over(opened: Callable[[], Transport], server: ServerFolder, place: RunPl
             tell(line)
 
         try:
-            told = _finished(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
+            told = _within_memory(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
         except Exception as error:
             tell_steps()
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
@@ -92,13 +94,23 @@ def nodes_of(server: ServerFolder) -> dict[str, int]:
 
 
 def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
-    """Program and reduction, with the federation's roster."""
+    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here."""
+    require_room(experiment.rank)
     roster = dict(server.roster().keys)
-    return plan_of(experiment.told(), len(roster), roster)
+    plan = plan_of(experiment.told(), len(roster), roster)
+    require_together(experiment, plan, tuple(sorted(roster)))
+    return plan
+
+
+def _within_memory(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
+    try:
+        return _finished(transport, server, place, tell)
+    except MemoryError as error:
+        raise out_of_memory(Experiment.read(place.experiment)) from error
 
 
 def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
-    experiment, settings = Experiment.read(place.experiment), json.loads(place.settings.read_text())
+    experiment, settings = Experiment.read(place.experiment), settings_in(place)
     timeout = float(settings.get("timeout", TIMEOUT))
     coordinator = coordinator_of(
         experiment, transport, place.state, place.name, timeout=timeout, serials=server.serials

@@ -1,0 +1,106 @@
+"""Whether a site lets itself be asked for something: by site.toml as it is now, whatever was allowed when a run began.
+
+    hello, start, start again     the plan, the roster, the number of runs, and the budget for all of its exchanges
+    work, each phase of a sum,    the plan with the parties of this sum, the roster, the exchange, the agreed columns,
+    the same answers again        the same rows; and the books as they stand, this attempt's charge among them
+    names told to another site,   the plan, the roster and the books
+    the end of an agreement
+    the end of a run              nothing: it brings the model to the site, and nothing of the site's leaves
+
+An answer that is asked for again may be the first that arrives, so that it is asked about like a new one. Whoever
+refuses in the middle of a sum is in it as one who falls silent there. What has left before stays out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partsong.federation.data_state import require_same
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.policy import Policy
+from partsong.federation.refusals import Denied
+from partsong.federation.site_files import Started
+from partsong.federation.site_plan import Data, Plan
+from partsong.methods import ASYNCHRONOUS
+from partsong.privacy.admission import Roster
+from partsong.privacy.masked_party import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What a site says now: its policy, and what that is about, which is its data, its books and its pinned roster."""
+
+    name: str
+    policy: Policy
+    data: Data
+    ledger: SiteLedger
+    roster: Roster | None
+
+    def require_plan(self, plan: Plan, parties: Collection[str], in_sum: int | None = None) -> None:
+        """Refuse what is not allowed in a run of these parties: recipe, rounds, rows, masks and their bound, roster.
+
+        `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round.
+        """
+        wish = plan.wish if in_sum is None else replace(plan.wish, parties=in_sum)
+        self.policy.require(wish, self.data.n_rows)
+        self.policy.require_mask_bound(plan.mask_bound)
+        if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
+            raise Denied("roster", f"The parties would be {', '.join(parties)}.")
+
+    def require_budget(self, plan: Plan, run: str) -> None:
+        """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is asked about by
+        itself, and what the books have must be covered.
+        """
+        self._require_within(plan, 0 if self.ledger.charges_of(run) else plan.exchanges)
+
+    def require_booked(self, plan: Plan) -> None:
+        """Refuse where the budget does not cover what the books have, or is about another promise than the plan's."""
+        self._require_within(plan, 0)
+
+    def require_exchange(self, plan: Plan, number: int) -> None:
+        """Refuse an exchange beyond those agreed on. Where nobody waits, pieces that came to nothing do not count at
+        the server: as many as a run may have lines, and no more than the policy's rounds, since each has a model of its
+        own.
+        """
+        most = plan.exchanges
+        if plan.wish.recipe in ASYNCHRONOUS:
+            most = min(plan.bounds.lines, self.policy.maximum_rounds)
+        if number >= most:
+            raise Denied("rounds", f"Exchange {number} is beyond the {most} allowed.")
+
+    def require_columns(self, started: Started) -> None:
+        """The agreed columns are here and may leave, and the rows are those that the run began with."""
+        columns = started.columns
+        self.data.order(columns)
+        kept = sorted(set(columns) - set(self.policy.leaving(columns)))
+        if kept:
+            counts = {"missing": len(kept), "extra": 0}
+            raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
+        require_same(self.data, started)
+
+    def require_in_sum(self, seat: Any, parties: Collection[str]) -> None:
+        """Refuse a sum that has fewer parties, by what was heard of it, than the policy asks for."""
+        known = known_in_sum(seat)
+        if known and len(known) < self.policy.minimum_parties:
+            raise Denied(
+                "parties",
+                f"Only {len(known)} parties would be in the sum, and site.toml asks for {self.policy.minimum_parties}; "
+                f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
+            )
+
+    def _require_within(self, plan: Plan, more: int) -> None:
+        if self.policy.privacy is not None:
+            self.ledger.require_within(self.policy.privacy, plan.release, more)
+
+
+def known_in_sum(seat: Any) -> Collection[str]:
+    """Who can be in a masked sum, by what a party has heard of it: the survivors, those with whom it has masked, whose
+    keys were passed on, or who was asked. Nobody of a sum in the open, of which it hears no more than the request.
+    """
+    if not isinstance(seat, Seat):
+        return ()
+    admitted = None if seat.dealer is None else seat.dealer.admitted
+    heard = () if admitted is None else tuple(admitted.adverts)
+    return seat.survivors or seat.asked or heard or seat.draft.terms.participants

@@ -1,0 +1,307 @@
+"""Laws of consent: after site.toml forbids a run, nothing of it leaves but a refusal, in whichever phase it is."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from federations import COLUMNS, NAMES, Federation, assert_same, noisy_plan, rows_of, secret_of
+from test_asynchronous import arrivals_of, assert_replayed, federation_of
+from test_site import code_of, of_kind, recorded
+from test_site_limits import lines_of, request_of, said
+from word_federations import TextFederation
+
+from partsong.core import Message
+from partsong.errors import BudgetSpent, TooFewParties
+from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.naming import TELL, Correspondent
+from partsong.federation.policy import Allowance, Policy
+from partsong.federation.signatures import public_key
+from partsong.federation.site_plan import Data
+from partsong.federation.transport import InProcess
+from partsong.federation.wire import Kind, Nonce, Reply, Request
+from partsong.federation.word_data import SUFFIX
+from partsong.federation.word_policy import WordPolicy
+
+ROSTER = {name: public_key(secret_of(name), name) for name in NAMES}
+OWN = Allowance(20.0, unit="party", insecure_noise=True)
+RUN = (Kind.START, Kind.WORK, Kind.REDUCE)
+
+OF_EVERY_RUN = {
+    "recipe": Policy(recipes=("fnmf",)),
+    "rounds": Policy(maximum_rounds=1),
+    "rows": Policy(minimum_rows=17),
+    "parties": Policy(minimum_parties=4),
+}
+"""Code -> a policy that forbids what the same runs are allowed without it."""
+PLAIN = {**OF_EVERY_RUN, "columns": Policy(columns=("gene-1*",)), "privacy-needed": Policy(privacy=Allowance(1.0))}
+UNDER_MASKS = {"mask-bound": Policy(minimum_mask_bound=1e12)}
+NOISY = {
+    "budget": Policy(privacy=replace(OWN, epsilon=0.5)),
+    "privacy-unit": Policy(privacy=replace(OWN, unit="row")),
+    "insecure-noise": Policy(privacy=replace(OWN, insecure_noise=False)),
+}
+OVER_TEXTS = {
+    **OF_EVERY_RUN,
+    "rows": Policy(minimum_rows=25),
+    "masks": Policy(masked=True),
+    "mask-bound": Policy(minimum_mask_bound=1e20),
+    "privacy-needed": Policy(privacy=Allowance(1.0)),
+    "words": Policy(words=WordPolicy(allowed=False)),
+}
+
+
+class Stopped(BaseException):
+    """As a process that is killed."""
+
+
+@dataclass
+class Wavering:
+    """The site north, which forbids each request in every way before it answers, and again before it repeats that.
+
+    `seen`: kinds and phases of requests that were refused and answered, `wrong`: what else was said. The end of a run
+    is told under policies that forbid it, and only the end of an agreement on words is refused. Stopped after `upto`.
+    """
+
+    federation: object
+    forbidding: dict
+    upto: int = 10**9
+    seen: set = field(default_factory=set)
+    wrong: list = field(default_factory=list)
+
+    def __call__(self, data):
+        nonce, site = Request.read(data).nonce, self.federation.site("north")
+        is_agreement = nonce.run.endswith(SUFFIX)
+        if nonce.kind is Kind.FINISH:
+            self.forbid(data, {} if is_agreement else dict.fromkeys(self.forbidding))
+            return site.answer(data)
+        if nonce.round > self.upto:
+            raise Stopped
+        if nonce.kind not in RUN:
+            return site.answer(data)
+        replies = []
+        for _ in range(2):
+            before = site.ledger.serial
+            self.forbid(data, {})
+            self.note(site.ledger.serial == before, nonce, "a refusal was charged")
+            replies.append(site.answer(data))
+        self.note(code_of(replies[0]) is None and replies[0] == replies[1], nonce, "not the same as before")
+        self.seen.add((nonce.kind, nonce.phase))
+        return replies[0]
+
+    def forbid(self, data, but):
+        """Ask under each policy; the code is what the policy is named by, but for some."""
+        for code, policy in self.forbidding_in(Request.read(data).nonce.run).items():
+            found = code_of(replace(self.federation.site("north"), policy=policy).answer(data))
+            self.note(found == but.get(code, code), Request.read(data).nonce, f"{found} instead of {code}")
+
+    def forbidding_in(self, run):
+        """In the open no bound is too small."""
+        is_masked = self.federation.experiment.masked or run.endswith(SUFFIX)
+        return {code: policy for code, policy in self.forbidding.items() if is_masked or code != "mask-bound"}
+
+    def note(self, is_right, *told):
+        if not is_right:
+            self.wrong.append(told)
+
+
+def between(federation, forbidding, **more):
+    north = Wavering(federation, forbidding, **more)
+    return north, InProcess({**federation.transport().sites, "north": north})
+
+
+ALL = {(Kind.START, 0), (Kind.WORK, 0), *((Kind.REDUCE, phase) for phase in (1, 2, 3))}
+WITH_A_BATCH = ALL | {(Kind.WORK, 2)}
+
+
+def masked(folder):
+    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
+
+
+def several(folder):
+    """Rounds of several exchanges."""
+    return Federation(folder, Experiment("fnmf-by-sums", 3, 2, local_steps=1, masked=True, seed=1))
+
+
+def in_the_open(folder):
+    return Federation(folder, Experiment("fedavg", 3, 2, local_steps=1, seed=1))
+
+
+def private(folder, **settings):
+    """Noise, of which one release costs more than 0.5, and two are within 20."""
+    told = {"unit": "party", "epsilon": 8.0}
+    experiment = Experiment("fedavg", 3, 2, local_steps=1, seed=1, privacy=told, **settings)
+    return Federation(folder, experiment, policy=Policy(privacy=OWN), build=noisy_plan)
+
+
+def private_masked(folder):
+    return private(folder, masked=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "forbidding", "seen"),
+    [
+        (masked, PLAIN | UNDER_MASKS, WITH_A_BATCH),
+        (private_masked, NOISY | UNDER_MASKS, WITH_A_BATCH),
+        (in_the_open, PLAIN | {"masks": Policy(masked=True)}, {(Kind.START, 0), (Kind.WORK, 0)}),
+        pytest.param(several, PLAIN | UNDER_MASKS, WITH_A_BATCH, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_forbidden_leaves_in_no_phase_neither_at_first_nor_again(tmp_path, make, forbidding, seen):
+    """And as soon as it is allowed again, all goes on as if nothing had been: a refusal closes nothing."""
+    federation = make(tmp_path)
+    north, transport = between(federation, forbidding)
+    rounds = list(federation.rounds(transport))
+    assert north.wrong == []
+    assert north.seen == seen
+    assert_same(federation, rounds)
+
+
+def test_where_nobody_waits_it_is_the_same(tmp_path):
+    federation = federation_of(tmp_path, rounds=2)
+    north, transport = between(federation, {**PLAIN, "rounds": Policy(maximum_rounds=5)})
+    assert_replayed(federation, list(arrivals_of(federation, transport)))
+    assert north.wrong == []
+    assert north.seen == {(Kind.START, 0), (Kind.WORK, 0)}
+
+
+def test_an_agreement_on_words_is_asked_about_in_the_same_way(tmp_path):
+    federation = TextFederation(tmp_path)
+    north, transport = between(federation, OVER_TEXTS, upto=0)
+    with pytest.raises(Stopped):
+        list(federation.rounds(transport))
+    assert north.wrong == []
+    assert north.seen == ALL
+
+
+@pytest.mark.slow
+def test_a_run_over_texts_is_asked_about_in_all_its_phases(tmp_path):
+    """The end of its agreement too, for it compares counts with the site's own; not the end of the run."""
+    federation = TextFederation(tmp_path)
+    north, transport = between(federation, OVER_TEXTS)
+    assert len(list(federation.rounds(transport))) == 2
+    assert north.wrong == []
+    assert north.seen == WITH_A_BATCH
+    assert (tmp_path / "north" / "results" / "run-1" / "weights.npy").exists()
+
+
+def spent_after(site, delta):
+    return SiteLedger(site.ledger.path).spent().epsilon(delta)
+
+
+def test_what_was_charged_for_an_attempt_is_not_counted_twice(tmp_path):
+    """A budget that the charge of this attempt has used up to the last bit lets its phases go on, and no other work."""
+    federation, heard, found = private_masked(tmp_path), [], []
+
+    def exactly(data):
+        request, site = Request.read(data), federation.site("north")
+        if request.nonce.kind is Kind.REDUCE:
+            spent = spent_after(site, OWN.delta)
+            site = replace(site, policy=Policy(privacy=replace(OWN, epsilon=spent)))
+            heard.append(site.answer(data))
+            less = replace(OWN, epsilon=np.nextafter(spent, 0.0))
+            again = site.answer(data), replace(site, policy=Policy(privacy=less)).answer(data)
+            found.append((again[0] == heard[-1], code_of(heard[-1]), code_of(again[1])))
+            return heard[-1]
+        if request.nonce.round == 1 and request.nonce.kind is Kind.WORK:
+            site = replace(site, policy=Policy(privacy=replace(OWN, epsilon=spent_after(site, OWN.delta))))
+        return site.answer(data)
+
+    with pytest.raises(BudgetSpent, match="'budget'"):
+        list(federation.rounds(InProcess({**federation.transport().sites, "north": exactly})))
+    assert found == [(True, None, "budget")] * 3
+    assert federation.site("north").ledger.serial == 1
+
+
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_work_that_was_charged_and_cut_off_is_not_done_after_the_budget_was_cut(tmp_path, monkeypatch, is_lasting):
+    federation = private(tmp_path)
+    asked = recorded(federation, 1)
+    site, start, work = federation.site("east"), request_of(asked, Kind.START), request_of(asked, Kind.WORK)
+    shutil.rmtree(tmp_path / "east")
+    assert said(site, start) is None
+
+    def stopped(*args):
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr("partsong.federation.site_work.Workplace._worked", stopped)
+        with pytest.raises(Stopped):
+            site.answer(work.written())
+    assert site.ledger.serial == 1
+    less = replace(site, policy=NOISY["budget"])
+    assert said(less, work) == said(less, start) == "budget"
+    assert said(less if is_lasting else site, work) == ("budget" if is_lasting else None)
+    assert site.ledger.serial == 1
+
+
+@pytest.mark.parametrize("phase", [2, 3])
+def test_who_withdraws_in_the_middle_of_a_sum_is_in_it_as_one_who_falls_silent(tmp_path, phase):
+    """Before its masked upload has left it is not in the sum; after that it is, if enough others answer."""
+    experiment = Experiment("exact", 3, 2, masked=True, faulty="leave out", seed=1)
+    federation = Federation(tmp_path, experiment, NAMES)
+
+    def withdrawing(data):
+        nonce, site = Request.read(data).nonce, federation.site("north")
+        is_now = nonce.kind is Kind.REDUCE and (nonce.round, nonce.phase) == (0, phase)
+        return (replace(site, policy=OF_EVERY_RUN["recipe"]) if is_now else site).answer(data)
+
+    rounds = list(federation.rounds(InProcess({**federation.transport().sites, "north": withdrawing})))
+    assert ("north" in rounds[0].participants) == (phase == 3)
+    assert federation.record().silent() == {0: {"north": phase}}
+    assert_same(federation, rounds)
+
+
+def test_no_masked_upload_leaves_for_a_sum_that_has_too_few_parties_already(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, masked=True, faulty="leave out"), NAMES)
+    sites = dict(federation.transport().sites)
+    strict = federation.site("north", policy=Policy(minimum_parties=4))
+
+    def silent(data):
+        if Request.read(data).nonce.kind is Kind.REDUCE:
+            raise ConnectionError
+        return sites["west"](data)
+
+    with pytest.raises(TooFewParties, match="'parties'"):
+        list(federation.rounds(InProcess({**sites, "west": silent, "north": strict.answer})))
+    left = [(line["kind"], line["phase"]) for line in lines_of(strict) if line["refusal"] is None]
+    assert left[2:] == [("work", 0), ("reduce", 1)], "keys and shares, after hello and start"
+
+
+def test_no_answer_leaves_again_after_the_roster_or_the_rows_were_changed(tmp_path):
+    federation = masked(tmp_path)
+    asked, site = recorded(federation, 1), federation.site("east")
+    fewer = Data(rows_of("east")[1:], COLUMNS, secret_of("east"))
+    others = {"roster": replace(site, roster=ROSTER), "layout": replace(site, data=fewer)}
+    for request in (request_of(asked, Kind.WORK), request_of(asked, Kind.REDUCE, 0, 3), request_of(asked, Kind.START)):
+        assert {code: said(other, request) for code, other in others.items()} == {code: code for code in others}
+        assert said(site, request) is None
+
+
+def test_names_of_columns_are_not_told_in_a_run_that_is_not_allowed_any_more(tmp_path):
+    federation = in_the_open(tmp_path)
+    roster = {name: ROSTER[name] for name in federation.names}
+    federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
+    asked, site = recorded(federation, 1), federation.sites["east"]
+    letter = Correspondent("north", "run-1", secret_of("north"), roster).asks()
+    columns = Reply.read(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
+    nonce, body = Nonce("run-1", kind=Kind.NAMES, phase=TELL), Message({**letter.arrays, "columns": columns})
+    request = Request("east", nonce, body, {"for": "north"})
+    for code in (*OF_EVERY_RUN, "privacy-needed"):
+        assert said(replace(site, policy=PLAIN[code]), request) == code
+    assert said(site, request) is None
+
+
+def test_hello_tells_no_hashes_where_a_start_would_be_refused(tmp_path):
+    federation = private(tmp_path)
+    asked, site = recorded(federation, 2), federation.site("east")
+    hello = request_of(asked, Kind.HELLO)
+    assert said(site, hello) is said(site, hello, run="run-2") is None
+    for code, policy in NOISY.items():
+        assert said(replace(site, policy=policy), hello, run="run-2") == code
+    most = replace(site, policy=replace(site.policy, maximum_runs=1))
+    assert said(most, hello, run="run-2") == "runs"
+    assert said(most, hello) is None

@@ -1,0 +1,97 @@
+"""What a coordinator is told to do about a site helps: where a run is closed there, it is not to be resumed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Federation
+
+from partsong.core import Layout, Shard
+from partsong.data.matrix import as_matrix
+from partsong.errors import UploadError
+from partsong.federation.experiment import Experiment
+from partsong.federation.refusals import error_of
+from partsong.federation.ways_on import NOT_IN, SPOILED, USUAL, way_on, way_to_result
+from partsong.federation.wire import Refusal
+from partsong.privacy.fixed_point import Grid
+
+PAGE = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", sorted(SPOILED))
+def test_work_that_came_to_nothing_needs_a_new_run(code):
+    said = way_on(Refusal(code), "north", "first")
+    assert "begin a new run, under another --name and with another seed" in said
+    assert USUAL not in said
+    assert "mask_bound" in said or code != "upload"
+    assert re.search(rf"^\| codes? [^|]*`{code}`", PAGE, re.MULTILINE), "it has a row where things break"
+
+
+def test_a_number_beyond_the_bound_is_told_with_the_way_on_and_resuming_cannot_help(tmp_path):
+    pytest.importorskip("cryptography")
+    experiment = Experiment("exact", 2, 3, masked=True, mask_bound=1.0)
+    for _ in range(2):
+        with pytest.raises(UploadError, match=r"code 'upload'.*beyond mask_bound") as caught:
+            list(Federation(tmp_path, experiment).rounds())
+        assert caught.value.__notes__[-1] == way_on(Refusal("upload"), "east", "run-1")
+    (tmp_path / "server").rename(tmp_path / "before")
+    anew = Experiment("exact", 2, 3, masked=True, mask_bound=1e6, seed=1)
+    assert len(list(Federation(tmp_path, anew, run="run-2").rounds())) == 3
+
+
+def uploads(experiment, parts):
+    """What sites send in the first round, which begins with rows of H that are the longest of all."""
+    program, layout = experiment.program(len(parts)), Layout(tuple("abc"), parts[0].shape[1], experiment.seed)
+    _, model = program.start_server(layout)
+    for name, rows in zip(layout.parties, parts, strict=True):
+        shard = Shard(name, as_matrix(rows), 1)
+        yield np.asarray(model["H"]), program.local(shard, program.start_party(shard, layout), model)[1]
+
+
+COUNTS = [np.random.default_rng(seed).poisson(100, (60, 12)) for seed in range(3)]
+KINDS = {
+    "counts": COUNTS,
+    "heavy": [np.floor(np.exp(np.random.default_rng(seed).normal(2, 2.5, (60, 12)))) for seed in range(3)],
+    "shares": [np.random.default_rng(seed).random((60, 12)) * 1e-3 for seed in range(3)],
+}
+
+
+def test_the_bound_of_every_experiment_in_the_page_is_enough_for_ordinary_counts():
+    tables = [tomllib.loads(text) for text in re.findall(r"```toml\n(# experiment.*?)```", PAGE, re.DOTALL)]
+    bounds = [table["mask_bound"] for table in tables if "mask_bound" in table]
+    assert len(bounds) == 3
+    largest = max((rows.astype(float) ** 2).sum() for rows in COUNTS)
+    assert all(100 * largest <= bound for bound in bounds)
+    for _, upload in uploads(Experiment.from_table(tables[0]), COUNTS):
+        assert max(np.asarray(array).max() for array in upload.arrays.values()) <= min(bounds)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_a_site_adds_is_within_what_the_page_says(kind):
+    for rows, (H, upload) in zip(KINDS[kind], uploads(Experiment("exact", 4, 3), KINDS[kind]), strict=True):
+        norms, energy, slack = np.linalg.norm(H, axis=1), (rows.astype(float) ** 2).sum(), 1 + 1e-12
+        assert norms.min() >= 1
+        assert (upload["gram"] <= slack * energy / np.outer(norms, norms)).all()
+        columns = np.linalg.norm(rows, axis=0)
+        assert (upload["cross"] <= slack * np.sqrt(energy) * np.outer(1 / norms, columns)).all()
+        assert upload["totals"].tolist() == pytest.approx([len(rows), energy, 0])
+
+
+@pytest.mark.parametrize("parties", [3, 10, 77])
+@pytest.mark.parametrize("bound", [1e6, 3.3e9, 1e12])
+def test_what_a_bound_costs_is_within_what_the_page_says(parties, bound):
+    assert Grid(bound, parties).error <= parties**2 * bound / 2**62
+
+
+def test_only_a_site_that_can_be_told_the_end_is_promised_that():
+    def why(code):
+        return str(error_of("north", Refusal(code), 3))
+
+    assert "--resume tells it the end" in way_to_result(why("data"))
+    for lost in (why("not-started"), NOT_IN):
+        assert "--resume" not in way_to_result(lost)
+        assert "a new run can have it in" in way_to_result(lost).lower()
