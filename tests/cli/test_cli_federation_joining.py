@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -19,7 +20,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from partsong.cli.main import app
-from partsong.consortium import continuing, roster, site_folder, used_folder
+from partsong.consortium import continuing, own_keys, roster, site_folder, used_folder
 from partsong.consortium.first_policy import POLICY
 from partsong.consortium.joining import Joining
 from partsong.consortium.kit import Kit
@@ -153,7 +154,7 @@ def test_a_budget_is_not_lost_where_the_new_folder_was_there_before(here, told):
     assert "minimum_parties" not in said["error"]
     assert str(new / "site.toml") in said["error"]
     assert content_of(new) == before
-    (new / "site.toml").unlink()
+    shutil.copy(old / "site.toml", new / "site.toml")
     told(*CONTINUING, "--continues", "site-north")
     assert SiteFolder.at(new).policy() == SiteFolder.at(old).policy()
 
@@ -206,15 +207,138 @@ def test_a_used_folder_that_has_lost_its_policy_gets_no_other(here, told, left):
 
 
 @pytest.mark.parametrize("name", ["secret", "node"])
-def test_a_site_that_has_lost_a_key_of_its_own_is_not_given_another(here, told, name):
+def test_a_site_that_has_lost_a_key_of_its_own_is_not_given_another(here, invoke, name):
+    """The command that the error tells goes on in a new folder."""
     folder = here / "site-north"
+    np.savetxt(here / "my rows.csv", np.random.default_rng(0).random((20, 6)), delimiter=",")
+    invoke(*AGAIN, "--data", "my rows.csv", "--no-header")
     (folder / name).unlink()
     before = content_of(folder)
+    said = invoke(*AGAIN, code=1)
+    assert str(folder / name) in said.stderr
+    assert "What leaves" not in said.stdout
+    assert content_of(folder) == before
+    command = " ".join(said.stderr.split("partsong federation join")[1].split())
+    invoke("federation", "join", *shlex.split(command), "--yes", "--no-start")
+    new = SiteFolder.at(here / "site-north-new")
+    assert (new.data, new.reading) == (here / "my rows.csv", {"header": False})
+    (new.path / name).unlink()  # while people look at what leaves
+    with pytest.raises(FileError, match="this site is known by it"):
+        new.make((new.path / "ca.crt").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "left", [("card.toml",), ("roster.toml",), ("state/had.toml",), ("state/ledger.jsonl",), ("state/audit.jsonl",)]
+)
+def test_a_folder_without_joined_toml_and_keys_is_known_to_be_used_by_what_else_is_there(here, told, left):
+    folder = here / "site-north"
+    SiteLedger(folder / "state" / "ledger.jsonl").make_up(1, None, "before")
+    asked(here, SiteFolder.at(folder).answering())
+    names = {"joined.toml", "secret", "node", "card.toml", "roster.toml"}
+    for name in sorted({*names, *(f"state/{file}" for file in os.listdir(folder / "state"))} - {*left}):
+        (folder / name).unlink()
+    before = content_of(folder)
+    assert "this site is known by it" in told(*WITH_DATA, code=1)["error"]
+    assert content_of(folder) == before
+
+
+def test_a_folder_whose_joined_toml_is_gone_is_that_of_its_card(here, told):
+    old = here / "site-north"
+    SiteLedger(old / "state" / "ledger.jsonl").make_up(1, None, "before")
+    (old / "joined.toml").unlink()
+    (old / "secret").unlink()
+    kept = (old / "card.toml").read_bytes()
+    (old / "card.toml").unlink()
+    assert "sites/NAME.toml" in told(*CONTINUING, "--continues", "site-north", code=1)["error"]
+    (old / "card.toml").write_bytes(kept.replace(b"north", b"south"))
+    assert "the folder of 'south'" in told(*CONTINUING, "--continues", "site-north", code=1)["error"]
+    assert not (here / "anew").exists()
+    (old / "card.toml").write_bytes(kept)
+    told(*CONTINUING, "--continues", "site-north")
+    assert SiteLedger(here / "anew" / "state" / "ledger.jsonl").serial == 1
+
+
+@pytest.mark.parametrize("name", ["node", "node.pub"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "other"])
+def test_the_keys_of_a_node_are_whole_and_belong_together(here, told, name, damage):
+    folder = here / "site-north"
+    kept = (folder / name).read_bytes()
+    other = (here / "site-south" / name).read_bytes()
+    (folder / name).write_bytes({"empty": b"", "cut": kept[:60], "other": other}[damage])
+    before = content_of(folder)
+    said = told(*AGAIN, code=1)
+    assert said["type"] == "FormatError"
+    assert str(folder / name) in said["error"]
+    assert "Put your own copy back" in said["error"]
+    assert content_of(folder) == before
+
+
+def test_the_public_key_of_a_node_that_is_gone_is_in_the_card(here, told):
+    place = here / "site-north" / "node.pub"
+    place.unlink()
     said = told(*AGAIN, code=1)
     assert said["type"] == "FileError"
-    assert str(folder / name) in said["error"]
-    assert "--continues" in said["error"]
-    assert content_of(folder) == before
+    assert "node_key in card.toml" in said["error"]
+    place.write_text(Card.read(here / "site-north" / "card.toml").node_key)
+    told(*AGAIN)
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_an_authority_that_is_gone_is_written_again_if_the_pinned_roster_names_it(here, told, content):
+    place = here / "site-north" / "ca.crt"
+    kept = place.read_bytes()
+    other = ServerFolder.made(here / "other", "liver", "nmf.example.org:8443").authority
+    kit = Kit.read(here / "north.zip", here / "unpacked")
+    replace(kit, authority=other).save(here / "other.zip")
+    place.unlink() if content is None else place.write_bytes(content)
+    said = told("federation", "join", "other.zip", "--yes", "--no-start", code=1)
+    assert "is not the one that site-north trusts" in said["error"]
+    told(*AGAIN)
+    assert place.read_bytes() == kept
+
+
+@pytest.mark.parametrize("content", ["", "xx[", "foo = 1\n", 'roster = "yes"\nshared_key = true\n', "roster = true\n"])
+def test_a_damaged_list_of_what_a_folder_has_had_is_told_with_what_it_should_say(here, invoke, told, content):
+    place = here / "site-north" / "state" / "had.toml"
+    invoke(*AGAIN, "--shared-key", "sites.key")
+    place.write_text(content)
+    before = content_of(here / "site-north")
+    said = told(*AGAIN, code=1)
+    assert said["type"] == "FormatError"
+    assert f"{place} is damaged" in said["error"]
+    assert content_of(here / "site-north") == before
+    words = shlex.split(said["error"][said["error"].index("printf") :])
+    place.write_text(words[1].replace("\\n", "\n"))
+    invoke(*AGAIN)
+    assert tomllib.loads(place.read_text()) == {"shared_key": True, "roster": True, "joined": True}
+
+
+@pytest.mark.parametrize("content", [b"", b" \r\n\t\n", b"\xef\xbb\xbf\n"])
+def test_an_emptied_policy_is_none_and_a_comment_is_one(here, told, content):
+    site = SiteFolder.at(here / "site-north")
+    party = site.answering()
+    (site.path / "site.toml").write_bytes(content)
+    before = content_of(site.path)
+    assert f"{site.path / 'site.toml'} is empty" in told(*AGAIN, code=1)["error"]
+    assert content_of(site.path) == before
+    assert asked(here, party) == Refusal("storage")
+    assert "is empty" in told(*CONTINUING, "--continues", "site-north", code=1)["error"]
+    assert not (here / "anew").exists()
+    (site.path / "site.toml").write_bytes(content + b"# all\n")
+    told(*AGAIN)
+    assert asked(here, party) == Refusal("not-started")
+
+
+def test_a_policy_that_changes_while_data_are_read_is_obeyed(here, monkeypatch):
+    site, read = SiteFolder.at(here / "site-north"), site_folder.table_at
+
+    def slowly(data, reading):
+        table = read(data, reading)
+        (site.path / "site.toml").write_text("minimum_parties = 7\n")
+        return table
+
+    monkeypatch.setattr(site_folder, "table_at", slowly)
+    assert site.opened().policy.minimum_parties == 7
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a command for a POSIX shell")
@@ -227,12 +351,26 @@ def test_the_usual_policy_is_written_by_the_command_that_the_error_tells(here, i
     assert SiteFolder.at(here / "site-north").policy() == Policy.from_table(tomllib.loads(POLICY))
 
 
-def test_a_new_folder_that_was_used_does_not_get_the_policy_of_an_earlier_one(here, told):
-    asked(here, SiteFolder.at(here / "site-north").answering())
+@pytest.mark.parametrize("has_lines", [True, False])
+def test_a_new_folder_that_was_used_does_not_get_the_policy_of_an_earlier_one(here, told, has_lines):
+    if has_lines:
+        asked(here, SiteFolder.at(here / "site-north").answering())
     told(*CONTINUING, "--continues", "site-north")
     (here / "anew" / "site.toml").unlink()
     assert "this folder was used" in told(*CONTINUING, "--continues", "site-north", code=1)["error"]
+    with pytest.raises(FileError, match="this folder was used"):
+        continuing.continue_from(here / "site-north", SiteFolder.at(here / "anew"))
     assert not (here / "anew" / "site.toml").exists()
+
+
+def test_an_empty_policy_in_a_folder_that_was_never_used_is_not_the_one_that_is_shown(here, invoke):
+    (here / "site-north" / "site.toml").write_text("minimum_parties = 7\n")
+    for words, parties in ((), 3), (("--continues", "site-north"), 7):
+        (here / "anew").mkdir()
+        (here / "anew" / "site.toml").touch()
+        assert f"at least {parties} sites" in invoke(*CONTINUING, *words).stdout
+        assert SiteFolder.at(here / "anew").policy().minimum_parties == parties
+        shutil.rmtree(here / "anew")
 
 
 class CutOff(BaseException):
@@ -252,7 +390,7 @@ def cut_off(monkeypatch):
             write(path, content, private=private)
 
         with monkeypatch.context() as patched:
-            for module in (continuing, roster, site_folder, used_folder):
+            for module in (continuing, own_keys, roster, site_folder, used_folder):
                 patched.setattr(module, "write", counted)
             try:
                 call()
@@ -332,6 +470,42 @@ def test_a_new_folder_goes_on_with_the_shared_key(here, invoke, told):
     assert SiteFolder.at(new).shared_key() == SharedKey(bytes([1] * 16))
 
 
+def test_a_new_folder_that_has_lost_its_own_shared_key_does_not_get_the_earlier_one(here, told):
+    """Which may be the one that was stolen."""
+    old, new = SiteFolder.at(here / "site-north"), here / "anew"
+    old.take(SharedKey(bytes(16)))
+    (here / "other.key").write_text(SharedKey(bytes([1] * 16)).text)
+    words = (*CONTINUING, "--continues", "site-north")
+    told(*words, "--shared-key", "other.key")
+    (new / "shared.key").unlink()
+    before = content_of(new)
+    assert "--shared-key" in told(*words, code=1)["error"]
+    assert content_of(new) == before
+    continuing.continue_from(old.path, SiteFolder.at(new))
+    assert not (new / "shared.key").exists()
+    told(*words, "--shared-key", "other.key")
+    assert SiteFolder.at(new).shared_key() == SharedKey(bytes([1] * 16))
+
+
+def test_a_folder_that_goes_on_misses_the_shared_key_wherever_its_first_join_was_cut_off(here, cut_off):
+    """The earlier one has lost it, and the new one was not yet given another: no hash leaves without."""
+    old, new, number = SiteFolder.at(here / "site-north"), here / "anew", 0
+    old.take(SharedKey(bytes(16)))
+    (old.path / "shared.key").unlink()
+    SiteLedger(old.path / "state" / "ledger.jsonl").make_up(1, None, "before")
+    kit = Kit.read(here / "north.zip", here / "unpacked")
+    wanted = SiteFolder.wanted(new, kit, here / "rows.npy", {})
+    missed = 0
+    while cut_off(Joining(wanted, kit, SharedKey(bytes([1] * 16)), old.path).agreed, number):
+        if (new / "state" / "ledger.jsonl").exists() and not (new / "shared.key").exists():
+            with pytest.raises(FileError, match="has had a shared key"):
+                Joining(wanted, kit, None, None).shared_key()
+            missed += 1
+        shutil.rmtree(new)
+        number += 1
+    assert missed > 3
+
+
 @pytest.fixture
 def newer(here):
     """A roster with one site more, in newer.toml; the kit has the one that is pinned."""
@@ -352,8 +526,18 @@ def test_the_roster_of_a_kit_does_not_take_the_place_of_the_one_that_is_pinned(h
     assert "TWO OF THEM" not in result.output
     assert SiteFolder.at(here / "site-north").roster() == newer
     assert told(*AGAIN, "--fingerprint", newer.fingerprint)["fingerprint"] == newer.fingerprint
-    old = ServerFolder.at(here / "liver").roster().fingerprint
-    assert "has pinned has the fingerprint" in told(*AGAIN, "--fingerprint", old, code=1)["error"]
+    other = "0" + newer.fingerprint[1:] if newer.fingerprint[0] != "0" else "1" + newer.fingerprint[1:]
+    assert "has pinned has the fingerprint" in told(*AGAIN, "--fingerprint", other, code=1)["error"]
+    assert SiteFolder.at(here / "site-north").roster() == newer
+
+
+def test_the_roster_of_a_kit_is_taken_where_its_fingerprint_was_compared(here, told, newer):
+    kit = Kit.read(here / "north.zip", here / "unpacked")
+    replace(kit, roster=newer).save(here / "newer.zip")
+    words = ("federation", "join", "newer.zip", "--yes", "--no-start")
+    pinned = SiteFolder.at(here / "site-north").roster()
+    assert told(*words, "--fingerprint", pinned.fingerprint)["fingerprint"] == pinned.fingerprint
+    assert told(*words, "--fingerprint", newer.fingerprint.upper())["fingerprint"] == newer.fingerprint
     assert SiteFolder.at(here / "site-north").roster() == newer
 
 

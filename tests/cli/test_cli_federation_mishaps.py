@@ -213,6 +213,60 @@ def test_a_renewal_that_was_killed_between_its_two_files_is_told_and_mended_by_a
         server.renewed()
 
 
+@pytest.mark.parametrize("content", [None, b"", b"garbage"])
+@pytest.mark.parametrize(
+    ("name", "what", "way_out"),
+    [
+        ("server.crt", "certificate", "--renew"),
+        ("server.key", "certificate", "--renew"),
+        ("ca.crt", "authority", "Put your own copy back, or the ca.crt of any kit"),
+    ],
+)
+def test_a_file_of_the_server_that_is_gone_or_damaged_is_named_with_the_way_out(
+    server, told, invoke, tmp_path, name, what, way_out, content
+):
+    status, file = ("federation", "status", "--folder", server.path), server.path / name
+    whole = told(*status)
+    file.unlink() if content is None else file.write_bytes(content)
+    said = told(*status, code=1)
+    assert list(said["to_mend"]) == [what]
+    assert str(file) in said["to_mend"][what]
+    assert way_out in said["to_mend"][what]
+    assert ("cannot be read: No such file" in said["to_mend"][what]) == (content is None)
+    assert (said["sites"], said["runs"]) == (whole["sites"], whole["runs"])
+    assert f"TO MEND: {said['to_mend'][what]}" in invoke(*status, code=1).stdout
+    with pytest.raises((FileError, FormatError), match=re.escape(said["to_mend"][what])):
+        server.require_valid()
+    if what == "certificate":
+        invoke(*shlex.split(said["to_mend"][what].rpartition("with: partsong ")[2]))
+    else:
+        with pytest.raises((FileError, FormatError), match=f"{file}.*Put your own copy back"):
+            server.renewed()
+        shutil.unpack_archive(tmp_path / "north.zip", tmp_path / "kit")
+        shutil.copyfile(tmp_path / "kit" / "ca.crt", file)
+    assert server.require_valid() > 396
+    assert told(*status)["fingerprint"] == whole["fingerprint"]
+
+
+def test_status_without_the_coordinator_s_key_tells_what_there_is(server, told):
+    (server.path / "coordinator.key").unlink()
+    said = told("federation", "status", "--folder", server.path, code=1)
+    assert "coordinator.key cannot be read" in said["to_mend"]["coordinator_key"]
+    assert (said["fingerprint"], said["sites"], said["certificate_days"]) == (None, {"north": "unknown"}, 397)
+
+
+@pytest.mark.parametrize("content", [None, b"garbage", "another"])
+def test_no_certificate_is_made_without_the_authority_s_own_key(server, content):
+    key, before = server.path / "ca.key", (server.path / "server.crt").read_bytes()
+    if content is None:
+        key.unlink()
+    else:
+        key.write_bytes(certificates.new_authority("liver").key if content == "another" else content)
+    with pytest.raises((FileError, FormatError), match=f"{key}.*put your own copy back: nothing can replace it"):
+        server.renewed()
+    assert (server.path / "server.crt").read_bytes() == before
+
+
 def test_a_folder_without_a_federation_is_told_with_a_command_that_makes_one(invoke, tmp_path):
     said = invoke("federation", "status", "--folder", "nope", code=1).stderr
     invoke(*shlex.split(said.rpartition("make one: partsong ")[2].replace("HOST:PORT", "nmf.example.org:8443")))

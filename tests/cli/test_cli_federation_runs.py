@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from partsong.cli import federation_runs
-from partsong.cli.federation_runs import _commanding, _line
+from partsong.cli.federation_runs import _commanding, _forget, _line
 from partsong.cli.federation_status import _run_told
 from partsong.consortium import certificates, file_drop
 from partsong.consortium.locking import held
@@ -23,7 +26,7 @@ from partsong.consortium.site_folder import SiteFolder
 from partsong.errors import FileError, FormatError
 from partsong.federation.transport import InProcess
 from partsong.federation.wire import Kind, Request
-from partsong.flower_app import running
+from partsong.flower_app import control, running
 from partsong.privacy import key_agreement
 
 SITES = ("east", "north", "south")
@@ -238,15 +241,33 @@ def test_a_damaged_file_of_a_run_is_named_with_the_way_out(admitted, told, name,
     place.experiment.write_text(EXPERIMENT.format("1e6"))
     file = getattr(place, name)
     file.write_text(content)
-    status, resume = ("federation", "status", "--folder", "liver"), (*WORDS, "--resume")
-    words = ("federation", "stop", "first", "--folder", "liver") if name == "number" else resume
-    for command in (words,) if name == "number" else (status, words):
-        failed = told(*command, code=1)
-        assert failed["type"] == "FormatError"
-        assert str(file) in failed["error"]
-        assert "Remove it" in failed["error"]
+    words = ("federation", "stop", "first", "--folder", "liver") if name == "number" else (*WORDS, "--resume")
+    failed = told(*words, code=1)
+    assert failed["type"] == "FormatError"
+    assert str(file) in failed["error"]
+    assert "Remove it" in failed["error"]
     file.unlink()
-    told(*status)
+    told("federation", "status", "--folder", "liver")
+
+
+@pytest.mark.parametrize("name", ["result", "settings"])
+def test_a_damaged_file_of_one_run_hides_no_other(admitted, told, invoke, name):
+    server, status = ServerFolder.at(admitted / "liver"), ("federation", "status", "--folder", "liver")
+    for run in ("first", "second", "third"):
+        server.run(run).folder.mkdir()
+        server.run(run).experiment.write_text(EXPERIMENT.format("1e6"))
+        server.run(run).progress.write_text("{}\n{}\n")
+    server.run("third").result.write_text('{"status": "done"}')
+    file, whole = getattr(server.run("second"), name), told(*status)
+    file.write_text("{}x")
+    said, damaged = told(*status, code=1), told(*status, code=1)["runs"]["second"]
+    assert {**said, "runs": {**said["runs"], "second": whole["runs"]["second"]}} == whole
+    assert (damaged["status"], damaged["rounds_done"]) == ("damaged", 2)
+    assert str(file) in damaged["error"]
+    assert "Remove it" in damaged["error"]
+    text = invoke(*status, code=1).stdout
+    assert damaged["error"] in text
+    assert re.search("run  third +done", text)
 
 
 def test_a_damaged_number_of_a_node_is_named_with_the_way_out(admitted, told):
@@ -271,6 +292,57 @@ def test_a_run_that_is_just_starting_is_not_broken_off(admitted, told, invoke):
         assert told(*status)["runs"]["first"] == {"status": "starting", "rounds_done": 0}
         assert "starting" in invoke(*status).stdout
     assert told(*status)["runs"]["first"]["status"] == "broken off"
+
+
+def test_an_old_failure_is_not_that_of_the_command_that_resumes_the_run(admitted, told):
+    """Which writes its settings first; and a new one is told as soon as it is there."""
+    place, status = ServerFolder.at(admitted / "liver").run("first"), ("federation", "status", "--folder", "liver")
+    place.folder.mkdir()
+    place.experiment.write_text(EXPERIMENT.format("1e6"))
+    place.result.write_text(json.dumps({"status": "failed", "type": "SiteLost", "error": "Not heard.", "notes": []}))
+    with _commanding(place):
+        assert told(*status)["runs"]["first"] == {"status": "starting", "rounds_done": 0}
+        place.settings.write_text("{}")
+        for later, found in ((1, "starting"), (-1, "failed")):
+            os.utime(place.settings, (place.result.stat().st_mtime + later,) * 2)
+            assert told(*status)["runs"]["first"]["status"] == found
+    assert told(*status)["runs"]["first"]["error"] == "Not heard."
+
+
+@pytest.mark.parametrize("number", [None, "7"])
+def test_a_run_that_is_just_starting_is_not_called_over_by_stop(admitted, told, monkeypatch, number):
+    class Over:
+        is_over = True
+
+    @contextmanager
+    def controlling(server):
+        yield SimpleNamespace(status=lambda number: Over)
+
+    monkeypatch.setattr(control, "controlling", controlling)
+    place, stop = ServerFolder.at(admitted / "liver").run("first"), ("federation", "stop", "first", "--folder", "liver")
+    place.folder.mkdir()
+    place.experiment.write_text(EXPERIMENT.format("1e6"))
+    if number is not None:
+        place.number.write_text(number)
+    with _commanding(place):
+        said = told(*stop, code=1)["error"]
+        assert "is just starting" in said
+        assert f"process {os.getpid()}" in said
+    assert re.search("never started, or is over|it is over, or was broken off", told(*stop, code=1)["error"])
+
+
+def test_the_name_of_a_run_is_freed_but_for_its_locks(admitted):
+    """A lock whose file is removed is none: the next command makes another file, and holds that."""
+    place = ServerFolder.at(admitted / "liver").run("first")
+    place.state.mkdir(parents=True)
+    for path in (place.experiment, place.settings, place.result, place.number, place.lock, place.command):
+        path.write_text("")
+    before = {path: path.stat().st_ino for path in (place.lock, place.command)}
+    with held(place.command, "busy"), pytest.raises(FileError, match="another process"):
+        _forget(place)
+    assert place.settings.exists()
+    _forget(place)
+    assert {path: path.stat().st_ino for path in place.folder.iterdir()} == before
 
 
 def test_the_command_that_starts_a_run_is_seen_until_it_ends(admitted, told, monkeypatch):

@@ -11,6 +11,7 @@ pytest.importorskip("cryptography")
 
 from partsong.consortium.kit import Kit
 from partsong.consortium.server_folder import ServerFolder
+from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.site_folder import SiteFolder
 from partsong.federation.audit import Audit
 from partsong.federation.ledger import SiteLedger
@@ -89,12 +90,55 @@ def test_promises_that_do_not_compose_are_told_one_by_one(books, told, invoke):
     assert f"{spent[1]:.4g} about a row (add-or-remove, 3 releases), which do not compose" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "what", "way_out"),
+    [
+        ("shared.key", None, "shared_key", "--shared-key FILE"),
+        ("shared.key", b"\xff\xfe", "shared_key", "Compare it"),
+        ("site.toml", None, "policy", "Put your own copy back"),
+        ("site.toml", b"[privacy]\nepsilon = -1\n", "policy", "epsilon"),
+        ("secret", None, "secret", "Put your own copy back"),
+        ("roster.toml", None, "roster", "--fingerprint FINGERPRINT"),
+        ("roster.toml", b"", "roster", "remove it, and have the fingerprint read"),
+    ],
+)
+def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
+    books, told, invoke, tmp_path, name, content, what, way_out
+):
+    site, server = SiteFolder.at(tmp_path / "site-north"), ServerFolder.at(tmp_path / "liver")
+    (site.path / "state" / "runs" / "first").mkdir(parents=True)
+    site.take(SharedKey.made())
+    server.admit(site.card())
+    site.pin(server.roster(), server.roster().fingerprint)
+    whole = told(*STATUS)
+    assert whole["to_mend"] == {}
+    if content is None:
+        (site.path / name).unlink()
+    else:
+        (site.path / name).write_bytes(content)
+    said = told(*STATUS, code=1)
+    assert list(said["to_mend"]) == [what]
+    assert str(site.path / name) in said["to_mend"][what]
+    assert way_out in said["to_mend"][what]
+    rest = ("releases", "releases_without_noise", "epsilon_spent", "epsilon_of", "audit", "refuses", "runs")
+    assert {key: said[key] for key in rest} == {key: whole[key] for key in rest}
+    text = invoke(*STATUS, code=1).stdout
+    assert f"TO MEND: {said['to_mend'][what]}" in text
+    assert "Released: 1 times" in text
+    assert "none yet" not in text
+    assert "Shared key: NONE" not in text
+    assert ("its budget is not known" in text, "no budget in site.toml" in text) == (what == "policy", what != "policy")
+
+
 def test_a_run_that_was_broken_off_is_told_with_the_way_on(books, invoke, tmp_path):
     place = ServerFolder.at(tmp_path / "liver").run("first")
     place.folder.mkdir()
     place.experiment.write_text('method = "exact"\nrank = 2\nrounds = 1\n')
     words = ("federation", "status", "--folder", "liver")
     assert "--resume" not in invoke(*words).stdout
+    place.settings.write_text('{"timeout": 600.0, "names": []}')
+    assert "--resume" in invoke(*words).stdout, "without a folder for files it was by Flower"
+    place.settings.unlink()
     place.number.write_text("7")
     way_on = shlex.split(invoke(*words).stdout.splitlines()[-1].rpartition(": partsong ")[2])
     said = invoke(*way_on, "--engine", "files", "--drop", "x", code=1).stderr

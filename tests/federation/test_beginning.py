@@ -73,5 +73,7 @@ def test_after_a_refusal_by_policy_nobody_is_sent_to_resume(tmp_path, stage):
         list(federation.rounds(InProcess(sites)))
     told = " ".join(caught.value.__notes__)
     assert "change the experiment, or ask the steward" in told
+    assert "Once that allows the run, resume it as it is" in told
     assert "once the site is back" not in told
     assert not has_begun(tmp_path / "server"), "no site has answered a start"
+    assert len(list(federation.rounds())) == 2, "it is allowed now"

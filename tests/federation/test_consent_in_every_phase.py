@@ -14,10 +14,10 @@ from test_site_limits import lines_of, request_of, said
 from word_federations import TextFederation
 
 from partsong.core import Message
-from partsong.errors import BudgetSpent, TooFewParties
+from partsong.errors import BudgetSpent, PartsongError, TooFewParties
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.naming import TELL, Correspondent
+from partsong.federation.naming import ASK, READ, TELL, Correspondent
 from partsong.federation.policy import Allowance, Policy
 from partsong.federation.signatures import public_key
 from partsong.federation.site_plan import Data
@@ -271,11 +271,43 @@ def test_no_masked_upload_leaves_for_a_sum_that_has_too_few_parties_already(tmp_
     assert left[2:] == [("work", 0), ("reduce", 1)], "keys and shares, after hello and start"
 
 
+def test_no_shares_leave_for_a_set_up_that_has_too_few_parties_already(tmp_path):
+    """Four were asked, and keys of three are passed on: a site hears that before it has dealt."""
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, masked=True), NAMES)
+    federation.sites = {"north": federation.site("north", policy=Policy(minimum_parties=4))}
+
+    def without_west(name, data):
+        request = Request.read(data)
+        if (request.nonce.kind, request.nonce.phase) != (Kind.REDUCE, 1):
+            return data
+        heard = {one: body for one, body in request.body.arrays.items() if one != "west"}
+        assert len(heard) == 3
+        return replace(request, body=Message(heard)).written()
+
+    with pytest.raises(PartsongError, match=r"'north' refuses.*'parties'"):
+        recorded(federation, change=without_west)
+    told = [(line["kind"], line["phase"], line["refusal"]) for line in lines_of(federation.sites["north"])]
+    assert told[-1] == ("reduce", 1, "parties")
+
+
+def test_a_budget_that_covers_one_run_and_no_more_lets_it_be_begun_and_resumed(tmp_path):
+    whole = private(tmp_path / "whole")
+    list(whole.rounds())
+    exactly = Policy(privacy=replace(OWN, epsilon=spent_after(whole.site("east"), OWN.delta)))
+    federation = replace(private(tmp_path / "exact"), policy=exactly)
+    asked, site = recorded(federation, 1), federation.site("east")
+    for kind in (Kind.HELLO, Kind.START):
+        assert said(site, request_of(asked, kind)) is None, "what is charged of this run is not asked for again"
+    assert said(site, request_of(asked, Kind.HELLO), run="run-2") == "budget"
+    assert [done.index for done in federation.rounds()] == [1]
+
+
 def test_no_answer_leaves_again_after_the_roster_or_the_rows_were_changed(tmp_path):
     federation = masked(tmp_path)
     asked, site = recorded(federation, 1), federation.site("east")
     fewer = Data(rows_of("east")[1:], COLUMNS, secret_of("east"))
-    others = {"roster": replace(site, roster=ROSTER), "layout": replace(site, data=fewer)}
+    without_south = {name: key for name, key in ROSTER.items() if name != "south"}
+    others = {"roster": replace(site, roster=without_south), "layout": replace(site, data=fewer)}
     for request in (request_of(asked, Kind.WORK), request_of(asked, Kind.REDUCE, 0, 3), request_of(asked, Kind.START)):
         assert {code: said(other, request) for code, other in others.items()} == {code: code for code in others}
         assert said(site, request) is None
@@ -293,6 +325,31 @@ def test_names_of_columns_are_not_told_in_a_run_that_is_not_allowed_any_more(tmp
     for code in (*OF_EVERY_RUN, "privacy-needed"):
         assert said(replace(site, policy=PLAIN[code]), request) == code
     assert said(site, request) is None
+
+
+def test_names_are_asked_for_in_a_run_that_the_site_would_begin(tmp_path):
+    federation = in_the_open(tmp_path)
+    roster = {name: ROSTER[name] for name in federation.names}
+    federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
+    hello, site = request_of(recorded(federation, 1), Kind.HELLO), federation.sites["east"]
+    request = replace(hello, nonce=Nonce("run-2", kind=Kind.NAMES, phase=ASK))
+    for code in (*OF_EVERY_RUN, "privacy-needed"):
+        assert said(replace(site, policy=PLAIN[code]), request) == code
+    assert said(replace(site, policy=Policy(maximum_runs=1)), request) == "runs"
+    assert said(replace(site, roster=ROSTER), request) == "roster"
+    assert said(site, replace(request, note={})) == "unreadable", "of a run of which nothing is known"
+    assert said(site, request) is None
+
+
+@pytest.mark.parametrize("body", [{}, {"letter": np.zeros(3)}, {"letter": np.zeros(3), "signature": np.zeros(2)}])
+def test_what_is_no_letter_is_told_as_that(tmp_path, body):
+    federation = in_the_open(tmp_path)
+    roster = {name: ROSTER[name] for name in federation.names}
+    federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
+    recorded(federation, 1)
+    for phase in (TELL, READ):
+        nonce, note = Nonce("run-1", kind=Kind.NAMES, phase=phase), {"for": "north", "from": "north"}
+        assert said(federation.sites["east"], Request("east", nonce, Message(body), note)) == "protocol"
 
 
 def test_hello_tells_no_hashes_where_a_start_would_be_refused(tmp_path):

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Federation
+from federations import COLUMNS, Federation, rows_of, secret_of
+from test_site_limits import Watched
 
 from partsong.core import Layout, Shard
 from partsong.data.matrix import as_matrix
-from partsong.errors import UploadError
+from partsong.errors import PartyError, UploadError
 from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy
 from partsong.federation.refusals import error_of
+from partsong.federation.site_plan import Data, plan_of
+from partsong.federation.transport import InProcess
 from partsong.federation.ways_on import NOT_IN, SPOILED, USUAL, way_on, way_to_result
-from partsong.federation.wire import Refusal
+from partsong.federation.wire import Kind, Refusal, Request
 from partsong.privacy.fixed_point import Grid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
 
 
+ANEW = "begin a new run, under another --name and with another seed"
+
+
 @pytest.mark.parametrize("code", sorted(SPOILED))
-def test_work_that_came_to_nothing_needs_a_new_run(code):
+def test_what_comes_to_nothing_again_and_again_needs_a_new_run(code):
     said = way_on(Refusal(code), "north", "first")
-    assert "begin a new run, under another --name and with another seed" in said
+    assert f"If the site says so again when the run is resumed, {ANEW}" in said
     assert USUAL not in said
     assert "mask_bound" in said or code != "upload"
     assert re.search(rf"^\| codes? [^|]*`{code}`", PAGE, re.MULTILINE), "it has a row where things break"
@@ -41,6 +49,88 @@ def test_a_number_beyond_the_bound_is_told_with_the_way_on_and_resuming_cannot_h
     (tmp_path / "server").rename(tmp_path / "before")
     anew = Experiment("exact", 2, 3, masked=True, mask_bound=1e6, seed=1)
     assert len(list(Federation(tmp_path, anew, run="run-2").rounds())) == 3
+
+
+def told(federation, north=None):
+    """The code and the way on with which a run ends, where north is another site than it should be."""
+    sites = {**federation.transport().sites, **({} if north is None else {"north": north.answer})}
+    with pytest.raises(PartyError) as caught:
+        list(federation.rounds(InProcess(sites)))
+    code = re.search(r"code '([\w-]+)'", str(caught.value))[1]
+    assert caught.value.__notes__[-1] == way_on(Refusal(code), "north", "run-1")
+    return code
+
+
+def failing(*told):
+    """A plan whose work ends in an error."""
+    plan = plan_of(*told)
+    return replace(plan, program=Watched(plan.program, [], "failed"))
+
+
+def test_numbers_that_diverge_in_the_open_do_so_again_and_take_a_new_run(tmp_path):
+    """Rows that are scaled meanwhile are not those of the run."""
+    federation = Federation(tmp_path, Experiment("fednmf", 3, 2, seed=1))
+    large = federation.site("north", data=Data(rows_of("north") * 1e100, COLUMNS, secret_of("north")))
+    assert [told(federation, large), told(federation, large), told(federation)] == ["diverged", "diverged", "data"]
+    (tmp_path / "server").rename(tmp_path / "before")
+    anew = replace(federation, run="run-2", experiment=Experiment("fednmf", 3, 2, seed=2))
+    assert len(list(anew.rounds())) == 2
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_work_that_fails_can_be_resumed_in_the_open_and_is_closed_under_masks(tmp_path, is_masked):
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=is_masked, seed=1))
+    assert told(federation, replace(federation.site("north"), build=failing)) == "failed"
+    if is_masked:
+        assert told(federation) == "failed"
+    else:
+        assert len(list(federation.rounds())) == 2
+
+
+@pytest.mark.parametrize("stage", [Kind.HELLO, Kind.START])
+def test_what_fails_before_any_work_is_resumed_under_masks_too(tmp_path, monkeypatch, stage):
+    federation = masked(tmp_path)
+
+    def broken(*_):
+        raise RuntimeError
+
+    @dataclass
+    class Breaking:
+        site: object
+
+        def answer(self, data):
+            with monkeypatch.context() as patched:
+                if Request.read(data).nonce.kind is stage:
+                    patched.setattr("partsong.federation.site_beginning.require_sound", broken)
+                return self.site.answer(data)
+
+    assert told(federation, Breaking(federation.site("north"))) == "failed"
+    assert len(list(federation.rounds())) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "policy"),
+    [
+        ("recipe", Policy(recipes=("fnmf",))),
+        ("rounds", Policy(maximum_rounds=1)),
+        ("parties", Policy(minimum_parties=4)),
+        ("columns", Policy(columns=("gene-1*",))),
+    ],
+)
+def test_a_run_that_is_forbidden_in_its_middle_goes_on_once_it_is_allowed(tmp_path, code, policy):
+    federation = masked(tmp_path)
+    rounds = federation.rounds()
+    next(rounds)
+    rounds.close()
+    assert told(federation, federation.site("north", policy=policy)) == code
+    way = way_on(Refusal(code), "north", "run-1")
+    assert "resume it as it is" in way or "resume the run once they are there again and may leave" in way
+    assert USUAL not in way
+    assert [done.index for done in federation.rounds()] == [1]
+
+
+def masked(folder):
+    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
 
 
 def uploads(experiment, parts):

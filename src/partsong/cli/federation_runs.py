@@ -172,13 +172,14 @@ def stop(
         if number is None:
             if is_held(place.lock):
                 return stop_over_files(place, as_json)
-            raise FileError(f"Run {name!r} was never started, or is over.")
+            raise _not_at_work(place, f"Run {name!r} was never started, or is over.")
         with controlling(server) as control:
             is_over = control.status(number).is_over
             if is_over and not is_held(place.lock):
-                raise FileError(
+                raise _not_at_work(
+                    place,
                     f"Run {name!r} is not being worked on: it is over, or was broken off and can be resumed. Which of "
-                    f"them: partsong federation status --folder {quote(str(folder))}"
+                    f"them: partsong federation status --folder {quote(str(folder))}",
                 )
             told = {"stopped": name, "was_running": is_over or control.stop(number)}
         end_work(place)
@@ -186,6 +187,20 @@ def stop(
         put_json(told)
     else:
         typer.echo(f"Stopped: {told['stopped']}.")
+
+
+def _not_at_work(place: RunPlace, otherwise: str) -> FileError:
+    """Why a run cannot be stopped that nobody works on: a command is just starting it, or what is said otherwise."""
+    from partsong.consortium.locking import holder_of
+    from partsong.consortium.run_files import is_starting
+
+    if not is_starting(place):
+        return FileError(otherwise)
+    holder = holder_of(place.command)
+    return FileError(
+        f"Run {place.name!r} is just starting, and there is nothing to stop yet. Try again in some seconds, or end the "
+        f"command that starts it{f' (process {holder})' if holder else ''} with Ctrl-C where it was given."
+    )
 
 
 def _run_to_end(

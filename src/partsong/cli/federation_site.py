@@ -52,7 +52,8 @@ NO_SHARED_KEY = (
 )
 OTHER_ROSTER = (
     "The roster in this kit ({}) is not the one that this site has pinned ({}), which stays. If parties have changed "
-    "since, give the new one: --roster roster.toml."
+    "since, give the new one: --roster roster.toml. If it is the one in the kit: --fingerprint, as other sites have "
+    "read it to you."
 )
 TAKEN = "The roster was taken. The node of {!r} runs already, and works with it from its next request on."
 LEAVES = """What leaves this site, and what does not:
@@ -133,7 +134,7 @@ def join(
     _show_and_ask(wished, yes, as_json)
     site = _agreed(wished, as_json)
     before = site.roster()
-    listed = Listed.read(roster) if roster is not None else _in_kit(read, before)
+    listed = Listed.read(roster) if roster is not None else _in_kit(read, before, fingerprint)
     if listed is not None:
         _pin(site, listed, fingerprint, yes)
     pinned = site.roster()
@@ -163,17 +164,22 @@ def _going_on(wished: Joining) -> Joining:
     from partsong.consortium.continuing import key_going_on
     from partsong.consortium.used_folder import require_policy
 
-    if wished.earlier is None:
-        require_policy(wished.site.path)
-    elif wished.shared is None:
+    require_policy(wished.site.path)
+    if wished.earlier is not None and wished.shared is None:
         wished = replace(wished, shared=key_going_on(wished.earlier, wished.site))
     wished.shared_key()
     return wished
 
 
-def _in_kit(kit: Kit, pinned: Listed | None) -> Listed | None:
-    """The roster of a kit, where none is pinned: one that is stays, for a kit may be older than it."""
+def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed | None:
+    """The roster of a kit, where none is pinned, or where its fingerprint was compared; otherwise the pinned one stays,
+    for a kit may be older than it.
+    """
+    from partsong.consortium.roster import same_fingerprint
+
     if pinned is None or kit.roster is None:
+        return kit.roster
+    if fingerprint is not None and same_fingerprint(kit.roster.fingerprint, fingerprint):
         return kit.roster
     if kit.roster != pinned:
         warn(OTHER_ROSTER.format(kit.roster.fingerprint, pinned.fingerprint))
@@ -199,8 +205,10 @@ def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], a
 
 def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
     """The site's folder, as it is now."""
+    from partsong.consortium.used_folder import has_policy
+
     site, policy = wished.site, wished.site.path / "site.toml"
-    is_made = not policy.exists()
+    is_made = not has_policy(site.path)
     releases = wished.agreed()
     if wished.earlier is not None:
         typer.echo(f"Ledger and audit log go on from {wished.earlier}: {releases} releases so far.", err=as_json)

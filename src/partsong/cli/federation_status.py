@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.federation_books import books_told, show_books
+from partsong.cli.federation_mending import Mending, reason
+from partsong.cli.federation_site_status import show_site, site_told
 from partsong.cli.guard import BAD_INPUT, guarded
 from partsong.cli.options import AsJson, examples
 from partsong.cli.outputs import put_json, visible
+from partsong.errors import PartsongError
 
 if TYPE_CHECKING:
     from partsong.consortium.server_folder import RunPlace, ServerFolder
-    from partsong.consortium.site_folder import SiteFolder
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
+
+DAMAGED = "damaged"
+"""How a run is of which a file is: nothing more is known of it."""
 
 
 @guarded
@@ -30,14 +34,14 @@ def status(
 ) -> None:
     """Say who is there and how every run is; at a site: what has left, what was spent, and where results are.
 
-    The exit code is 1 where a site refuses everything, for its ledger and its audit log are not whole, and where sites
-    refuse the server, for its certificate has expired.
+    The exit code is 1 where a site refuses everything, for its ledger and its audit log are not whole, where sites
+    refuse the server, for its certificate has expired, and where a file is missing or damaged; all else is shown.
     """
     if (folder / "joined.toml").exists():
         from partsong.consortium.site_folder import SiteFolder
 
         told = site_told(SiteFolder.at(folder))
-        show = _show_site
+        show = show_site
     else:
         from partsong.consortium.server_folder import ServerFolder
 
@@ -47,57 +51,44 @@ def status(
         put_json(told)
     else:
         show(told)
-    if told.get("refuses") is not None or _is_expired(told):
+    has_damaged = any(run["status"] == DAMAGED for run in told["runs"].values())
+    if told.get("refuses") is not None or _is_expired(told) or told["to_mend"] or has_damaged:
         raise typer.Exit(BAD_INPUT)
 
 
 def server_told(server: ServerFolder) -> dict[str, Any]:
-    """Sites and runs, as the coordinator sees them."""
+    """Sites and runs, as the coordinator sees them; `to_mend`: its `authority`, `certificate`, `coordinator_key`."""
     from partsong.consortium.locking import is_held
 
+    mending = Mending()
+    authority = mending.tried("authority", lambda: server.authority)
+    left = mending.tried("certificate", lambda: _whole_days(server.days_left()))
+    if left is not None:
+        mending.tried("certificate", server.require_pair)
+    coordinator = mending.tried("coordinator_key", lambda: server.coordinator)
     is_up = is_held(server.path / "server.lock")
-    served = _served_days(server) if is_up else None
-    left = _whole_days(server.days_left())
-    sites = _sites(server) if is_up and (left if served is None else served) >= 0 else _unknown(server)
+    served, sites = None, _unknown(server)
+    if is_up and authority is not None and left is not None:
+        served = _served_days(server)
+        sites = _sites(server) if (left if served is None else served) >= 0 else sites
+    fingerprint = None if authority is None or coordinator is None else server.roster().fingerprint
     runs = {name: _run_told(server.run(name)) for name in server.runs()}
     models = {name: server.run(name).model for name in runs if server.run(name).model.exists()}
     told: dict[str, Any] = {"name": server.name, "address": server.address, "server": "running" if is_up else "stopped"}
     told |= {"folder": server.path, "certificate_days": left, "served_certificate_days": served}
-    return {**told, "fingerprint": server.roster().fingerprint, "sites": sites, "runs": runs, "models": models}
-
-
-def site_told(site: SiteFolder) -> dict[str, Any]:
-    """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results."""
-    from partsong.consortium.locking import is_held
-    from partsong.federation.finishing import MODEL
-    from partsong.federation.site_files import VOCABULARY
-
-    roster = site.roster()
-    names = {path.name for place in ("state/runs", "results") for path in (site.path / place).glob("[!.]*")}
-    runs: dict[str, dict[str, Any]] = {}
-    for name in sorted(names):
-        result = site.path / "results" / name
-        has_result, are_agreed = (result / MODEL).exists(), (site.path / "state" / "runs" / name / VOCABULARY).exists()
-        status = "over" if has_result or are_agreed else "begun"
-        runs[name] = {"status": status, "result": result if has_result else None}
-    told: dict[str, Any] = {
-        "site": site.site,
-        "federation": site.federation,
-        "address": site.address,
-        "folder": site.path,
-    }
-    told["node"] = "running" if is_held(site.path / "node.lock") else "stopped"
-    told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": site.shared_key() is not None}
-    return {**told, **books_told(site), "runs": runs}
+    told |= {"fingerprint": fingerprint, "to_mend": mending.found}
+    return {**told, "sites": sites, "runs": runs, "models": models}
 
 
 def _show_server(told: dict[str, Any]) -> None:
     typer.echo(f"Federation {told['name']!r}, {told['address']}: the server is {told['server']}.")
-    roster = told["fingerprint"] if told["sites"] else "nobody yet"
-    served = told["served_certificate_days"]
+    roster = (told["fingerprint"] or "TO MEND") if told["sites"] else "nobody yet"
+    left, served = told["certificate_days"], told["served_certificate_days"]
     is_old = "" if served is None else f" (the server shows another, {_validity(served)}: end it, and serve again)"
-    typer.echo(f"Certificate: {_validity(told['certificate_days'])}{is_old}. Roster: {roster}")
-    if told["certificate_days"] < 0:
+    typer.echo(f"Certificate: {'TO MEND' if left is None else _validity(left)}{is_old}. Roster: {roster}")
+    for text in told["to_mend"].values():
+        typer.echo(f"TO MEND: {visible(text)}")
+    if left is not None and left < 0:
         renewing = f"partsong federation init {quote(str(told['folder']))} --renew"
         typer.echo(f"Sites refuse it: {renewing}, then end the server, and serve again.")
     for site, state in told["sites"].items():
@@ -111,17 +102,6 @@ def _show_server(told: dict[str, Any]) -> None:
             typer.echo(f"       {visible(line)}")
         if "resume" in run:
             typer.echo(f"       it goes on with: {run['resume']}")
-
-
-def _show_site(told: dict[str, Any]) -> None:
-    typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
-    typer.echo(f"Roster: {told['fingerprint'] or 'none yet: partsong federation join KIT --roster roster.toml'}")
-    typer.echo(f"Shared key: {'yes' if told['shared_key'] else 'NONE: the server can test likely names of columns'}")
-    for line in show_books(told):
-        typer.echo(line)
-    for name, run in told["runs"].items():
-        where = f": {run['result']}" if run["result"] else ""
-        typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
 
 
 def _sites(server: ServerFolder) -> dict[str, str]:
@@ -164,21 +144,28 @@ def _served_days(server: ServerFolder) -> int | None:
 
 
 def _run_told(place: RunPlace) -> dict[str, Any]:
-    """How a run is: running, starting, done, failed and why, or broken off and how it goes on."""
-    from partsong.consortium.locking import is_held
-    from partsong.consortium.run_files import result_in
+    """How a run is, with the exchanges that are done; of one with a file that is damaged, which, and the way out."""
+    done = 0
+    try:
+        done = len(place.progress.read_bytes().splitlines()) if place.progress.exists() else 0
+        return {**_how_it_is(place), "rounds_done": done}
+    except (PartsongError, OSError) as error:
+        return {"status": DAMAGED, "error": reason(error), "rounds_done": done}
 
-    done = len(place.progress.read_text().splitlines()) if place.progress.exists() else 0
+
+def _how_it_is(place: RunPlace) -> dict[str, Any]:
+    """Running, starting, done, failed and why, or broken off and how it goes on."""
+    from partsong.consortium.locking import is_held
+    from partsong.consortium.run_files import is_starting, result_in
+
     if is_held(place.lock):
-        return {"status": "running", "rounds_done": done}
+        return {"status": "running"}
+    if is_starting(place):
+        return {"status": "starting"}
     if place.result.exists():
-        result = result_in(place)
-        told = {name: value for name, value in result.items() if name in ("status", "error", "notes")}
-        return {**told, "rounds_done": done}
-    if is_held(place.command):
-        return {"status": "starting", "rounds_done": done}
+        return {name: value for name, value in result_in(place).items() if name in ("status", "error", "notes")}
     resume = _resuming(place)
-    return {"status": "broken off", "rounds_done": done, **({} if resume is None else {"resume": resume})}
+    return {"status": "broken off", **({} if resume is None else {"resume": resume})}
 
 
 def _resuming(place: RunPlace) -> str | None:
@@ -192,6 +179,6 @@ def _resuming(place: RunPlace) -> str | None:
             f"partsong federation run {experiment} --folder {folder} --name {place.name} --engine files --drop "
             f"{quote(drop)} --resume"
         )
-    if not place.number.exists():
+    if not (place.settings.exists() or place.number.exists()):
         return None
     return f"partsong federation run {experiment} --folder {folder} --name {place.name} --resume"

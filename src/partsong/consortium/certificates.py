@@ -41,16 +41,13 @@ def new_authority(federation: str) -> Pair:
 
 
 def new_server_certificate(authority: Pair, host: str) -> Pair:
-    """For a server that is reached as `host`, and by those on its own machine."""
+    """For a server that is reached as `host`, and by those on its own machine; of an authority that is a pair."""
     x509 = _x509()
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    try:
-        signing = load_pem_private_key(authority.key, None)
-        issuer = x509.load_pem_x509_certificate(authority.certificate)
-    except (ValueError, TypeError) as error:
-        raise FormatError("The authority (ca.crt and ca.key) cannot be read. Take both files from a copy.") from error
+    signing = load_pem_private_key(authority.key, None)
+    issuer = _read(authority.certificate)
     key = _new_key()
     names = [_alternative(one) for one in dict.fromkeys((host, *HERE))]
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
@@ -88,10 +85,7 @@ def require_node_key(text: str) -> bytes:
 
 def days_left(certificate: bytes) -> float:
     """How long a certificate is still valid; negative where it is not any more."""
-    try:
-        until: datetime = _x509().load_pem_x509_certificate(certificate).not_valid_after_utc
-    except ValueError as error:
-        raise FormatError("A certificate cannot be read. Take it from its source again.") from error
+    until: datetime = _read(certificate).not_valid_after_utc
     return (until - datetime.now(UTC)) / timedelta(days=1)
 
 
@@ -99,11 +93,10 @@ def are_pair(certificate: bytes, key: bytes) -> bool:
     """Whether a private key is that of a certificate; one that cannot be read is not."""
     from cryptography.hazmat.primitives import serialization as forms
 
-    x509 = _x509()
     try:
-        public = x509.load_pem_x509_certificate(certificate).public_key()
+        public = _read(certificate).public_key()
         own = forms.load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError):
+    except (FormatError, ValueError, TypeError):
         return False
     return bool(public == own)
 
@@ -112,8 +105,16 @@ def fingerprint(certificate: bytes) -> str:
     """SHA-256 of a certificate, in hexadecimal, for reading out."""
     from cryptography.hazmat.primitives import hashes
 
-    found: bytes = _x509().load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256())
+    found: bytes = _read(certificate).fingerprint(hashes.SHA256())
     return found.hex()
+
+
+def _read(certificate: bytes) -> Any:
+    """From PEM; FormatError where it is none. Whoever knows the file, and how to come by another, says so."""
+    try:
+        return _x509().load_pem_x509_certificate(certificate)
+    except ValueError as error:
+        raise FormatError("A certificate cannot be read. Take it from its source again.") from error
 
 
 def _x509() -> Any:

@@ -12,17 +12,18 @@ from typing import Any
 
 from partsong.consortium.locking import held, is_held
 from partsong.consortium.private_folder import make_private
+from partsong.consortium.roster import Card
 from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.site_folder import SiteFolder
 from partsong.consortium.toml_text import write
-from partsong.consortium.used_folder import KEY, has_had, record, require_policy
+from partsong.consortium.used_folder import CHAINS, KEY, has_had, has_policy, record, require_policy, shared_key_in
 from partsong.errors import FileError, ParameterError
 from partsong.federation.chain import Chain
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.refusal_count import FILE as REFUSALS
 
-LEDGER, AUDIT = "ledger.jsonl", "audit.jsonl"
+LEDGER, AUDIT = CHAINS
 
 
 def require_earlier(old: Path, site: SiteFolder) -> None:
@@ -30,9 +31,9 @@ def require_earlier(old: Path, site: SiteFolder) -> None:
     because it has lines of its own or another policy. Nothing is written.
     """
     new = site.path
-    if not ((old / "state").is_dir() and (old / "joined.toml").exists()) or old.resolve() == new:
+    if not (old / "state").is_dir() or old.resolve() == new:
         raise FileError(f"--continues {old}: that is not an earlier folder of this site. Give the one with its state/.")
-    before = SiteFolder.at(old)
+    before = _whose(old)
     if (before.federation, before.site) != (site.federation, site.site):
         raise ParameterError(
             f"--continues {old}: that is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
@@ -48,15 +49,15 @@ def require_earlier(old: Path, site: SiteFolder) -> None:
                 f"{new / 'state' / name} has lines of its own, which do not follow from those of {old}. A ledger is "
                 "continued before the first start: join in a new folder."
             )
+    require_policy(new)  # of a folder that was used the old one does not take the place
     if not _whole_lines(new / "state" / AUDIT):
-        _require_same_policy(old / "site.toml", new / "site.toml")
-    else:
-        require_policy(new)  # its own by now, so that the old one does not take its place
+        require_policy(old)
+        _require_same_policy(old, new)
 
 
 def key_going_on(old: Path, site: SiteFolder) -> SharedKey | None:
-    """The shared key of an earlier folder, where the new one has none; FileError where it is gone there."""
-    return None if (site.path / "shared.key").exists() else SiteFolder.at(old).shared_key()
+    """The shared key of an earlier folder, where the new one never had one; FileError where it is gone there."""
+    return None if has_had(site.path, KEY) else shared_key_in(old)
 
 
 def continue_from(old: Path, site: SiteFolder) -> int:
@@ -70,9 +71,9 @@ def continue_from(old: Path, site: SiteFolder) -> int:
     for folder in (new, new / "state"):
         make_private(folder)
     with held(site.lock, f"The node of {new} has just been started. End it first"):
-        if not (new / "site.toml").exists():
+        if not has_policy(new):
             write(new / "site.toml", (old / "site.toml").read_bytes())
-        if not (new / "shared.key").exists() and (old / "shared.key").exists():
+        if not has_had(new, KEY) and (old / "shared.key").exists():
             write(new / "shared.key", (old / "shared.key").read_bytes(), private=True)
         record(new, *([KEY] if has_had(old, KEY) else []))
         is_first = not _whole_lines(new / "state" / AUDIT)
@@ -84,16 +85,28 @@ def continue_from(old: Path, site: SiteFolder) -> int:
     return SiteLedger(new / "state" / LEDGER).serial
 
 
+def _whose(old: Path) -> SiteFolder | Card:
+    """What says of which site a folder is: joined.toml, or its card where that is gone."""
+    if (old / "joined.toml").exists():
+        return SiteFolder.at(old)
+    if (old / "card.toml").exists():
+        return Card.read(old / "card.toml")
+    raise FileError(
+        f"--continues {old}: nothing in it says of which site it is: joined.toml and card.toml are gone. Put one of "
+        f"them back; the coordinator has the card too, as sites/NAME.toml: it goes to {old / 'card.toml'}."
+    )
+
+
 def _require_same_policy(old: Path, new: Path) -> None:
     """What a site has promised about rows holds in the new folder too, until it is changed there by hand later on."""
-    there = Policy.read(old)
-    here = Policy.read(new) if new.exists() else there
+    there = Policy.read(old / "site.toml")
+    here = Policy.read(new / "site.toml") if has_policy(new) else there
     differing = [field.name for field in fields(Policy) if getattr(there, field.name) != getattr(here, field.name)]
     if differing:
         told = "; ".join(f"{name}: {_told(there, name)} there, {_told(here, name)} here" for name in differing)
         raise ParameterError(
-            f"{new} is not the policy of {old} ({told}), and what was promised there is about the same rows. Make the "
-            f"two say the same: edit one, or remove {new}, so that the old one is copied."
+            f"{new / 'site.toml'} is not the policy of {old / 'site.toml'} ({told}), and what was promised there is "
+            f"about the same rows. Make the two say the same: edit one, or copy the old one over the new."
         )
 
 

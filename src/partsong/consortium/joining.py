@@ -11,6 +11,7 @@ from partsong.consortium.first_policy import POLICY
 from partsong.consortium.kit import Kit
 from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.site_folder import SiteFolder
+from partsong.consortium.used_folder import has_policy
 from partsong.federation.policy import Policy
 
 
@@ -33,7 +34,7 @@ class Joining:
     def policy(self) -> Policy:
         """The one that is there, comes along, or would be made."""
         places = [self.site.path] if self.earlier is None else [self.site.path, self.earlier]
-        found = [place / "site.toml" for place in places if (place / "site.toml").exists()]
+        found = [place / "site.toml" for place in places if has_policy(place)]
         return Policy.read(found[0]) if found else Policy.from_table(tomllib.loads(POLICY))
 
     def shared_key(self) -> SharedKey | None:

@@ -14,7 +14,7 @@ import ipaddress
 import re
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 
@@ -27,6 +27,7 @@ from partsong.federation.keys import only, read_toml
 KEYS = ("federation", "site", "address", "authority", "coordinator", "roster")
 FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
 MOST_BYTES = 1 << 20
+UNNAMED = Path("KIT")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
 HOST = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
@@ -60,6 +61,8 @@ class Kit:
     coordinator: bytes
     """The key that the coordinator signs requests with."""
     roster: Listed | None = None
+    place: Path = field(default=UNNAMED, compare=False)
+    """Where it was read from, as a command calls it."""
 
     def __post_init__(self) -> None:
         require_name(self.site, "A site")
@@ -88,10 +91,9 @@ class Kit:
     @staticmethod
     def read(path: Path, scratch: Path) -> Kit:
         """From a .zip or a folder; `scratch` is a folder for what has to be unpacked."""
-        if path.is_dir():
-            return _in_folder(path)
-        _unpack(path, scratch)
-        return _in_folder(scratch)
+        if not path.is_dir():
+            _unpack(path, scratch)
+        return replace(_in_folder(path if path.is_dir() else scratch), place=path)
 
 
 def require_address(address: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from partsong.consortium.locking import is_held
 from partsong.consortium.run_place import RunPlace
 from partsong.errors import FormatError
 
@@ -36,6 +37,15 @@ def settings_in(place: RunPlace) -> dict[str, Any]:
     )
 
 
+def is_starting(place: RunPlace) -> bool:
+    """Whether a command is about to have a run worked on: it holds the run, and nobody works on it yet, or any more.
+    A result that came after its settings, which each command writes first, is of this command: the run is over then.
+    """
+    settings, result = _written(place.settings), _written(place.result)
+    is_over = settings is not None and result is not None and result >= settings
+    return is_held(place.command) and not is_held(place.lock) and not is_over
+
+
 def number_in(place: RunPlace) -> int | None:
     """The number that Flower gave a run last; None where it was never started there."""
     if not place.number.exists():
@@ -53,6 +63,14 @@ def _are_settings(found: dict[str, Any]) -> bool:
     names, timeout = found.get("names", []), found.get("timeout", 1.0)
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return is_list and type(timeout) in (int, float) and isinstance(found.get("drop", ""), str)
+
+
+def _written(path: Path) -> int | None:
+    """When, in nanoseconds; None where there is no such file."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _object(path: Path) -> dict[str, Any] | None:

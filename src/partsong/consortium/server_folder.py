@@ -39,6 +39,14 @@ from partsong.federation.wire import RUN
 __all__ = ["RunPlace", "ServerFolder"]
 
 CONTROL_BYTES = 32
+WITHOUT_AUTHORITY = (
+    "Put your own copy back, or the ca.crt of any kit of this federation, which is the same file. No other can replace "
+    "it: sites trust this one alone."
+)
+WITHOUT_KEY = (
+    "If it is gone or damaged, put your own copy back: nothing can replace it, for sites trust its authority alone. "
+    "Without it the federation has to be made anew before the server's certificate expires."
+)
 CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}")
 
 
@@ -91,30 +99,47 @@ class ServerFolder:
         between the two files leaves a pair that is none, which `require_valid` notices; renewing once more mends it.
         """
         host, _ = require_address(self.address)
+        authority, place = self.authority, self.path / "ca.key"
         try:
-            key = (self.path / "ca.key").read_bytes()
+            key = place.read_bytes()
         except OSError as error:
-            raise FileError(f"{self.path / 'ca.key'} cannot be read, and only its owner can renew.") from error
-        self._certify(Pair(self.authority, key), host)
+            why = error.strerror or error
+            raise FileError(f"{place} cannot be read ({why}), and only its owner can renew. {WITHOUT_KEY}") from error
+        if not certificates.are_pair(authority, key):
+            raise FormatError(
+                f"{place} is not the key of {self.path / 'ca.crt'}: one of them is of another time, or damaged. "
+                f"Nothing was made. {WITHOUT_KEY}"
+            )
+        self._certify(Pair(authority, key), host)
 
     def days_left(self) -> float:
         """Days that the certificate is still valid; negative where it is not any more."""
-        return certificates.days_left(self._read("server.crt"))
+        try:
+            return certificates.days_left(self._read("server.crt"))
+        except FormatError as error:
+            raise FormatError(
+                f"{self.path / 'server.crt'} is damaged: no certificate is in it. Make it anew with: {self._renewing}"
+            ) from error
 
     def require_valid(self) -> float:
-        """The same; FileError where it is not valid, or is not for the server's key."""
+        """The same; FileError where it is not valid, or is not for the server's key, or the authority is gone."""
+        _ = self.authority  # Flower is given the file, and says less of it
         left = self.days_left()
         if left < 0:
             raise FileError(
                 f"The server's certificate has expired {-left:.0f} days ago, and sites refuse it. Renew it with: "
                 f"{self._renewing}"
             )
+        self.require_pair()
+        return left
+
+    def require_pair(self) -> None:
+        """FileError where the certificate is not for the server's key."""
         if not certificates.are_pair(self._read("server.crt"), self._read("server.key")):
             raise FileError(
                 f"{self.path / 'server.crt'} is not the certificate of {self.path / 'server.key'}: one of them is of "
                 f"another time, or damaged. Make both anew with: {self._renewing}"
             )
-        return left
 
     @property
     def _renewing(self) -> str:
@@ -130,8 +155,16 @@ class ServerFolder:
 
     @property
     def authority(self) -> bytes:
-        """Its certificate."""
-        return (self.path / "ca.crt").read_bytes()
+        """Its certificate; an error with the way out where that is gone, or damaged."""
+        place = self.path / "ca.crt"
+        try:
+            found = place.read_bytes()
+            certificates.fingerprint(found)
+        except FormatError as error:
+            raise FormatError(f"{place} is damaged: no certificate is in it. {WITHOUT_AUTHORITY}") from error
+        except OSError as error:
+            raise FileError(f"{place} cannot be read: {error.strerror or error}. {WITHOUT_AUTHORITY}") from error
+        return found
 
     @property
     def serials(self) -> Path:

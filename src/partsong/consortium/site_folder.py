@@ -12,16 +12,17 @@ flower/           Flower's own files
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from partsong.consortium import certificates
 from partsong.consortium.first_policy import POLICY
-from partsong.consortium.kit import Kit, require_address
+from partsong.consortium.kit import UNNAMED, Kit, require_address
 from partsong.consortium.locking import held, is_held
+from partsong.consortium.own_keys import make_own_keys, require_own_keys, secret_in
 from partsong.consortium.private_folder import make_private
 from partsong.consortium.roster import Card, Listed, key_in, require_name, same_fingerprint
 from partsong.consortium.shared_key import SharedKey
@@ -30,7 +31,16 @@ from partsong.consortium.site_texts import READING as READING_TEXTS
 from partsong.consortium.site_texts import texts_at
 from partsong.consortium.toml_text import toml_of, write
 from partsong.consortium.unready import told_unready
-from partsong.consortium.used_folder import ROSTER, has_had, record, require_key, require_own_keys, require_policy
+from partsong.consortium.used_folder import (
+    ROSTER,
+    has_had,
+    has_policy,
+    key_there,
+    record,
+    require_key,
+    require_policy,
+    shared_key_in,
+)
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import only, read_toml
 from partsong.federation.policy import Policy
@@ -43,11 +53,6 @@ from partsong.federation.word_data import Texts
 READING = ("label", "transpose", "key", "header", *READING_TEXTS)
 TOLD = ("federation", "site", "address", "data", "coordinator")
 KEYS = (*TOLD, *READING)
-SECRET_BYTES = 32
-WITHOUT_SECRET = (
-    "Put your own copy back. Where there is none, join in a new folder with --continues and this one: it makes a new "
-    "secret, and needs a new roster."
-)
 CHANGED = (
     "joined.toml, shared.key or secret in {} are not those that this node was started with, and it works with no "
     "others. Put them back, or end the node and join again: it then starts with what is there."
@@ -88,6 +93,7 @@ class SiteFolder:
         certificates.require()
         _require_written({"data": str(data.resolve()), **reading})
         own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
+        place = SiteFolder(path.resolve(), *own)
         if (path / "joined.toml").exists():
             before = SiteFolder.at(path)
             if (before.federation, before.site) != (kit.federation, kit.site):
@@ -95,15 +101,13 @@ class SiteFolder:
                     f"{path} is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
                     f"{kit.site!r} in {kit.federation!r}. Choose another folder."
                 )
-            if (path / "ca.crt").read_bytes() != kit.authority or before.coordinator != kit.coordinator:
+            if not before.trusts(kit.authority) or before.coordinator != kit.coordinator:
                 raise ParameterError(
                     f"The authority or the coordinator's key in this kit is not the one that {path} trusts. Ask the "
-                    "coordinator, by telephone, whether it was made anew; if so, join in a new folder, with "
-                    f"--continues {path}: what was released before still counts."
+                    "coordinator, by telephone, whether it was made anew; if so, join in a new folder, where what was "
+                    f"released before still counts: {place.elsewhere(kit.place)}"
                 )
-        place = SiteFolder(path.resolve(), *own)
-        if (path / "secret").exists():
-            place.secret()
+        require_own_keys(place.path, place.elsewhere(kit.place))
         return place
 
     @staticmethod
@@ -119,7 +123,7 @@ class SiteFolder:
         The policy comes first: a first join that is cut off leaves a folder that was never used, or one that has it.
         """
         require_policy(self.path)
-        require_own_keys(self.path)
+        require_own_keys(self.path, self.elsewhere())
         if shared is None:
             require_key(self.path)
         if is_held(self.lock):
@@ -128,10 +132,10 @@ class SiteFolder:
         for folder in (self.path, self.path / "state", self.path / "flower"):
             make_private(folder)
         with held(self.lock, f"The node of {self.path} has just been started. Join again"):
-            if not (self.path / "site.toml").exists():
+            if not has_policy(self.path):
                 write(self.path / "site.toml", POLICY)
             write(self.path / "ca.crt", authority)
-            self._make_keys()
+            make_own_keys(self.path)
             if shared is not None:
                 self.take(shared)
             told = {name: getattr(self, name) for name in TOLD} | {"data": str(self.data)}
@@ -151,7 +155,7 @@ class SiteFolder:
             return
         before = SiteFolder.at(self.path)
         changes = [name for name in (*TOLD, "reading") if getattr(before, name) != getattr(self, name)]
-        if shared not in (None, self._key_there()):
+        if shared not in (None, key_there(self.path)):
             changes.append("shared key")
         if changes:
             raise FileError(
@@ -188,13 +192,22 @@ class SiteFolder:
         write(self.path / "roster.toml", roster.written())
         record(self.path)
 
+    def trusts(self, authority: bytes) -> bool:
+        """Whether it is the one in ca.crt; where that is gone, or empty, the one that a pinned roster names."""
+        place = self.path / "ca.crt"
+        if place.exists() and (found := place.read_bytes()):
+            return found == authority
+        pinned = self.roster()
+        return pinned is None or pinned.authority == certificates.fingerprint(authority)
+
     def roster(self) -> Listed | None:
         """The one that was pinned."""
         place = self.path / "roster.toml"
         return Listed.read(place) if place.exists() else None
 
     def policy(self) -> Policy:
-        """As its steward has left it."""
+        """As its steward has left it; FileError where it is gone, or empty."""
+        require_policy(self.path)
         return Policy.read(self.path / "site.toml")
 
     def card(self) -> Card:
@@ -204,14 +217,13 @@ class SiteFolder:
 
     def secret(self) -> int:
         """Behind its streams and signatures; FileError where it is not whole."""
-        place = self.path / "secret"
-        try:
-            found = place.read_bytes()
-        except OSError as error:
-            raise FileError(f"{place} cannot be read: {error.strerror or error}. {WITHOUT_SECRET}") from error
-        if len(found) != SECRET_BYTES:
-            raise FormatError(f"{place} has {len(found)} bytes, and a secret has {SECRET_BYTES}. {WITHOUT_SECRET}")
-        return int.from_bytes(found, "little")
+        return secret_in(self.path, self.elsewhere())
+
+    def elsewhere(self, kit: Path = UNNAMED) -> str:
+        """The command that goes on with these data in a new folder."""
+        old, new, data = quote(str(self.path)), quote(f"{self.path}-new"), quote(str(self.data))
+        options = "".join(_option(name.replace("_", "-"), value) for name, value in self.reading.items())
+        return f"partsong federation join {quote(str(kit))} --data {data} --folder {new} --continues {old}{options}"
 
     @property
     def holds_texts(self) -> bool:
@@ -222,8 +234,7 @@ class SiteFolder:
         """What names of columns and words are hashed with; None where none was ever given. FileError where it is gone:
         who has had a key sends no hash without one.
         """
-        require_key(self.path)
-        return self._key_there()
+        return shared_key_in(self.path)
 
     def take(self, key: SharedKey) -> None:
         """Keep a shared key; it is never sent."""
@@ -274,28 +285,17 @@ class SiteFolder:
             raise FileError(f"{self.path} has no roster yet. Join with --roster roster.toml.")
         return pinned
 
-    def _key_there(self) -> SharedKey | None:
-        place = self.path / "shared.key"
-        if not place.exists():
-            return None
-        try:
-            return SharedKey.read(place.read_text(encoding="utf-8", errors="replace"))
-        except FormatError as error:
-            error.add_note(f"It is in {place}.")
-            raise
-
     def _keys(self) -> list[bytes]:
         """What is in the files of its keys; nothing where there is none."""
         places = [self.path / name for name in ("secret", "shared.key")]
         return [place.read_bytes() if place.exists() else b"" for place in places]
 
-    def _make_keys(self) -> None:
-        if not (self.path / "secret").exists():
-            write(self.path / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
-        if not (self.path / "node").exists():
-            made = certificates.new_node_key()
-            write(self.path / "node.pub", made.certificate)
-            write(self.path / "node", made.key, private=True)
+
+def _option(name: str, value: Any) -> str:
+    """One with which data are read, as it is given to a command."""
+    if isinstance(value, bool):
+        return f" --{'' if value else 'no-'}{name}"
+    return f" --{name} {quote(str(value))}"
 
 
 def _require_written(told: Mapping[str, Any]) -> None:

@@ -6,25 +6,30 @@ that everybody has, without the shared key hashes leave that a server can test, 
 may be an old one. Only a folder that was never used begins with what
 a first join writes.
 
-state/had.toml    at the end of a first join, and when a shared key or a roster is taken: whether there was one
+state/had.toml    at the end of a join, and when a shared key or a roster is taken: whether there was one, and whether a
+                  join was over, so that there were own keys
 """
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from partsong.consortium.first_policy import POLICY
 from partsong.consortium.private_folder import make_private
+from partsong.consortium.shared_key import SharedKey
 from partsong.consortium.toml_text import toml_of, write
-from partsong.errors import FileError
+from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.keys import only, read_toml
 
 RECORD = Path("state") / "had.toml"
-KEY, ROSTER = "shared_key", "roster"
-FILES = {KEY: "shared.key", ROSTER: "roster.toml"}
-OWN_KEYS = ("secret", "node")
+KEY, ROSTER, JOINED = "shared_key", "roster", "joined"
+FILES = {KEY: "shared.key", ROSTER: "roster.toml", JOINED: "joined.toml"}
 LEFT = ("joined.toml", "card.toml", "roster.toml", "results")
+CHAINS = ("ledger.jsonl", "audit.jsonl")
 
 
 def is_used(folder: Path) -> bool:
@@ -35,36 +40,45 @@ def is_used(folder: Path) -> bool:
     return any((folder / name).exists() for name in LEFT) or (state.is_dir() and any(state.iterdir()))
 
 
+def has_joined(folder: Path) -> bool:
+    """Whether a join was over there, and so has made its own keys. Ledger and audit log alone do not say so where
+    had.toml knows better: of an earlier folder they are copied before keys are made.
+    """
+    has_chains = any((folder / "state" / name).exists() for name in CHAINS)
+    was_over = bool(_written_down(folder).get(JOINED, has_chains))
+    return was_over or any((folder / name).exists() for name in LEFT)
+
+
+def has_policy(folder: Path) -> bool:
+    """Whether there is a site.toml that says anything, were it a comment. An empty one is what a full disk leaves, and
+    would allow more than the usual one.
+    """
+    try:
+        return bool((folder / "site.toml").read_bytes().removeprefix(codecs.BOM_UTF8).strip())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # who reads it is told
+
+
 def require_policy(folder: Path) -> None:
-    """Refuse a folder that was used and has no site.toml; nothing is written."""
+    """Refuse a folder that was used and has no site.toml, or an empty one; nothing is written."""
     place = folder / "site.toml"
-    if place.exists() or not is_used(folder):
+    if has_policy(folder) or not is_used(folder):
         return
     lines = [line.partition("#")[0].strip() for line in POLICY.splitlines()]
     usual = "".join(f"{line}\\n" for line in lines if line)
+    state = "empty" if place.exists() else "not there"
     raise FileError(
-        f"{place} is not there, and this folder was used: what the site has allowed, and which budget it has, is not "
+        f"{place} is {state}, and this folder was used: what the site has allowed, and which budget it has, is not "
         "known any more, and no other policy is made in its place. Put your own copy back. To begin with the usual one "
         f"on purpose, without a budget, write it yourself: printf {quote(usual)} > {quote(str(place))}"
     )
 
 
-def require_own_keys(folder: Path) -> None:
-    """Refuse a folder that has been joined, and whose own keys are gone: others know the site by them."""
-    gone = [str(folder / name) for name in OWN_KEYS if not (folder / name).exists()]
-    if gone and (folder / "joined.toml").exists():
-        raise FileError(
-            f"{' and '.join(gone)}: not there, and this site is known by it; with another one nobody takes its "
-            "answers. Put your own copy back. If there is none, join in a new folder, with "
-            f"--folder NEW --continues {quote(str(folder))}, and send the coordinator its card."
-        )
-
-
 def has_had(folder: Path, what: str) -> bool:
     """Whether a shared key, or a roster, is there, or was, as far as was written down."""
-    place = folder / RECORD
-    told = only(read_toml(place), tuple(FILES), str(place)) if place.exists() else {}
-    return told.get(what) is True or (folder / FILES[what]).exists()
+    return _written_down(folder).get(what) is True or (folder / FILES[what]).exists()
 
 
 def require_key(folder: Path) -> None:
@@ -78,8 +92,49 @@ def require_key(folder: Path) -> None:
         )
 
 
+def shared_key_in(folder: Path) -> SharedKey | None:
+    """The shared key; None where there never was one. FileError where it is gone, or damaged."""
+    require_key(folder)
+    return key_there(folder)
+
+
+def key_there(folder: Path) -> SharedKey | None:
+    """The shared key, where there is one now; FormatError where it is damaged."""
+    place = folder / "shared.key"
+    if not place.exists():
+        return None
+    try:
+        return SharedKey.read(place.read_text(encoding="utf-8", errors="replace"))
+    except FormatError as error:
+        error.add_note(f"It is in {place}.")
+        raise
+
+
 def record(folder: Path, *others: str) -> None:
     """Write down that it was used, and what it has, or has had; `others` as well."""
     make_private(folder / RECORD.parent)
-    had = {what: what in others or has_had(folder, what) for what in FILES}
-    write(folder / RECORD, toml_of(had), private=True)
+    had = {what: what in others or has_had(folder, what) for what in (KEY, ROSTER)}
+    write(folder / RECORD, toml_of({**had, JOINED: has_joined(folder)}), private=True)
+
+
+def _written_down(folder: Path) -> Mapping[str, Any]:
+    """What had.toml says; FormatError where it is damaged: nobody knows then what the folder has lost."""
+    place = folder / RECORD
+    if not place.exists():
+        return {}
+    try:
+        told = only(read_toml(place), tuple(FILES), str(place))
+    except (FileError, ParameterError) as error:
+        raise FormatError(_damaged(place)) from error
+    if not {KEY, ROSTER} <= set(told) or not all(isinstance(value, bool) for value in told.values()):
+        raise FormatError(_damaged(place))
+    return told
+
+
+def _damaged(place: Path) -> str:
+    lines = "".join(f"{what} = true\\n" for what in FILES)
+    return (
+        f"{place} is damaged. It says whether this site has, or has had, a shared key and a roster, and whether it has "
+        "joined: what it has lost is not made anew. Put your own copy back, or write it, with false for a shared key "
+        f"or a roster that there never was: printf {quote(lines)} > {quote(str(place))}"
+    )

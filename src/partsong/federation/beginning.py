@@ -50,8 +50,9 @@ def require_same_sites(record: Record, names: Collection[str]) -> None:
         told = [f"gone: {', '.join(gone)}"] if gone else []
         told += [f"new: {', '.join(new)}"] if new else []
         raise ParameterError(
-            f"The sites have changed since run {record.run!r} was begun ({'; '.join(told)}), and it cannot go on "
-            "without the same ones. Begin a new run, under another name and with another seed."
+            f"The sites have changed since run {record.run!r} was begun ({'; '.join(told)}), and it is resumed with "
+            "the same ones only. Begin a new run, under another name and with another seed. Sites that are admitted do "
+            "not end a run under way, but one that is broken off is not resumed after that."
         )
 
 
@@ -108,7 +109,8 @@ def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helpers
     """
     recorded = replace(agenda, experiment=record.experiment)
     offered = _hello(recorded, desk, (lacking,), record.layout.parties).inbox
-    key = desk.ask((lacking,), Nonce(agenda.run, kind=Kind.NAMES, phase=ASK)).inbox
+    ask = Nonce(agenda.run, kind=Kind.NAMES, phase=ASK)
+    key = desk.ask((lacking,), ask, note=_told(recorded, record.layout.parties)).inbox
     if lacking not in offered or lacking not in key:
         return False
     columns = missing_at(offered[lacking]["columns"], record.columns)
@@ -124,10 +126,15 @@ def tell_names(agenda: Agenda, desk: Desk, record: Record, lacking: str, helpers
 def _hello(
     agenda: Agenda, desk: Desk, names: tuple[str, ...], parties: tuple[str, ...], usual_key: str | None = None
 ) -> Asked:
-    note = {"experiment": dict(agenda.experiment), "parties": list(parties)}
+    note = _told(agenda, parties)
     if usual_key is not None:
         note["shared_key"] = usual_key
     return desk.ask(names, Nonce(agenda.run, kind=Kind.HELLO), note=note).checked(_require_columns)
+
+
+def _told(agenda: Agenda, parties: tuple[str, ...]) -> dict[str, Any]:
+    """What a site has to know before it says whether it would take part."""
+    return {"experiment": dict(agenda.experiment), "parties": list(parties)}
 
 
 def _require_columns(name: str, offer: Message) -> None:

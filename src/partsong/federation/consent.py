@@ -1,11 +1,17 @@
 """Whether a site lets itself be asked for something: by site.toml as it is now, whatever was allowed when a run began.
 
-    hello, start, start again     the plan, the roster, the number of runs, and the budget for all of its exchanges
-    work, each phase of a sum,    the plan with the parties of this sum, the roster, the exchange, the agreed columns,
-    the same answers again        the same rows; and the books as they stand, this attempt's charge among them
-    names told to another site,   the plan, the roster and the books
+    hello, start, the key with    the plan, exactly the parties of the roster, the number of runs, and the budget for
+    which names are asked for     all of its exchanges
+    start again                   the plan, the same parties, the budget, the agreed columns and the same rows
+    work, each phase of a sum,    the plan with the parties of this sum, the same parties, the exchange, the agreed
+    the same answers again        columns, the same rows; and the books as they stand, this attempt's charge among them
+    names told to another site,   the plan, the same parties and the books
     the end of an agreement
-    the end of a run              nothing: it brings the model to the site, and nothing of the site's leaves
+    names read, the end of a run  nothing: they bring names or the model to the site, and nothing of the site's leaves
+
+"The same parties": each party of the run is still in the pinned roster, under the key that it had when the run began
+here; who else is in the roster by now does not matter to a run that has begun. One over texts has begun with its
+agreement on words.
 
 An answer that is asked for again may be the first that arrives, so that it is asked about like a new one. Whoever
 refuses in the middle of a sum is in it as one who falls silent there. What has left before stays out of reach.
@@ -38,16 +44,37 @@ class Consent:
     ledger: SiteLedger
     roster: Roster | None
 
-    def require_plan(self, plan: Plan, parties: Collection[str], in_sum: int | None = None) -> None:
-        """Refuse what is not allowed in a run of these parties: recipe, rounds, rows, masks and their bound, roster.
+    def require_plan(self, plan: Plan, parties: Collection[str]) -> None:
+        """Refuse what is not allowed in a new run of these parties: recipe, rounds, rows, masks and their bound, and
+        others than exactly those of the roster.
+        """
+        self._require_wish(plan, None)
+        if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
+            pinned = "" if self.roster is None else f" In the pinned roster are {', '.join(sorted(self.roster))}."
+            raise Denied("roster", f"The parties would be {', '.join(parties)}.{pinned}")
+
+    def require_begun(self, plan: Plan, started: Started, in_sum: int | None = None) -> None:
+        """Refuse what is not allowed any more in a run that has begun; its parties have to be the same.
 
         `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round.
         """
-        wish = plan.wish if in_sum is None else replace(plan.wish, parties=in_sum)
-        self.policy.require(wish, self.data.n_rows)
-        self.policy.require_mask_bound(plan.mask_bound)
-        if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
-            raise Denied("roster", f"The parties would be {', '.join(parties)}.")
+        self._require_wish(plan, in_sum)
+        self._require_same_parties(started)
+
+    def _require_same_parties(self, started: Started) -> None:
+        """Refuse where a party of a run that has begun is not in the roster any more, or under another key than then. A
+        run that was begun without a roster, or by a version that did not keep the keys, has names alone to compare.
+        """
+        parties, keys = started.layout.parties, started.keys
+        if self.roster is None and not keys and self.name in parties:
+            return
+        roster = self.roster or {}
+        gone = sorted({*parties, self.name} - (set(roster) & set(parties)))
+        other = sorted(name for name, key in keys.items() if name in roster and roster[name].hex() != key)
+        told = [f"not in the pinned roster: {', '.join(gone)}"] if gone else []
+        told += [f"with another key there: {', '.join(other)}"] if other else []
+        if told:
+            raise Denied("roster", f"Of the parties with which this run began here are {'; '.join(told)}.")
 
     def require_budget(self, plan: Plan, run: str) -> None:
         """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is asked about by
@@ -90,9 +117,26 @@ class Consent:
                 f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
             )
 
+    def _require_wish(self, plan: Plan, in_sum: int | None) -> None:
+        wish = plan.wish if in_sum is None else replace(plan.wish, parties=in_sum)
+        self.policy.require(wish, self.data.n_rows)
+        self.policy.require_mask_bound(plan.mask_bound)
+
     def _require_within(self, plan: Plan, more: int) -> None:
         if self.policy.privacy is not None:
             self.ledger.require_within(self.policy.privacy, plan.release, more)
+
+
+def keys_among(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:
+    """The public keys of a run's parties in hexadecimal digits, as a start keeps them; none without a roster."""
+    return {} if roster is None else {name: roster[name].hex() for name in sorted(parties)}
+
+
+def roster_among(roster: Roster | None, started: Started | None) -> Roster | None:
+    """The roster less those who are not of a run that has begun."""
+    if roster is None or started is None:
+        return roster
+    return {name: key for name, key in roster.items() if name in started.layout.parties}
 
 
 def known_in_sum(seat: Any) -> Collection[str]:

@@ -46,7 +46,8 @@ CODES: Mapping[str, str] = {
     "parties": "fewer parties are in the sum than the site's policy asks for",
     "masks": "the site's policy asks for masked sums",
     "mask-bound": "the bound of masked numbers is smaller than the site's policy asks for",
-    "roster": "the parties are not those of the roster that the site has pinned",
+    "roster": "the parties are not those of the roster that the site has pinned, or one of them is not in it any more, "
+    "or has another key there than when the run began",
     "shared-key": "the site hashes names of columns with another shared key than most sites, or with none",
     "columns": "the site lacks columns that the others have, or may not let them leave",
     "names": "the site does not tell names of columns to others",

@@ -8,14 +8,15 @@ from partsong import threads
 from partsong.core import Layout, Message, Shard, type_name
 from partsong.engines.boundary import check_together, stated_by
 from partsong.federation.columns import SAME, Names, Wanted, hashed, key_mark, require_key_mark
+from partsong.federation.consent import keys_among
 from partsong.federation.data_state import mark_of, require_sound
 from partsong.federation.refusals import Denied
-from partsong.federation.site_files import Started, Tally
+from partsong.federation.site_files import RunFolder, Started, Tally
 from partsong.federation.site_plan import Plan, experiment_in, layout_in, names_in
 from partsong.federation.site_work import Answered
 from partsong.federation.told_alike import context_of
 from partsong.federation.wire import Request
-from partsong.federation.word_data import CountedData
+from partsong.federation.word_data import SUFFIX, CountedData
 from partsong.federation.word_site import require_table, told_of_empty, told_of_long
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ if TYPE_CHECKING:
 
 def hello(site: Site, request: Request) -> Answered:
     """Hashes of the columns that may leave, and the number type, if the site would take part at all."""
-    parties = names_in(request.note.get("parties"))
-    _require_kind(site, request)
-    plan = site.build(experiment_in(request.note), len(parties), site.roster)
-    site.consent.require_plan(plan, parties)
-    site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
-    site.consent.require_budget(plan, request.nonce.run)
+    require_willing(site, request)
     require_sound(site.data)
     columns = site.policy.leaving(site.data.columns)
     if not columns:
@@ -38,6 +34,16 @@ def hello(site: Site, request: Request) -> Answered:
     require_key_mark(mark, str(request.note.get("shared_key", mark)))
     body = Message({"columns": hashed(columns, request.nonce.run, site.key)})
     return site.plain(request, body, {"type": type_name(site.data.matrix().dtype), "shared_key": mark})
+
+
+def require_willing(site: Site, request: Request) -> None:
+    """Refuse where the site would not begin a run of this experiment with these parties."""
+    parties = names_in(request.note.get("parties"))
+    _require_kind(site, request)
+    plan = site.build(experiment_in(request.note), len(parties), site.roster)
+    _require_plan(site, plan, parties, request.nonce.run)
+    site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
+    site.consent.require_budget(plan, request.nonce.run)
 
 
 def start(site: Site, request: Request) -> Answered:
@@ -54,7 +60,8 @@ def start(site: Site, request: Request) -> Answered:
         plan = site.build(experiment, len(layout.parties), site.roster)
         order = _order(site, request)
         shard = Shard(site.name, site.data.matrix(order), site.data.secret)
-        _check(site, plan, layout, shard, len(order))
+        _require_plan(site, plan, layout.parties, request.nonce.run)
+        _check(plan, layout, shard, len(order))
         site.consent.require_budget(plan, request.nonce.run)
         require_sound(site.data)
         with threads.kernels_on(site.kernel_threads):
@@ -66,7 +73,8 @@ def start(site: Site, request: Request) -> Answered:
         mark = mark_of(site.data, order)
         of_words = site.data.context if isinstance(site.data, CountedData) else ""
         context = of_words + context_of(experiment, request.body["columns"], layout)
-        files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context))
+        keys = keys_among(site.roster, layout.parties)
+        files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys))
         if isinstance(site.data, CountedData) and (empty := told_of_empty(site.data.rows)):
             site.log(request.nonce, "note", empty)
         if long := told_of_long(state, plan.program):
@@ -109,9 +117,17 @@ def _require_kind(site: Site, request: Request) -> None:
         require_table(experiment_in(request.note))
 
 
-def _check(site: Site, plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
-    """What the site allows, and whether the parts go together; before anything is computed."""
-    site.consent.require_plan(plan, layout.parties)
+def _require_plan(site: Site, plan: Plan, parties: tuple[str, ...], run: str) -> None:
+    """What the site allows; a run over texts has begun with its agreement on words, and is of the same parties."""
+    agreement = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}").started()
+    if agreement is None or set(agreement.layout.parties) != set(parties):
+        site.consent.require_plan(plan, parties)
+    else:
+        site.consent.require_begun(plan, agreement)
+
+
+def _check(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
+    """Whether the parts go together; before anything is computed."""
     if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
         raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
     check_together(plan.program, plan.reduction, stated_by(plan.program, layout))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 @dataclass(frozen=True, slots=True)
 class Started:
     """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
-    type they had, the first state, the mark by which the same rows are known again (`data_state`), and the context of
-    masks (`told_alike`).
+    type they had, the first state, the mark by which the same rows are known again (`data_state`), the context of
+    masks (`told_alike`), and the parties' public keys in hexadecimal digits (none where no roster was pinned, and in
+    runs that an older version has begun).
     """
 
     digest: str
@@ -48,6 +49,7 @@ class Started:
     state: State
     mark: str
     context: str
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,14 @@ class RunFolder:
             raise FileError(f"{self.path}: this run was begun by an older partsong, and cannot go on. Begin a new one.")
         state, layout = agreed
         columns, rows = tuple(note["columns"]), (note["rows"], note["type"])
-        marks = note["mark"], note["context"]
+        marks = note["mark"], note["context"], note.get("keys", {})
         return Started(note["digest"], note["experiment"], layout, columns, rows, state, *marks)
 
     def save_start(self, started: Started) -> None:
         """The tally comes first: a start without one would be none."""
         make_folder(self.path)
         agreed = {"digest": started.digest, "experiment": started.experiment, "columns": list(started.columns)}
-        marks = {"mark": started.mark, "context": started.context}
+        marks = {"mark": started.mark, "context": started.context, "keys": dict(started.keys)}
         note = {**agreed, "rows": started.rows[0], "type": started.rows[1], **marks}
         save_state(self.path / "start", (started.state, started.layout), note)
 

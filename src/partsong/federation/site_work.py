@@ -102,7 +102,7 @@ class Workplace:
 
     def require_taking_part(self, in_sum: int | None = None) -> None:
         """Refuse where the site would not take part in this run any more, or not with so many in a sum."""
-        self.consent.require_plan(self.plan, self.started.layout.parties, in_sum)
+        self.consent.require_begun(self.plan, self.started, in_sum)
         self.consent.require_booked(self.plan)
 
     def _require_allowed(self, request: Request, in_sum: int | None) -> None:
@@ -126,6 +126,8 @@ class Workplace:
         try:
             return self.plan.reduction.begin(self.tally.standing, upload, aggregation, occasion)
         except UploadError as error:
+            if not self.plan.reduction.hides_uploads:
+                raise
             lifted = aggregation.lift(upload)
             largest = max(np.abs(np.asarray(one)).max(initial=0.0) for one in (*lifted.arrays.values(), lifted.weight))
             raise UploadError(f"{error} The largest of its numbers is {largest:.3g}.") from error

@@ -11,6 +11,7 @@ import numpy as np
 
 from partsong.core import Message, Program
 from partsong.errors import DataError, ParameterError, PartsongError
+from partsong.federation.consent import roster_among
 from partsong.federation.data_state import require_same
 from partsong.federation.experiment import Experiment
 from partsong.federation.refusals import Denied
@@ -126,10 +127,10 @@ def _require_allowed(site: Site, texts: Texts, rule: TextRule) -> None:
 
 def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
     """All parties are in every sum: two of them that differ by one would tell its words to whoever has the key."""
-    everybody = max(site.policy.minimum_parties, len(site.roster or ()))
-    policy = replace(site.policy, minimum_parties=everybody)
-    held = texts.held(rule, run, site.roster)
-    return replace(site, texts=None, data=held, policy=policy, build=_agreement_of(site, rule))
+    roster = roster_among(site.roster, RunFolder(site.folder / "runs" / run).started())
+    policy = replace(site.policy, minimum_parties=max(site.policy.minimum_parties, len(roster or ())))
+    held = texts.held(rule, run, roster)
+    return replace(site, texts=None, data=held, policy=policy, roster=roster, build=_agreement_of(site, rule))
 
 
 def _agreement_of(site: Site, rule: TextRule) -> Build:
