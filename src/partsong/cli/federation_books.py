@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from partsong.errors import BrokenChain, FormatError
 
 if TYPE_CHECKING:
-    from partsong.consortium.site_folder import SiteFolder
     from partsong.federation.ledger import Books, SiteLedger
+    from partsong.federation.policy import Policy
 
 SECOND_LOOK = 0.2
 """Seconds after which both files are read again, if they do not tell of each other."""
@@ -24,13 +24,15 @@ UNKNOWN: Mapping[str, Any] = {
 }
 
 
-def books_told(site: SiteFolder) -> dict[str, Any]:
-    """What was spent, how the log is, and why the site refuses everything, where it does (`refuses`)."""
-    return {**_spent(site, _ledger(site)), "audit": _audit_told(_log(site)), "refuses": _why_it_refuses(site)}
+def books_told(state: Path, policy: Policy | None) -> dict[str, Any]:
+    """What was spent, how the log is, and why the site refuses everything, where it does (`refuses`). `policy` None: it
+    is gone, no budget is known, and ε is that of the usual δ.
+    """
+    return {**_spent(policy, _ledger(state)), "audit": _audit_told(_log(state)), "refuses": _why_it_refuses(state)}
 
 
 def show_books(told: Mapping[str, Any]) -> list[str]:
-    """The same in lines for people."""
+    """The same in lines for people; where `to_mend` has the policy, its budget is not known."""
     audit, verifying = told["audit"], f"partsong audit verify {quote(str(told['folder']))}"
     lines = [_released(told)]
     if audit["is_sound"]:
@@ -46,7 +48,8 @@ def _released(told: Mapping[str, Any]) -> str:
     if told["releases"] is None:
         return "Released: unknown, for the ledger cannot be read"
     allowed, spent = told["epsilon_allowed"], told["epsilon_of"]
-    budget = "no budget in site.toml" if allowed is None else f"of {allowed:g} allowed"
+    none = "its budget is not known" if "policy" in told["to_mend"] else "no budget in site.toml"
+    budget = none if allowed is None else f"of {allowed:g} allowed"
     noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
     of_what = "ε spent by the others" if noiseless else "ε spent"
     if len(spent) > 1:
@@ -61,10 +64,10 @@ def _relation(one: Mapping[str, Any]) -> str:
     return f"{one['relation']}, {one['releases']} releases"
 
 
-def _spent(site: SiteFolder, ledger: SiteLedger) -> dict[str, Any]:
+def _spent(policy: Policy | None, ledger: SiteLedger) -> dict[str, Any]:
     from partsong.spending import USUAL_DELTA
 
-    allowance = site.policy().privacy
+    allowance = None if policy is None else policy.privacy
     allowed = {"epsilon_allowed": None if allowance is None else allowance.epsilon}
     try:
         books = ledger.books()
@@ -88,24 +91,24 @@ def _by_promise(books: Books, delta: float) -> list[dict[str, Any]]:
     return found
 
 
-def _why_it_refuses(site: SiteFolder) -> str | None:
+def _why_it_refuses(state: Path) -> str | None:
     """What the site says to itself before it answers anything. The two files are read one after the other, without the
     lock of a site that may be at work: what was charged and logged in between is seen at a second look.
     """
-    why = _not_whole(site)
+    why = _not_whole(state)
     if why is not None:
         time.sleep(SECOND_LOOK)
-        why = _not_whole(site)
+        why = _not_whole(state)
     return why
 
 
-def _not_whole(site: SiteFolder) -> str | None:
+def _not_whole(state: Path) -> str | None:
     from partsong.federation.audit import Audit
     from partsong.federation.refusals import Denied
     from partsong.federation.wholeness import require_whole
 
     try:
-        require_whole(_ledger(site), Audit(_log(site)))
+        require_whole(_ledger(state), Audit(_log(state)))
     except Denied as error:
         return str(error)
     return None
@@ -121,11 +124,11 @@ def _audit_told(path: Path) -> dict[str, Any]:
     return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
 
 
-def _ledger(site: SiteFolder) -> SiteLedger:
+def _ledger(state: Path) -> SiteLedger:
     from partsong.federation.ledger import SiteLedger
 
-    return SiteLedger(site.path / "state" / "ledger.jsonl")
+    return SiteLedger(state / "ledger.jsonl")
 
 
-def _log(site: SiteFolder) -> Path:
-    return site.path / "state" / "audit.jsonl"
+def _log(state: Path) -> Path:
+    return state / "audit.jsonl"

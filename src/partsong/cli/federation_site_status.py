@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from partsong.consortium.site_folder import SiteFolder
     from partsong.federation.policy import Policy
 
-NO_BUDGET, UNKNOWN_BUDGET = "no budget in site.toml", "its budget is not known"
 PIN_AGAIN = (
     "Put your own copy back. If there is none, {}have the fingerprint read to you by two other sites, by telephone, "
     "and give what you hear: partsong federation join KIT --roster roster.toml --fingerprint FINGERPRINT"
@@ -37,7 +35,7 @@ def site_told(site: SiteFolder) -> dict[str, Any]:
     key = mending.tried("shared_key", site.shared_key)
     mending.tried("secret", site.secret)
     policy = mending.tried("policy", lambda: _policy(site))
-    books = books_told(site if policy is not None else cast("SiteFolder", _WithoutPolicy(site.path)))
+    books = books_told(site.path / "state", policy)
     told: dict[str, Any] = {name: getattr(site, name) for name in ("site", "federation", "address")}
     told |= {"folder": site.path, "node": "running" if is_held(site.path / "node.lock") else "stopped"}
     told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": key is not None}
@@ -55,23 +53,10 @@ def show_site(told: dict[str, Any]) -> None:
     for text in mend.values():
         typer.echo(f"TO MEND: {visible(text)}")
     for line in show_books(told):
-        typer.echo(line.replace(NO_BUDGET, UNKNOWN_BUDGET) if "policy" in mend else line)
+        typer.echo(line)
     for name, run in told["runs"].items():
         where = f": {run['result']}" if run["result"] else ""
         typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutPolicy:
-    """All that books are told of at a site whose policy is gone: no budget is known, and ε is that of the usual δ."""
-
-    path: Path
-
-    def policy(self) -> Policy:
-        """Nobody answers by it."""
-        from partsong.federation.policy import Policy
-
-        return Policy()
 
 
 def _pinned(site: SiteFolder) -> Listed | None:
