@@ -96,7 +96,9 @@ class Turns:
         self.began = time.perf_counter()
 
     def between(self, told: Any) -> None:
-        """A round of each other kind, in changing order."""
+        """A round of each other kind, in changing order; whom a round waits for is told as well, and is none."""
+        if "waiting" in told:
+            return
         self.found["ours"].append(time.perf_counter() - self.began)
         self.found["clock"].append(clock.taken())
         sizes, objects = self.grid.noted()
