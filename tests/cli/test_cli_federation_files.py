@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_runs import _line
+from partsong.cli.federation_run_report import line_of
 from partsong.consortium.early_end import require_not_ended
 from partsong.consortium.file_drop import requests_in
 from partsong.consortium.locking import holder_of
@@ -182,4 +182,4 @@ def test_a_run_over_files_that_was_stopped_goes_on(federation, told, tmp_path):
 @pytest.mark.parametrize(("heard", "said"), [(["east"], "1 site,"), (["east", "north"], "2 sites,")])
 def test_one_site_is_not_several(heard, said):
     told = {"round": 1, "rounds": 3, "participants": heard, "refused": {}, "bytes_up": {"east": 8}, "bytes_down": 8}
-    assert f"exchange 1 of 3: {said}" in _line({**told, "seconds": 0.1})
+    assert f"exchange 1 of 3: {said}" in line_of({**told, "seconds": 0.1})

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from partsong.cli.federation_runs import _line, _run_to_end
+from partsong.cli.federation_run_report import line_of
+from partsong.cli.federation_runs import _run_to_end
 from partsong.cli.federation_status import _run_told
 from partsong.consortium.locking import holder_of
 from partsong.consortium.run_place import RunPlace
@@ -116,7 +117,7 @@ def test_that_a_run_is_started_is_told_before_its_process_is_up(place, monkeypat
     control = Slow(Status("finished", "completed"))
     follow(place, control, monkeypatch, told)
     assert len(control.started) == len(told) == 1
-    assert _line(told[0]).startswith(f"starting the server's part of run {place.name!r}")
+    assert line_of(told[0]).startswith(f"starting the server's part of run {place.name!r}")
 
 
 @pytest.mark.parametrize("kind", ["mild", "stubborn"])

@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("cryptography")
 
 from partsong.cli import federation_runs
-from partsong.cli.federation_runs import _commanding, _forget, _line
+from partsong.cli.federation_run_report import line_of
+from partsong.cli.federation_runs import _commanding, _forget
 from partsong.cli.federation_status import _run_told
 from partsong.consortium import certificates, file_drop
 from partsong.consortium.locking import held
@@ -157,8 +158,8 @@ def test_runs_that_are_worked_on_may_use_one_folder_for_files(place, tmp_path):
 
 def test_the_line_of_those_who_are_waited_for():
     told = {"waiting": ["east", "north"], "answered": 2, "of": 4}
-    assert _line(told) == "waiting for east, north (2 of 4 have answered)"
-    assert _line({"waiting": ["east"]}) == "waiting for east"
+    assert line_of(told) == "waiting for east, north (2 of 4 have answered)"
+    assert line_of({"waiting": ["east"]}) == "waiting for east"
 
 
 def test_what_is_not_given_again_is_as_it_was_before(place, told, tmp_path, monkeypatch):

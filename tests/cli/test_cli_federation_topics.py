@@ -12,7 +12,7 @@ import partsong
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_runs import _missed
+from partsong.cli.federation_run_report import missed_in
 from partsong.federation.topic_results import TOPICS, TopicResult
 from partsong.local.lda_rows import TopicRows
 from partsong.participation import sampled
@@ -43,11 +43,11 @@ def test_a_site_that_was_not_drawn_was_not_missed(tmp_path):
     place = SimpleNamespace(experiment=tmp_path / "experiment.toml")
     place.experiment.write_text(HEAD + 'method = "fednmf"\nparticipation = 0.5\n')
     drawn = {str(index): sorted(names) for index, names in sampled(SITES, 4, 0.5, 6).items()}
-    assert _missed(place, {"parties": list(SITES), "absent": drawn}) == 0
+    assert missed_in(place, {"parties": list(SITES), "absent": drawn}) == 0
     late = next(name for name in SITES if name not in drawn["2"])
-    assert _missed(place, {"parties": list(SITES), "absent": {**drawn, "2": [*drawn["2"], late]}}) == 1
+    assert missed_in(place, {"parties": list(SITES), "absent": {**drawn, "2": [*drawn["2"], late]}}) == 1
     place.experiment.write_text(HEAD + 'method = "exact"\n')
-    assert _missed(place, {"parties": list(SITES), "absent": {"0": ["east", "west"], "3": ["east"]}}) == 3
+    assert missed_in(place, {"parties": list(SITES), "absent": {"0": ["east", "west"], "3": ["east"]}}) == 3
 
 
 def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_path):
