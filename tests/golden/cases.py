@@ -1,0 +1,290 @@
+"""Small runs of every method on every engine, by name: what golden arrays are made of and compared with.
+
+A case is a function without arguments that returns H. Cases with the same name on different engines share one golden
+array: engines must not change a result by more than rounding. The tables are:
+
+    FITS       estimators, with threads and without
+    PROGRAMS   programs, on each engine of one process and over ranks
+    ARRIVALS   asynchronous programs, by the virtual clock
+    SITES      experiments between sites, each in a folder of its own
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "federation"))
+
+from federations import NAMES, Federation, noisy_plan
+from test_asynchronous import arrivals_of
+from topic_federations import Counting, texts_of
+
+import partsong
+from partsong import recipes, topic_recipes
+from partsong.aggregate.reduction import InTheOpen
+from partsong.core import Schedule, Shard
+from partsong.data.matrix import as_matrix
+from partsong.data.two_sided import two_sided_blocks
+from partsong.engines.asynchronous import Asynchronous
+from partsong.engines.parallel import Parallel
+from partsong.engines.sequential import Sequential
+from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy
+from partsong.federation.recipe_names import FEDERATED
+from partsong.federation.topic_keys import TOPIC_METHODS
+from partsong.federation.transport import InProcess, by_seed
+from partsong.local.game import Game
+from partsong.methods import ASYNCHRONOUS, METHODS, SENDS_H
+from partsong.privacy.masking import MaskedSum
+from partsong.privacy.randomness import InsecureSource
+from partsong.programs.federated_lda import FederatedLDA
+from partsong.programs.shared_statistics import SharedStatistics
+from partsong.settings import solver_of
+from partsong.sketch.proportion import Proportion
+from partsong.streams import key
+from partsong.topic_names import ALONE, TOGETHER
+
+RANK, ROUNDS, SEED = 3, 4, 5
+N_PARTIES, N_COLUMNS = 4, 10
+MASKS = MaskedSum(bound=1e4)
+
+Case = Callable[[], np.ndarray]
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+def parts() -> list[np.ndarray]:
+    """Rows of each party."""
+    rng = np.random.default_rng(0)
+    H = rng.gamma(0.5, size=(RANK, N_COLUMNS))
+    return [rng.gamma(0.5, size=(12 + 3 * i, RANK)) @ H + 0.1 * rng.random(N_COLUMNS) for i in range(N_PARTIES)]
+
+
+def pooled() -> np.ndarray:
+    return np.vstack(parts())
+
+
+def with_gaps() -> np.ndarray:
+    X = pooled()
+    X[np.random.default_rng(1).random(X.shape) < 0.1] = np.nan
+    return X
+
+
+def row_shards() -> list[Shard]:
+    return [Shard(f"p{i:02d}", as_matrix(rows), key(7, f"p{i:02d}")) for i, rows in enumerate(parts())]
+
+
+def two_sided_shards() -> list[Shard]:
+    blocks = two_sided_blocks(pooled(), N_PARTIES)
+    return [Shard(f"p{i:02d}", block, key(7, f"p{i:02d}")) for i, block in enumerate(blocks)]
+
+
+# ---- estimators --------------------------------------------------------------------------------------------------
+
+SHORT_STEPS = {"fnmf": 5, "fnmf-alone": 5, "ipalm-once": 5, "mur-once": 5}
+MASKABLE = ("exact", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", "syn-ssd-u", "syn-ssd-v", "syn-ssd-uv")
+POOLED = {
+    **{solver: {"solver": solver} for solver in ("hals", "cd", "mu", "pg", "ipalm", "bpp", "game")},
+    "sanls": {"solver": "sanls", "sketch_ratio": 0.5, "max_iter": 20},
+    **{f"sanls, {sketch}": {"solver": "sanls", "sketch": sketch, "sketch_ratio": 0.5, "max_iter": 20}
+       for sketch in ("gaussian", "count", "hadamard")},
+    **{f"hals, {init}": {"init": init} for init in ("anchors", "random", "nndsvd", "nndsvda")},
+    "hals, penalised": {"alpha_W": 1e-3, "alpha_H": 2e-3, "l1_ratio": 0.5},
+    "hals, float32": {"dtype": np.float32},
+    "hals, until it stops": {"tol": 1e-4, "max_iter": 500},
+    **{f"game, {name}": {"solver": Game(order)} for name, order in recipes.orders().items()},
+    **{f"game, self-play {name}": {"solver": Game(self_play=alone)} for name, alone in recipes.self_plays().items()},
+}  # fmt: skip
+
+
+def fitted(model: object, *data: object) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # short fits do not converge
+        return model.fit(*data).components_
+
+
+def fits() -> Iterator[tuple[str, str, Case]]:
+    for name, settings in POOLED.items():
+        settings = {"max_iter": ROUNDS, "tol": 0.0, "random_state": SEED, **settings}
+        yield f"NMF {name}", "pooled", lambda s=settings: fitted(partsong.NMF(RANK, **s), pooled())
+    gaps = {"solver": "game", "missing": "ignore", "max_iter": ROUNDS, "tol": 0.0, "random_state": SEED}
+    yield "NMF game, gaps", "pooled", lambda: fitted(partsong.NMF(RANK, **gaps), with_gaps())
+    yield "PCAGame", "pooled", lambda: fitted(partsong.PCAGame(RANK, random_state=SEED), pooled())
+    for method in METHODS:
+        for masked in (False, True) if method in MASKABLE else (False,):
+            settings = {"method": method, "rounds": ROUNDS, "tol": 0.0, "random_state": SEED}
+            settings |= {"masked": MASKS if masked else False, "local_steps": SHORT_STEPS.get(method)}
+            for engine, n_jobs in (("sequential", 1), ("threads", 2)):
+                made = lambda s=settings, n=n_jobs: fitted(partsong.FederatedNMF(RANK, n_jobs=n, **s), parts())  # noqa: E731
+                yield f"FederatedNMF {method}{', masked' if masked else ''}", engine, made
+    for method, align in itertools.product(("fnmf", "fnmf-alone"), recipes.alignments()):
+        settings = {"method": method, "align": align, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
+        made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
+        yield f"FederatedNMF {method}, {align}", "sequential", made
+    for method, start in (("fedavg", "independent"), ("fnmf-alone", "common"), ("fedprox", "independent")):
+        settings = {"method": method, "start": start, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
+        made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
+        yield f"FederatedNMF {method}, {start}", "sequential", made
+    texts = [texts_of(name) for name in NAMES]
+    short = {"tol": 0.0, "random_state": SEED}
+    for method in ALONE:
+        model = partsong.TopicModel(2, method=method, max_iter=ROUNDS, **short)
+        yield f"TopicModel {method}", "pooled", lambda m=model: fitted(m, [text for part in texts for text in part])
+    for method in TOGETHER:
+        model = partsong.FederatedTopicModel(2, method=method, rounds=ROUNDS, **short)
+        yield f"FederatedTopicModel {method}", "sequential", lambda m=model: fitted(m, texts)
+
+
+# ---- programs ----------------------------------------------------------------------------------------------------
+
+
+def seeded(party: str, release: int) -> InsecureSource:
+    """Noise that can be drawn again: it protects nothing."""
+    return InsecureSource(1, party, release)
+
+
+def private(program: object, **privacy: object) -> object:
+    return replace(recipes.party_private(program, epsilon=3.0, delta=1e-5, rounds=ROUNDS, **privacy), source=seeded)
+
+
+PROGRAMS = {
+    "exact": recipes.shared_statistics(RANK),
+    "exact, accelerated": recipes.shared_statistics(RANK, accelerate=True),
+    "exact, penalised": SharedStatistics(RANK, solver_of("hals", 1e-3, 2e-3, 0.5)),
+    "exact, private rows": recipes.row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
+    "fedavg": recipes.fedavg(RANK, steps=3),
+    "fedprox": recipes.fedprox(RANK, steps=3),
+    "fnmf": recipes.fnmf(RANK, steps=3),
+    "fnmf as printed": recipes.fnmf(RANK, variant="paper", steps=3),
+    "fnmf by sums": recipes.fnmf_by_sums(RANK, steps=3),
+    "fnmf, then exact": recipes.then_exact(recipes.fnmf(RANK, steps=3), 2),
+    "local only": recipes.local_only(RANK, steps=3),
+    "ipalm once": recipes.ipalm_once(RANK, steps=3),
+    "mur once": recipes.mur_once(RANK, steps=3),
+    "syn-sd": recipes.syn_sd(RANK, steps=3),
+    **{f"syn-ssd-{variant}": recipes.syn_ssd(RANK, variant=variant, steps=3, sketch=Proportion(ratio=0.5))
+       for variant in ("u", "v", "uv")},
+    "secure dsanls": recipes.secure_dsanls(RANK, is_guarded=False),
+    "dsanls": recipes.dsanls(RANK, sketch=Proportion(ratio=0.5), iterations=6, every=3, n_rows=len(pooled())),
+    "game": recipes.game(RANK),
+    "game consensus": recipes.game_consensus(RANK, steps=3),
+    "fednmf": topic_recipes.fednmf(RANK, epochs=2, batch=8),
+    "fednmf, adam": topic_recipes.fednmf(RANK, epochs=2, batch=8, server="adam"),
+    "fednmf-mi": topic_recipes.fednmf_mi(RANK, epochs=2, batch=8, mi_gradient="js"),
+    "lda": FederatedLDA(RANK, iterations=20),
+    "fedavg, private parties": private(recipes.fedavg(RANK, steps=3)),
+    "syn-sd, private parties, laplace": private(recipes.syn_sd(RANK, steps=3), kind="laplace"),
+}  # fmt: skip
+IN_MASKS = (
+    "exact", "exact, accelerated", "fedavg", "fedprox", "fnmf by sums", "local only", "ipalm once", "mur once",
+    "syn-sd", "syn-ssd-u", "syn-ssd-v", "syn-ssd-uv", "secure dsanls", "game consensus", "fednmf", "fednmf-mi", "lda",
+    "fedavg, private parties",
+)  # fmt: skip
+ARRIVALS = {
+    "asyn-sd": recipes.asyn_sd(RANK, steps=3),
+    "asyn-ssd-v": recipes.asyn_ssd_v(RANK, steps=3, sketch=Proportion(ratio=0.5)),
+}
+RANKED = tuple(name for name in PROGRAMS if name not in ("game", "fednmf-mi"))
+"""What a job over ranks repeats; the others make it long."""
+
+
+def rounds_of(program: object) -> int:
+    if hasattr(program, "exchanges_among"):
+        return ROUNDS * program.exchanges_among(N_PARTIES)
+    return program.rounds_for(ROUNDS) if hasattr(program, "rounds_for") else ROUNDS
+
+
+def run(name: str, engine: object = Sequential(), own: slice = slice(None)) -> np.ndarray:
+    """H after a run; `own` are the parties that are here."""
+    plain = name.removesuffix(", masked")
+    program = {**PROGRAMS, **ARRIVALS}[plain]
+    shards = two_sided_shards() if plain == "dsanls" else row_shards()
+    rounds = ROUNDS * N_PARTIES if plain in ARRIVALS else rounds_of(program)
+    reduction = InTheOpen() if name == plain else MASKS
+    *_, last = engine.run(program, shards[own], Schedule(rounds, SEED), reduction=reduction)
+    return np.asarray(program.components(last.checkpoint.server))
+
+
+def programs() -> Iterator[tuple[str, str, Case]]:
+    for name in (*PROGRAMS, *(f"{name}, masked" for name in IN_MASKS)):
+        for engine, made in (("sequential", Sequential()), ("threads", Parallel(2))):
+            yield name, engine, lambda n=name, e=made: run(n, e)
+    for name in ARRIVALS:
+        yield name, "virtual clock", lambda n=name: run(n, Asynchronous())
+
+
+# ---- sites -------------------------------------------------------------------------------------------------------
+
+SITES = "sites"
+LEGS = {"then-exact": {"first": "fedavg", "first_rounds": 1}}
+SKETCHES = {
+    **{method: {"sketch_ratio": 0.5} for method in ("syn-ssd-u", "syn-ssd-v", "syn-ssd-uv", "asyn-ssd-v")},
+    "secure-dsanls": {"rounds": 3, "sketch_dimension": 4},
+}
+WITHOUT_STEPS = ("secure-dsanls", "then-exact", *TOPIC_METHODS)
+SITES_IN_MASKS = (
+    *MASKABLE, "local-only", "fnmf-by-sums", "secure-dsanls", "game-consensus", "then-exact", *TOPIC_METHODS,
+)  # fmt: skip
+
+
+def experiment(method: str, **more: object) -> Experiment:
+    table = {"method": method, "rank": 2, "rounds": 2, "seed": SEED, **LEGS.get(method, {}), **SKETCHES.get(method, {})}
+    table |= {} if method in WITHOUT_STEPS else {"local_steps": 2}
+    return Experiment.from_table({**table, **more})
+
+
+def at_sites(experiment: Experiment) -> np.ndarray:
+    """H of a run in folders that are deleted afterwards."""
+    kind = Counting if experiment.is_of_topics else Federation
+    with tempfile.TemporaryDirectory() as folder:
+        federation = kind(Path(folder), experiment, policy=Policy(recipes=(*FEDERATED, *TOPIC_METHODS)))
+        if experiment.privacy:
+            federation.policy, federation.build = Policy(), noisy_plan
+        if experiment.is_asynchronous:
+            rounds = arrivals_of(federation, InProcess(federation.transport().sites, by_seed(1)))
+        else:
+            rounds = federation.rounds()
+        *_, last = rounds
+        return np.asarray(federation.plan().program.components(last.checkpoint.server))
+
+
+def sites() -> Iterator[tuple[str, str, Case]]:
+    for method in (*FEDERATED, *TOPIC_METHODS):
+        yield f"{SITES} {method}", SITES, lambda m=method: at_sites(experiment(m))
+    for method in SITES_IN_MASKS:
+        yield f"{SITES} {method}, masked", SITES, lambda m=method: at_sites(experiment(m, masked=True, mask_bound=1e4))
+    of_rows = {"unit": "row", "epsilon": 3.0, "row_bound": 5.0}
+    of_parties = {"unit": "party", "epsilon": 3.0}
+    for masked in (False, True):
+        suffix = ", masked" if masked else ""
+        yield (
+            f"{SITES} exact, private rows{suffix}",
+            SITES,
+            lambda k=masked: at_sites(experiment("exact", local_steps=None, masked=k, privacy=of_rows)),
+        )
+        for method in SENDS_H if not masked else ("fedavg",):
+            yield (
+                f"{SITES} {method}, private parties{suffix}",
+                SITES,
+                lambda m=method, k=masked: at_sites(experiment(m, masked=k, privacy=of_parties)),
+            )
+
+
+# ---- all ---------------------------------------------------------------------------------------------------------
+
+GROUPS = {"estimators": fits, "programs": programs, "sites": sites}
+CASES: dict[tuple[str, str], tuple[str, Case]] = {
+    (name, engine): (group, case) for group, made in GROUPS.items() for name, engine, case in made()
+}
+"""(name, engine) -> group and function. The first engine of a name is the one that golden arrays are made with."""
+
+assert set(ASYNCHRONOUS) == set(ARRIVALS)
