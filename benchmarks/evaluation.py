@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from partsong import threads
-from partsong.data.matrix import as_matrix
-from partsong.local.alternate import Alternate
+from partsong.core import runtime
+from partsong.data.conversion import as_matrix
+from partsong.solvers.alternating import Alternate
 
 TILE_NUMBERS = 1 << 20
 
@@ -48,7 +48,7 @@ class Problem:
 
     def weights(self, H: Any) -> np.ndarray:
         """W ≥ 0 fitted to H: for methods that learn H from a stream and hold no W."""
-        with threads.kernels_on(threads.available()):
+        with runtime.kernels_on(runtime.available()):
             return Alternate().solve_rows(self._matrix, self._matrix.native(np.ascontiguousarray(np.asarray(H).T)))
 
     def random_start(self, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from partsong import recipes, threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment
-from partsong.align.transport import Sinkhorn
-from partsong.core import Array, Message, Plan, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
-from partsong.streams import key
+from partsong.aggregation.alignment import Assignment, Sinkhorn
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Message, Plan, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
+from partsong.methods import recipes
 
 ALLOWED_SHARE = 0.05
 ALLOWED_RATIO = 1.15
@@ -108,7 +107,7 @@ def parallel_round(rows: int, steps: int, cores: int, quick: bool) -> dict[str, 
     rounds, alone = [], []
     for done in running:
         rounds.append(done.seconds)
-        with threads.kernels_on(1):
+        with runtime.kernels_on(1):
             began = time.perf_counter()
             for shard in shards:
                 program.local(shard, point.parties[shard.name], point.model)

@@ -23,8 +23,8 @@ from benchmarks.flower_arms import (
     rounds_in_turns,
 )
 from benchmarks.flower_clock import MATHEMATICS, layer_in
-from partsong.consortium.locking import holder_of
 from partsong.federation.ledger import SiteLedger
+from partsong.federation.locks import holder_of
 
 ENVELOPE = 500
 """Bytes of a message beside its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""

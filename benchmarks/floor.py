@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.evaluation import Problem
 from benchmarks.iterations import factors, iterate
-from partsong import recipes, threads
-from partsong.data.matrix import as_matrix
-from partsong.local.alternate import Alternate
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.momentum import Extrapolation
-from partsong.local.start import random_beginning
+from partsong.core import runtime
+from partsong.data.conversion import as_matrix
+from partsong.methods import recipes
+from partsong.solvers.alternating import Alternate, Extrapolation
+from partsong.solvers.initialization import random_beginning
+from partsong.solvers.update_rules import CoordinateDescent
 
 ALLOWED = 1.3
 WARM = 3
@@ -28,7 +28,7 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
     The products count with the cheaper of the two ways. One pass also forms WᵀW, which is not a product with X.
     """
     matrix = as_matrix(problem.X)
-    with threads.kernels_on(n_threads):
+    with runtime.kernels_on(n_threads):
         start = random_beginning(matrix, problem.rank, np.random.default_rng(0))
     one_sweep = CoordinateDescent(sweeps=1)
     kinds = {
@@ -46,7 +46,7 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
             done = next(rounds)
             times[name].append(time.perf_counter() - began)
         W, H = factors(done)
-        with threads.kernels_on(n_threads):
+        with runtime.kernels_on(n_threads):
             for name, products in _products(matrix, W, np.ascontiguousarray(H.T)).items():
                 began = time.perf_counter()
                 products()

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from partsong import federation_demo as demo
-from partsong.consortium.server_folder import RunPlace, ServerFolder
-from partsong.consortium.site_folder import SiteFolder
-from partsong.flower_app.control import Control, controlling
-from partsong.flower_app.environment import QUIET
-from partsong.flower_app.supernode import free_port
+from partsong.cli import federation_demo as demo
+from partsong.federation.flower.control import Control, controlling
+from partsong.federation.flower.environment import QUIET
+from partsong.federation.flower.site_process import free_port
+from partsong.federation.setup.run_place import RunPlace
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
 
 RANK, COLUMNS, ROWS = 10, 2000, 200
 

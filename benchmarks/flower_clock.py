@@ -84,10 +84,16 @@ def watch_site(clock: Clock) -> None:
     """What an answer of a site is made of."""
     import os
 
-    from partsong.consortium import site_folder
-    from partsong.federation import audit, chain, ledger, signatures, site, site_files, site_work, wire
-    from partsong.flower_app import client
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.federation import audit_log as audit
+    from partsong.federation import ledger, wire
+    from partsong.federation import ledger as chain
+    from partsong.federation import signing as signatures
+    from partsong.federation.flower import client_app as client
+    from partsong.federation.setup import site_folder
+    from partsong.federation.site import rounds as site_work
+    from partsong.federation.site import service as site
+    from partsong.federation.site import state as site_files
+    from partsong.methods.exact import SharedStatistics
 
     clock.watch(os, "fsync", "fsync")
     clock.watch(client, "content_of answer_to", "Flower's envelope")
@@ -111,10 +117,16 @@ def watch_server(clock: Clock) -> None:
     """What a round at the server is made of."""
     import os
 
-    from partsong.aggregate.reduction import InTheOpen
-    from partsong.engines import flower, flower_pulling
-    from partsong.federation import asking, coordinator, record, serials, signatures, wire
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.aggregation.plaintext import InTheOpen
+    from partsong.federation import signing as signatures
+    from partsong.federation import wire
+    from partsong.federation.server import coordinator
+    from partsong.federation.server import setup_phase as asking
+    from partsong.federation.server import setup_phase as serials
+    from partsong.federation.server import state as record
+    from partsong.federation.transports import flower
+    from partsong.federation.transports import flower as flower_pulling
+    from partsong.methods.exact import SharedStatistics
 
     clock.watch(os, "fsync", "fsync")
     clock.watch(time, "sleep", FLOWER)

@@ -35,7 +35,7 @@ known: dict[str, Any] = {}
 @client.query("partsong")
 def ours(message, context):  # type: ignore[no-untyped-def]
     """Our layer."""
-    from partsong.flower_app import client as product
+    from partsong.federation.flower import client_app as product
 
     if "product" not in known:
         known["product"] = product.answer
@@ -57,7 +57,7 @@ def echo(message, context):  # type: ignore[no-untyped-def]
 @client.query("work")
 def work(message, context):  # type: ignore[no-untyped-def]
     """The party's work on an H of this size, in memory; what it would upload, filled up to the size of ours."""
-    from partsong import threads
+    from partsong.core import runtime as threads
 
     began = time.perf_counter()
     program, shard, state = known.get("party") or _party(context)
@@ -74,9 +74,9 @@ def work(message, context):  # type: ignore[no-untyped-def]
 @server.main()
 def main(grid, context):  # type: ignore[no-untyped-def]
     """All rounds; seconds of each and our own clock's go to a file."""
-    from partsong.consortium.server_folder import ServerFolder
-    from partsong.engines.flower import Flower
-    from partsong.flower_app.running import FEDERATION, nodes_of, run_over
+    from partsong.federation.server.launch import FEDERATION, nodes_of, run_over
+    from partsong.federation.setup.server_folder import ServerFolder
+    from partsong.federation.transports.flower import Flower
 
     folder, told = ServerFolder.at(Path(os.environ[FEDERATION])), context.run_config
     turns = Turns(grid, tuple(nodes_of(folder).values()))
@@ -169,9 +169,9 @@ def _wanted(message: Any) -> int:
 
 
 def _party(context: Any) -> tuple[Any, Any, Any]:
-    from partsong import recipes
-    from partsong.consortium.site_folder import SiteFolder
-    from partsong.core import Layout, Shard
+    from partsong.core.interfaces import Layout, Shard
+    from partsong.federation.setup.site_folder import SiteFolder
+    from partsong.methods import recipes
 
     site = SiteFolder.at(Path(str(context.node_config["site"])))
     shard = Shard(site.site, site.opened().data.matrix(), 1)
@@ -180,7 +180,7 @@ def _party(context: Any) -> tuple[Any, Any, Any]:
 
 
 def _model(H: Any) -> Any:
-    from partsong.core import Message as Model
+    from partsong.core.interfaces import Message as Model
 
     return Model({"H": H, "pace": np.zeros(2)})
 

@@ -44,9 +44,10 @@ def bundle(module: str) -> bytes:
 
 
 def main(module: str, folder: Path) -> None:
-    from partsong.consortium.site_folder import SiteFolder
-    from partsong.flower_app import client, supernode
-    from partsong.flower_app.environment import set_quiet
+    from partsong.federation.flower import client_app as client
+    from partsong.federation.flower import site_process as supernode
+    from partsong.federation.flower.environment import set_quiet
+    from partsong.federation.setup.site_folder import SiteFolder
 
     site = SiteFolder.at(folder)
     set_quiet(site.path / "flower")

@@ -13,12 +13,11 @@ import numpy as np
 from scipy import sparse
 
 from benchmarks.machine import cores
-from partsong import threads
+from partsong.core import runtime
 from partsong.data.observed import ObservedMatrix, observed
-from partsong.kernels import compiled_game
-from partsong.local.game import Game, Standing
-from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.local.step_sizes import ConstantStep, SafeStep
+from partsong.kernels import game as compiled_game
+from partsong.solvers.game import ConstantStep, Game, SafeStep, Standing
+from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
 
 GOAL_SECONDS, GOAL_RATIO = 0.1, 50.0
 RANK, REPEATS = 20, 7
@@ -110,7 +109,7 @@ def _timed(
     for turn in range(repeats + 1):
         for name, game in games.items():
             for count in counts:
-                with threads.kernels_on(count):
+                with runtime.kernels_on(count):
                     began = time.perf_counter()
                     game.sweep(cells, Standing(W, Ht), 0, miss=1.0, draw=np.random.default_rng(turn))
                     if turn:  # the first compiles

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Checkpoint, Round, Schedule, Shard
-from partsong.engines.sequential import Sequential
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.start import Beginning
-from partsong.programs.shared_statistics import SharedStatistics
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Checkpoint, Round, Schedule, Shard
+from partsong.engines.local import Sequential
+from partsong.methods.exact import SharedStatistics
+from partsong.solvers.alternating import Alternate, Rows
+from partsong.solvers.initialization import Beginning
 
 PARTY = "all"
 

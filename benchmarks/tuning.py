@@ -1,6 +1,6 @@
 """How many sweeps per product, and how much extrapolation: a grid on generated data alone.
 
-`partsong.recipes.SWEEPS` and the start of `Extrapolation` are chosen from the table that this writes.
+`partsong.methods.recipes.SWEEPS` and the start of `Extrapolation` are chosen from the table that this writes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 
 from benchmarks.curves import Run, spread
 from benchmarks.iterations import iterate
-from partsong import threads
-from partsong.data.matrix import as_matrix
+from partsong.core import runtime
+from partsong.data.conversion import as_matrix
 from partsong.data.synthetic import gamma_factors, sparse_topics
-from partsong.local.alternate import Alternate
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.momentum import Extrapolation, NoExtrapolation
-from partsong.local.start import anchors
+from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation
+from partsong.solvers.initialization import anchors
+from partsong.solvers.update_rules import CoordinateDescent
 
 SWEEPS = (1, 2, 3, 4, 5, 8)
 STARTS = (None, 0.3, 0.5, 0.7)
@@ -95,7 +94,7 @@ def measure(
 
 def _curve(X: Any, rank: int, setting: Setting, seed: int, n_threads: int, seconds: float) -> Run:
     """Every iteration of a run; the start is the one of NMF and is not counted, being the same for all settings."""
-    with threads.kernels_on(n_threads):
+    with runtime.kernels_on(n_threads):
         start = anchors(X, rank, np.random.default_rng(seed))
     points, best, best_at = [], -math.inf, 0
     began = time.perf_counter()
@@ -138,7 +137,7 @@ def written(outcomes: list[Outcome], heading: str) -> str:
 
 
 def _choice(by_setting: dict[Setting, dict[str, Outcome]], cost: dict[Setting, float]) -> str:
-    """The setting that `partsong.recipes` should hold: the cheapest of those that arrived on every seed."""
+    """The setting that `partsong.methods.recipes` should hold: the cheapest of those that arrived on every seed."""
     sure = [s for s, held in by_setting.items() if all(math.isfinite(spread(o.seconds).high) for o in held.values())]
     if not sure:
         return "No setting reached the level on every seed."

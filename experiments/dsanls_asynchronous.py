@@ -22,13 +22,13 @@ import numpy as np
 from experiments.dsanls_secure import ASYNCHRONOUS, METHODS
 from experiments.dsanls_sets import QUICK, SETS
 from partsong import kernels
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.asynchronous_mpi import AsynchronousMpi
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
 from partsong.engines.mpi import Mpi
-from partsong.local.proximal import ProximalDescent
-from partsong.streams import key, stream
+from partsong.engines.mpi_async import AsynchronousMpi
+from partsong.solvers.update_rules import ProximalDescent
 
 WORKERS = 2
 

@@ -18,23 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from experiments.dsanls_sets import QUICK, SETS
-from partsong import kernels, threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Matrix, Round, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.local.alternate import Alternate
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.gradient import ProjectedGradient
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.pivoting import BlockPivoting
-from partsong.local.proximal import ProximalDescent
-from partsong.programs.shared_statistics import SharedStatistics
-from partsong.programs.sketch_exchange import SketchExchange
-from partsong.sketch.count import CountSketch
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.proportion import Proportion
-from partsong.sketch.subsampling import Subsampling
+from partsong import kernels
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Matrix, Round, Schedule, Shard
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.methods.dsanls import SketchExchange
+from partsong.methods.exact import SharedStatistics
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import CountSketch, Gaussian, Subsampling
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.update_rules import (
+    BlockPivoting,
+    CoordinateDescent,
+    Multiplicative,
+    ProjectedGradient,
+    ProximalDescent,
+)
 
 FOREVER = 10**9
 KINDS = {"S": Subsampling, "G": Gaussian, "C": CountSketch}
@@ -97,7 +98,7 @@ def curve(make: Callable[[int], Any], matrix: Matrix, rank: int, seconds: float,
         clock += done.seconds
         is_over = clock >= seconds or time.monotonic() - began > 6 * seconds + 60
         if (done.index + 1) % per_iteration == 0 and (clock >= due or is_over):
-            with threads.kernels_on(threads.available()):
+            with runtime.kernels_on(runtime.available()):
                 points.append([(done.index + 1) // per_iteration, clock, error_of(matrix, done)])
             due = clock * LATER
             if is_over:

@@ -22,12 +22,12 @@ from typing import Any
 
 from experiments.dsanls_curves import CONTESTANTS
 from experiments.dsanls_sets import QUICK, SETS
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.data.two_sided import two_sided_blocks
-from partsong.engines.sequential import Sequential
-from partsong.programs.sketch_exchange import SketchExchange
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.data.blocks import two_sided_blocks
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.methods.dsanls import SketchExchange
 from partsong.sketch.operator import dimension_for
 
 METHODS = ("DSANLS/S", "DSANLS/G", "MU", "HALS", "BPP")

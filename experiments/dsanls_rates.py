@@ -19,8 +19,8 @@ from typing import Any
 
 from experiments.dsanls_secure import METHODS, is_whole, iterations_in, program_of, rounds_of, shards_of
 from experiments.dsanls_sets import QUICK, SETS
-from partsong.core import Shard
-from partsong.local.proximal import ProximalDescent
+from partsong.core.interfaces import Shard
+from partsong.solvers.update_rules import ProximalDescent
 
 RULE = ProximalDescent(1, 0.1, 0.1)
 PARTIES = "2,4,8,16"

@@ -23,8 +23,7 @@ from experiments.dsanls_secure import METHODS
 from experiments.dsanls_sets import SETS
 from experiments.fnmf_report import BLOCK, renewed
 from experiments.measures import spread
-from partsong.evaluate.drawing import Line, Quantity
-from partsong.evaluate.picture import picture, style_of
+from partsong.reporting.html import Line, Quantity, picture_picture, style_of
 
 SLACK = 1.05
 Runs = Sequence[dict[str, Any]]
@@ -229,7 +228,9 @@ def drawn(runs: Runs, name: str, seed: int = 0) -> str:
         Line(method, style_of(i), tuple(p[1] for p in points), tuple(p[2] for p in points))
         for i, (method, points) in enumerate(own)
     ]
-    return picture(Quantity("seconds", lambda t: f"{t:g}", 0.0), Quantity("relative error", lambda e: f"{e:g}"), lines)
+    return picture_picture(
+        Quantity("seconds", lambda t: f"{t:g}", 0.0), Quantity("relative error", lambda e: f"{e:g}"), lines
+    )
 
 
 def tables_of(folder: Path) -> dict[str, str]:

@@ -24,15 +24,16 @@ from typing import Any
 import numpy as np
 
 from experiments.dsanls_sets import QUICK, SETS
-from partsong import kernels, recipes, threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Message, Round, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.sequential import Sequential
-from partsong.engines.virtual_clock import Durations
-from partsong.local.proximal import ProximalDescent
-from partsong.streams import key, stream
+from partsong import kernels
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Message, Round, Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.asynchronous import Asynchronous, Durations
+from partsong.engines.local import Sequential
+from partsong.methods import recipes
+from partsong.solvers.update_rules import ProximalDescent
 
 FOREVER = 10**9
 LATENCY = 1e-3
@@ -152,7 +153,7 @@ def curve(method: str, rule: Any, shards: Sequence[Shard], rank: int, seconds: f
         clock += taken
         if is_whole(program, done) and (clock >= due or clock >= seconds):
             iterations = iterations_in(program, max(len(times) for times in program.taken.values()))
-            with threads.kernels_on(threads.available()):
+            with runtime.kernels_on(runtime.available()):
                 points.append([iterations, clock, error_of(program, shards, done)])
             due = clock * LATER
             if clock >= seconds:

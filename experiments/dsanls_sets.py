@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from experiments.datasets import path_of
-from partsong.streams import stream
+from partsong.core.streams import stream
 
 PARTS = 40
 """Components of what generated matrices are made of."""

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from partsong import recipes, threads
-from partsong.aggregate.linear import Mean
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.transport import PartialSinkhorn, Sinkhorn
-from partsong.core import Round, Schedule, Shard
-from partsong.data.matrix import as_matrix
+from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn, Sinkhorn
+from partsong.aggregation.linear import Mean
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Round, Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
 from partsong.data.partition import iid, party_names
-from partsong.engines.parallel import Parallel
-from partsong.evaluate.agreement import fit_of
-from partsong.local.coupling import AlignedPull
-from partsong.streams import key, stream
+from partsong.engines.local import Parallel
+from partsong.evaluation.metrics import fit_of
+from partsong.methods import recipes
+from partsong.solvers.coupling import AlignedPull
 
 ALIGNMENTS = {
     "LAP": Assignment(),
@@ -168,7 +168,7 @@ def _measured(rounds: Iterator[tuple[Round, Any]], program: Any, shards: Sequenc
 
 
 def _rmsd_sum(shards: Sequence[Shard], H: Any, program: Any) -> float:
-    with threads.kernels_on(threads.available()):
+    with runtime.kernels_on(runtime.available()):
         return fit_of(shards, H, program.solver).rmsd_sum
 
 

@@ -16,14 +16,20 @@ import numpy as np
 
 from experiments.federation import ALIGNMENTS
 from experiments.measures import spread
-from partsong import threads
-from partsong.aggregate.barycenter import FixedPoint, FromMean, FromMedoid, Hierarchical, Streaming, loss_of
-from partsong.aggregate.clustering import FuzzyCMeans, KMeans
-from partsong.align.assignment import Assignment
-from partsong.align.nearest import Nearest
-from partsong.align.plan import orthogonality_gap
-from partsong.data.blocks import block_federation
-from partsong.streams import stream
+from partsong.aggregation.alignment import Assignment, Nearest, orthogonality_gap
+from partsong.aggregation.barycenter import (
+    FixedPoint,
+    FromMean,
+    FromMedoid,
+    FuzzyCMeans,
+    Hierarchical,
+    KMeans,
+    Streaming,
+    loss_of,
+)
+from partsong.core import runtime
+from partsong.core.streams import stream
+from partsong.data.synthetic import block_federation
 
 METHODS: dict[str, Any] = {
     **{name: FixedPoint(align, FromMean()) for name, align in ALIGNMENTS.items()},
@@ -78,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind, make in (("idealised", idealised), ("realistic", realistic)):
         for parties, rank, columns in cases:
             title = f"{kind}: {parties} parties, {rank} × {columns}"
-            with threads.kernels_on(1):
+            with runtime.kernels_on(1):
                 found[title] = {
                     name: [measured(method, make(parties, rank, columns, seed)) for seed in range(chosen.seeds)]
                     for name, method in METHODS.items()

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from experiments.game_plays import dense, parser_of, planted, rounded, write_lines
-from partsong.core import Layout, Message, Shard
-from partsong.local.game import Game
-from partsong.local.orders import Raster
-from partsong.local.step_sizes import ConstantStep
-from partsong.programs.strata_play import PlayInStrata, span_of
+from partsong.aggregation.linear import span_of
+from partsong.core.interfaces import Layout, Message, Shard
+from partsong.methods.game import PlayInStrata
+from partsong.solvers.game import ConstantStep, Game
+from partsong.solvers.game_orders import Raster
 
 ETA = 0.05
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from experiments.game_plays import looks, parser_of, planted, rounded, write_lines
-from partsong.federated import FederatedNMF
-from partsong.streams import stream
+from partsong.core.streams import stream
+from partsong.estimators.federated_nmf import FederatedNMF
 
 METHODS = ("game", "exact", "fedavg")
 PARTIES = 4

@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from partsong.align.assignment import Assignment
-from partsong.align.likeness import correlations
+from partsong.aggregation.alignment import Assignment, correlations
+from partsong.core.streams import stream
+from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
-from partsong.data.matrix import as_matrix
 from partsong.data.synthetic import Planted, smoothed_factors
-from partsong.local.equations import NormalEquations
-from partsong.local.game import Game, Standing
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.orders import Raster, Simultaneous, Stratified
-from partsong.local.self_play import NoSelfPlay, ShrinkOthers, ShrinkSmallest
-from partsong.local.step_sizes import ConstantStep, SafeStep
-from partsong.streams import stream
+from partsong.solvers.game import ConstantStep, Game, NoSelfPlay, SafeStep, ShrinkOthers, ShrinkSmallest, Standing
+from partsong.solvers.game_orders import Raster, Simultaneous, Stratified
+from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.update_rules import Multiplicative
 
 PRINTED = 1e-3
 ORDERS = {"sequential": Raster(), "stratified": Stratified(blocks=4), "simultaneous": Simultaneous()}

@@ -18,14 +18,13 @@ import numpy as np
 
 from experiments.game_plays import parser_of, rounded, write_lines
 from experiments.game_workers import ratings
-from partsong import threads
+from partsong.core import runtime
+from partsong.core.streams import stream
 from partsong.data.observed import ObservedMatrix
-from partsong.local.alternate import Alternate
-from partsong.local.equations import Penalty
-from partsong.local.game import Game, Standing, balance, first_weights
-from partsong.local.observed import ObservedRows
-from partsong.local.step_sizes import ConstantStep, SafeStep, StepSize
-from partsong.streams import stream
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.game import ConstantStep, Game, SafeStep, Standing, StepSize, balance, first_weights
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.observed import ObservedRows
 
 SETS = {"MovieLens 100k": "movielens_100k.npz", "MovieLens 1M": "movielens_1m.npz"}
 PENALTIES = (0.0, 0.02, 0.05, 0.1, 0.2)
@@ -150,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     records = []
     for name in chosen.sets.split(","):
         whole = ratings(SETS[name])
-        with threads.kernels_on(threads.available()):
+        with runtime.kernels_on(runtime.available()):
             for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
                 for record in runs(name, whole, seed, [int(k) for k in chosen.ranks.split(",")], chosen.sweeps):
                     records.append(record)

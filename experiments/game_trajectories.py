@@ -27,8 +27,8 @@ from experiments.game_plays import (
     start,
     write_lines,
 )
-from partsong.data.matrix import as_matrix
-from partsong.local.board import Meeting, board_of
+from partsong.data.conversion import as_matrix
+from partsong.solvers.game_orders import Meeting, board_of
 
 PIECES = 200
 POINTS_DRAWN = 120

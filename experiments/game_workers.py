@@ -18,18 +18,17 @@ import numpy as np
 
 from experiments.datasets import path_of
 from experiments.game_plays import error_of, parser_of, planted, rounded, start, write_lines
-from partsong import threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Matrix, Schedule, Shard
-from partsong.data.matrix import as_matrix
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Matrix, Schedule, Shard
+from partsong.core.streams import stream
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.data.synthetic import gamma_factors
-from partsong.engines.sequential import Sequential
-from partsong.local.game import Game, Standing
-from partsong.local.orders import Order, Raster, Stratified
-from partsong.local.step_sizes import ConstantStep
-from partsong.programs.strata_play import PlayInStrata
-from partsong.streams import stream
+from partsong.engines.local import Sequential
+from partsong.methods.game import PlayInStrata
+from partsong.solvers.game import ConstantStep, Game, Standing
+from partsong.solvers.game_orders import Order, Raster, Stratified
 
 WORKERS = (1, 2, 4, 8, 16)
 RANK = 20
@@ -57,7 +56,7 @@ def seconds_of(matrix: Matrix, number: int, sweeps: int) -> list[float]:
     draw, game, taken = stream(0, "begin"), Game(Stratified()), []
     W, Ht = (draw.random((side, RANK)).astype(np.float32) for side in matrix.shape)
     standing = Standing(W, Ht)
-    with threads.kernels_on(number):
+    with runtime.kernels_on(number):
         for sweep in range(sweeps + 1):
             began = time.perf_counter()
             standing = game.sweep(matrix, standing, sweep)

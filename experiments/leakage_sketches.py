@@ -17,17 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Program, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.evaluate.leakage import attack
-from partsong.evaluate.leakage_sketches import equations, linear_rows, sparse_rows
-from partsong.evaluate.leakage_statistics import row_span
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.hadamard import Hadamard
-from partsong.streams import stream
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks.reconstruction import equations, linear_rows, row_span, sparse_rows
+from partsong.attacks.runner import attack
+from partsong.core.interfaces import Layout, Program, Schedule, Shard
+from partsong.core.streams import stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.methods import recipes
+from partsong.sketch.kinds import Gaussian, Hadamard
 
 ROWS, COLUMNS, DIMENSION = 100, 12, 5
 DENSITIES = (0.05, 0.1, 0.2, 0.4, 1.0)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from experiments.federation import shards_of
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule
-from partsong.engines.sequential import Sequential
-from partsong.privacy.masking import MaskedSum
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule
+from partsong.engines.local import Sequential
+from partsong.methods import recipes
+from partsong.secure_aggregation.protocol import MaskedSum
 
 RANK, COLUMNS, ROWS = 20, 1000, 25
 CASES = ((3, 0), (10, 0), (10, 1), (30, 0), (30, 3), (100, 0), (100, 10))

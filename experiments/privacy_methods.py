@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from experiments.federation import IN_ROUNDS, ONCE
-from partsong import kernels, recipes
-from partsong.core import Message, Shard
-from partsong.privacy.accounting import multiplier_for
+from partsong import kernels
+from partsong.core.interfaces import Message, Shard
+from partsong.core.streams import stream
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus, ConsensusParty
+from partsong.methods.private import PrivateConsensus
+from partsong.privacy.accounting import Release, multiplier_for
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, Mechanism
 from partsong.privacy.randomness import InsecureSource, Source, system_source
-from partsong.privacy.release import Release
-from partsong.programs.consensus import Consensus, ConsensusParty
-from partsong.programs.private_consensus import PrivateConsensus
-from partsong.streams import stream
 
 DELTA = 1e-5
 SIGNED = ", signed"

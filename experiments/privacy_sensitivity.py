@@ -20,10 +20,10 @@ import numpy as np
 from experiments.federation import shards_of
 from experiments.privacy_methods import METHODS, Setting, free_program, printed_program
 from experiments.privacy_trials import Trial, matrices_of
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment
-from partsong.core import Layout, Schedule, Shard
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.alignment import Assignment
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Schedule, Shard
+from partsong.engines.local import Sequential
 
 EXCHANGED = ("one row", "all rows")
 

@@ -13,8 +13,7 @@ from experiments.privacy_methods import DATA_FREE, DELTA, METHODS, SIGNED, print
 from experiments.privacy_parties import ROW_LEVEL
 from experiments.privacy_sensitivity import EXCHANGED
 from experiments.privacy_trials import Records, Trial
-from partsong.privacy.composition import composed_epsilon, laplace_epsilon
-from partsong.privacy.gaussian_curve import gaussian_epsilon
+from partsong.privacy.accounting import composed_epsilon, gaussian_epsilon, laplace_epsilon
 
 ROUNDS_PRINTED = 10
 

@@ -19,14 +19,14 @@ import numpy as np
 from experiments.datasets import DATASETS
 from experiments.federation import shards_of, shares_iid
 from experiments.privacy_methods import Setting, data_free, free_program, party_program, printed_program, row_program
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.blocks import block_federation
-from partsong.engines.sequential import Sequential
-from partsong.evaluate.agreement import fit_of
-from partsong.local.alternate import Alternate
-from partsong.local.coordinate import CoordinateDescent
-from partsong.streams import stream
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import stream
+from partsong.data.synthetic import block_federation
+from partsong.engines.local import Sequential
+from partsong.evaluation.metrics import fit_of
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.update_rules import CoordinateDescent
 
 TUNING_SEED = 1000
 """Seeds from here on are for choosing settings, and in no table."""
@@ -108,7 +108,7 @@ def _model(trial: Trial, shards: Sequence[Shard]) -> Any:
 
 def _pooled(shards: Sequence[Shard], rank: int, seed: int) -> Any:
     from partsong import NMF
-    from partsong.privacy.row_weights import values_of
+    from partsong.privacy.row_level import values_of
 
     X = np.concatenate([values_of(shard.matrix) for shard in shards])
     return NMF(rank, init="random", random_state=seed, max_iter=200, tol=1e-5).fit(X).components_

@@ -19,12 +19,11 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from experiments.datasets import path_of
+from partsong.core.streams import stream
 from partsong.data.partition import by_label, party_names
-from partsong.evaluate.word_vectors import word_vectors
-from partsong.streams import stream
-from partsong.text.counts import Counted, count, tf_idf
-from partsong.text.vocabulary import Vocabulary
-from partsong.text.words import Words
+from partsong.evaluation.topic_quality import word_vectors
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import Counted, Vocabulary, count, tf_idf
 
 PREPARED = Path("build/data/topics")
 VECTORS = "glove_subset.npz"

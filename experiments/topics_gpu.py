@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from experiments.topics_corpora import corpus, shares
-from partsong.mutual import replayed
-from partsong.mutual.descent import Descent
-from partsong.mutual.documents import documents_of
-from partsong.mutual.information import MutualInformation, NoInformation
-from partsong.mutual.smile import JensenShannon
-from partsong.topic_device import rows_on
+from partsong.methods.mutual_information import replay
+from partsong.methods.mutual_information.batches import documents_of
+from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation, NoInformation
+from partsong.methods.mutual_information.descent import Descent
+from partsong.topics.fitting import rows_on
 
 EPOCHS = 5
 CRITICS = {"without": NoInformation(), "with a critic": MutualInformation(bound=JensenShannon(), rate=0.2)}
@@ -39,7 +38,7 @@ def milliseconds(descent: Descent, data: str, rank: int, device: str, turns: int
     documents, batches = documents_of(matrix), EPOCHS * -(-n // descent.batch)
 
     def taken(is_recorded: bool) -> float:
-        replayed.WORTH = 1 if is_recorded else batches + 1
+        replay.WORTH = 1 if is_recorded else batches + 1
         began = time.perf_counter()
         descent.run(documents, *start, np.random.default_rng(0))
         torch.cuda.synchronize()

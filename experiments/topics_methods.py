@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from partsong import kernels, threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Round, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.methods import LOCAL_STEPS, alignment_for, start_of
-from partsong.participation import sampled
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.programs.topic_rounds import TopicParty, TopicRounds
-from partsong.settings import alignment_of, program_of
-from partsong.streams import key
-from partsong.topic_recipes import fednmf, fednmf_mi
+from partsong import kernels
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Round, Schedule, Shard
+from partsong.core.streams import key, sampled
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.estimators.parameters import alignment_of, program_of
+from partsong.methods.fedlda import FederatedLDA
+from partsong.methods.fednmf import TopicParty, TopicRounds, fednmf, fednmf_mi
+from partsong.methods.registry import LOCAL_STEPS, alignment_for, start_of
 
 MI = "+MI"
 SERVERS = {"FedAvg": "average", "FedAdagrad": "adagrad", "FedYogi": "yogi", "FedAdam": "adam"}
@@ -96,12 +95,12 @@ def _by_sklearn(method: str, rows: Mapping[str, csr_matrix], rank: int, own: Set
     else:
         model = NMF(rank, max_iter=NMF_PASSES, random_state=seed)
     began = time.perf_counter()
-    with threads.kernels_on(1), _unconverged():
+    with runtime.kernels_on(1), _unconverged():
         model.fit(X)
     seconds = time.perf_counter() - began
 
     def fitted(asked: csr_matrix) -> np.ndarray:
-        with threads.kernels_on(1), _unconverged():
+        with runtime.kernels_on(1), _unconverged():
             return np.asarray(model.transform(asked))
 
     def weights(given: Mapping[str, csr_matrix]) -> Mapping[str, np.ndarray]:
@@ -177,7 +176,7 @@ class _Federation:
         pooled = self.method in CENTRALISED
 
         def fitted(asked: csr_matrix) -> np.ndarray:
-            with threads.kernels_on(1):
+            with runtime.kernels_on(1):
                 if isinstance(program, FederatedLDA):
                     return np.asarray(program.weights(server, as_matrix(asked)))
                 return np.asarray(program.solver.solve_rows(as_matrix(asked), np.ascontiguousarray(H.T)))
@@ -186,7 +185,7 @@ class _Federation:
             if not self.method.endswith(MI):
                 return {name: fitted(own) for name, own in given.items()}
             made = {name: self._shard(name, own) for name, own in given.items()}
-            with threads.kernels_on(1):
+            with runtime.kernels_on(1):
                 return {name: _told(program.refreshed(one, TopicParty(), done.model)) for name, one in made.items()}
 
         seen = [s.information for s in states.values() if isinstance(s, TopicParty) and s.rounds]

@@ -14,11 +14,10 @@ import numpy as np
 from experiments.topics_corpora import Corpus, corpus, shares
 from experiments.topics_methods import MI, NUMPY, Learned, learn
 from experiments.topics_plays import TFIDF, WORDS, Play
+from partsong.core.streams import stream
 from partsong.errors import DivergenceError
-from partsong.evaluate.classification import classify, judge
-from partsong.evaluate.coherence import embedding_coherence
-from partsong.evaluate.diversity import top_words, topic_diversity
-from partsong.streams import stream
+from partsong.evaluation.classification import classify, judge
+from partsong.evaluation.topic_quality import embedding_coherence, top_words, topic_diversity
 
 
 def result_of(asked: Play, device: str = NUMPY) -> dict[str, Any]:

@@ -19,17 +19,15 @@ from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer
 
 from experiments.datasets import path_of
-from partsong import threads
-from partsong.core import Layout, Message, Shard
-from partsong.data.matrix import as_matrix
-from partsong.mutual.descent import Descent
-from partsong.mutual.documents import Documents, documents_of
-from partsong.mutual.information import MutualInformation, NoInformation
-from partsong.mutual.on_numpy import add_transposed, times
-from partsong.mutual.separable import Separable
-from partsong.mutual.smile import JensenShannon
-from partsong.programs.topic_rounds import TopicRounds
-from partsong.streams import key
+from partsong.core import runtime
+from partsong.core.interfaces import Layout, Message, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.methods.fednmf import TopicRounds
+from partsong.methods.mutual_information.batches import Documents, documents_of
+from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation, NoInformation, Separable
+from partsong.methods.mutual_information.descent import Descent
+from partsong.methods.mutual_information.numpy_backend import add_transposed, times
 
 CASES = {
     "FedNMF": NoInformation(),
@@ -96,7 +94,7 @@ def main() -> None:
     X = titles()
     shards = shards_of(X, asked.parties)
     print(f"{X.shape[0]} titles, {X.shape[1]} words, {X.nnz} counts, {asked.parties} parties, k={asked.topics}")
-    with threads.kernels_on(1):
+    with runtime.kernels_on(1):
         for name, information in CASES.items():
             program = TopicRounds(asked.topics, Descent(1, asked.batch, 0.05, information=information))
             _, model = program.start_server(Layout.of(shards, 0))

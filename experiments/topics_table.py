@@ -24,7 +24,7 @@ from experiments.topics_corpora import SOURCES
 from experiments.topics_methods import BAYESIAN, DESCENTS, METHODS, NUMPY, OURS, Settings
 from experiments.topics_plays import COUNTS, READINGS, WORDS, Play, play
 from experiments.topics_runs import known, run_all
-from partsong.streams import stream
+from partsong.core.streams import stream
 
 OUTPUT = Path("docs/results/topics.jsonl")
 TUNING_SEED, TUNING_RANK = 1000, 50

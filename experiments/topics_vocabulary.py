@@ -15,13 +15,12 @@ from typing import cast
 
 import numpy as np
 
-from partsong.core import Matrix, Shard
-from partsong.engines.parallel import Parallel
-from partsong.streams import stream
-from partsong.text.agreed import agree
-from partsong.text.agreement import VocabularyAgreement
-from partsong.text.held_words import HeldWords
-from partsong.text.keys import fresh_key
+from partsong.core.interfaces import Matrix, Shard
+from partsong.core.streams import stream
+from partsong.engines.local import Parallel
+from partsong.topics.agreement.encoding import fresh_key
+from partsong.topics.agreement.protocol import VocabularyAgreement, agree
+from partsong.topics.agreement.tables import HeldWords
 
 MEAN_LETTERS = 7.5
 

@@ -98,7 +98,7 @@ def called_name(call: ast.Call) -> str:
 
 
 def resolve(name: str) -> str | None:
-    """The longest prefix of a dotted name that is a module of ours: partsong.core.Message -> partsong.core."""
+    """The longest prefix of a dotted name that is a module of ours: core.codec.pack -> core.codec."""
     parts = name.split(".")
     candidates = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((candidate for candidate in candidates if candidate in MODULES), None)

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from partsong.cli.federation_runs import _names_in
-from partsong.cli.parts_listing import FORMAT, LISTING, VERSION, listed
-from partsong.consortium.shared_key import SharedKey
+from partsong.cli.federation_server import _names_in
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.text.vocabulary import Vocabulary
-from partsong.text.words import stop_words_of
+from partsong.federation.setup.credentials import SharedKey
+from partsong.io.party_folder import FORMAT, LISTING, VERSION, listed
+from partsong.topics.tokenizer import stop_words_of
+from partsong.topics.vocabulary import Vocabulary
 
 MARK = b"\xef\xbb\xbf"
 PARTS = {"format": FORMAT, "version": VERSION, "parties": [{"name": "a", "file": "a.npz", "rows": 3}]}
@@ -42,7 +42,7 @@ def test_a_mark_changes_no_fingerprint_of_a_roster_and_no_key_of_a_card(tmp_path
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    from partsong.consortium.roster import Card, Listed
+    from partsong.federation.setup.credentials import Card, Listed
 
     roster = Listed("liver", {"east": bytes(32), "north": bytes(range(32))}, b"c" * 32, "authority")
     (tmp_path / "roster.toml").write_bytes(MARK + roster.written())

@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 
 import partsong
 from partsong.cli.main import app
-from partsong.compare_methods import COMPARABLE, pooled
-from partsong.compare_result import IncompleteWarning
-from partsong.core import Outcome, Shard
-from partsong.data.matrix import as_matrix
+from partsong.core.interfaces import Outcome, Shard
+from partsong.data.conversion import as_matrix
 from partsong.errors import CompositionError, DataError, FeatureError, ParameterError, ShapeError
-from partsong.leaving_out import LeftOutWarning
+from partsong.estimators.compare import COMPARABLE, IncompleteWarning, pooled
+from partsong.training.loop import LeftOutWarning
 
 BRIEF = {
     "rounds": {"local": 15, "exact": 15, "pooled": 15, "fedavg": 8, "fnmf": 3},
@@ -38,7 +37,7 @@ def federation() -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def found(federation: list[np.ndarray]) -> partsong.compare_result.Comparison:
+def found(federation: list[np.ndarray]) -> partsong.estimators.compare.Comparison:
     return partsong.compare(federation, 3, names=["x", "y", "z"], random_state=1, **BRIEF)
 
 
@@ -349,7 +348,7 @@ def signals_in(monkeypatch, method, *, at=3, number=signal.SIGINT, times=1):
         yield watch
 
     with monkeypatch.context() as patch:
-        patch.setattr("partsong.compare_methods.progress", progress)
+        patch.setattr("partsong.estimators.compare.progress", progress)
         yield
 
 
@@ -389,7 +388,7 @@ def test_a_second_interrupt_raises(federation, monkeypatch):
 
 
 def test_an_interrupt_while_warming_up_is_not_lost(federation, monkeypatch):
-    from partsong import comparison
+    from partsong.estimators import compare as comparison
 
     def see(witness, done, row):
         raise KeyboardInterrupt
@@ -400,7 +399,7 @@ def test_an_interrupt_while_warming_up_is_not_lost(federation, monkeypatch):
 
 
 def test_parties_alone_tell_the_steps_that_they_really_made(federation, monkeypatch):
-    from partsong import compare_alone
+    from partsong.estimators import compare as compare_alone
 
     pursue = compare_alone.pursue
 

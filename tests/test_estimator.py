@@ -20,8 +20,8 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import partsong
-from partsong import threads
-from partsong.core import Outcome
+from partsong.core import runtime
+from partsong.core.interfaces import Outcome
 from partsong.errors import (
     DataError,
     DataTypeError,
@@ -31,11 +31,11 @@ from partsong.errors import (
     ShapeError,
     UnreadableError,
 )
-from partsong.fitting import EmptyModelWarning
+from partsong.estimators.parameters import rank_of
 from partsong.io.model_file import save_model
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.equations import Penalty
-from partsong.settings import rank_of
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.update_rules import CoordinateDescent
+from partsong.training.loop import EmptyModelWarning
 
 SOLVERS = ["hals", "cd", "mu", "pg", "ipalm", "bpp"]
 INITS = ["auto", "anchors", "random", "nndsvd", "nndsvda"]
@@ -117,7 +117,7 @@ def test_same_seed_same_bytes(init):
 
 
 def test_thread_count_changes_rounding_only(monkeypatch):
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     X = planted(500, 40)
     fits = {
         n: [partsong.NMF(4, random_state=0, n_threads=n, max_iter=5, tol=0).fit(X) for _ in range(2)] for n in (1, 2)

@@ -21,9 +21,9 @@ from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.validation import check_is_fitted
 
 import partsong
-from partsong import federated, fitting, recipes, running, simulation
-from partsong.core import Outcome
-from partsong.data.matrix import as_matrix
+from partsong.core.interfaces import Outcome
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
 from partsong.data.partition import by_label, contiguous, iid, party_names
 from partsong.errors import (
     CompositionError,
@@ -36,15 +36,16 @@ from partsong.errors import (
     ShapeError,
     UnreadableError,
 )
-from partsong.fitting import EmptyModelWarning
+from partsong.estimators import federated_nmf
+from partsong.estimators.parameters import solver_told
 from partsong.io.model_file import load_model, save_model
-from partsong.leaving_out import LeftOutWarning
-from partsong.local.equations import Penalty
-from partsong.methods import COMMON_ONLY, METHODS
-from partsong.programs.consensus import Consensus
-from partsong.programs.shared_statistics import SharedStatistics
-from partsong.settings import solver_told
-from partsong.streams import key, stream
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus
+from partsong.methods.exact import SharedStatistics
+from partsong.methods.registry import COMMON_ONLY, METHODS
+from partsong.solvers.normal_equations import Penalty
+from partsong.training import loop, simulation, stopping
+from partsong.training.loop import EmptyModelWarning, LeftOutWarning
 
 
 def parts(seed=0, sizes=(30, 50, 20)):
@@ -503,7 +504,7 @@ def test_labels_of_parties_are_taken_literally():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_does_as_its_name_says_unless_told_otherwise(method):
-    from partsong.methods import INDEPENDENT, LOCAL_STEPS
+    from partsong.methods.registry import INDEPENDENT, LOCAL_STEPS
 
     X = np.array_split(skewed()[:60, :12], 3)
     start = "independent" if method in INDEPENDENT else "common"
@@ -938,7 +939,7 @@ def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch
     """On a clock by which a round takes a second, and the caller a hundred before each of them."""
     now = [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    for module in (federated, fitting, running, simulation):
+    for module in (federated_nmf, loop, stopping, simulation):
         monkeypatch.setattr(module, "time", clock)
     own_work = SharedStatistics.finish
 

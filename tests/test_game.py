@@ -13,14 +13,12 @@ from sklearn.exceptions import SkipTestWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import partsong
-from partsong import fitting
-from partsong.core import Outcome
+from partsong.core.interfaces import Outcome
 from partsong.errors import CompositionError, DataError, DivergenceWarning, ParameterError, PartsongError
-from partsong.evaluate.equilibrium import equilibrium
-from partsong.local.game import Game
-from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.local.self_play import ShrinkOthers, ShrinkSmallest
-from partsong.local.step_sizes import ConstantStep, DecayingStep, SafeStep
+from partsong.evaluation.equilibrium import equilibrium
+from partsong.solvers.game import ConstantStep, DecayingStep, Game, SafeStep, ShrinkOthers, ShrinkSmallest
+from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
+from partsong.training import loop
 
 ORDERS = [Raster(), Shuffled(), Stratified(), Simultaneous(), Alternating()]
 
@@ -303,7 +301,7 @@ def test_a_start_of_zeros_is_told_as_one():
     X = planted()
     for step in (SafeStep(), ConstantStep(0.01)):
         model = model_of(solver=Game(step=step), init="custom", max_iter=5)
-        with pytest.warns(fitting.EmptyModelWarning, match="began with zeros"):
+        with pytest.warns(loop.EmptyModelWarning, match="began with zeros"):
             model.fit(X, W=np.zeros((60, 3)), H=np.zeros((3, 20)))
 
 
@@ -348,7 +346,7 @@ def test_federations_play():
 
 
 def test_a_federation_that_runs_away_says_so():
-    from partsong import recipes
+    from partsong.methods import recipes
 
     parts = np.array_split(planted(120), 4)
     program = recipes.game(3, step=ConstantStep(5.0))

@@ -14,11 +14,11 @@ import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
 import partsong
-from partsong import recipes
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import CompositionError, DataError, FeatureError, PartsongError, PartyError, UploadError
-from partsong.leaving_out import Columns, LeftOutWarning, of_other_columns
-from partsong.methods import METHODS
+from partsong.methods import recipes
+from partsong.methods.registry import METHODS
+from partsong.training.loop import Columns, LeftOutWarning, of_other_columns
 
 SETTINGS = {"rounds": 4, "tol": 0, "random_state": 0}
 

@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import partsong
-from partsong.core import Outcome
+from partsong.core.interfaces import Outcome
 from partsong.errors import (
     DataError,
     DivergenceWarning,

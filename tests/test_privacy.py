@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Outcome, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Outcome, Schedule, Shard
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.errors import (
     BudgetSpent,
     CompositionError,
@@ -25,15 +24,14 @@ from partsong.errors import (
     ParameterError,
     PartyError,
 )
-from partsong.federated import FederatedNMF
+from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.io.model_file import load_model, save_model
-from partsong.leaving_out import LeftOutWarning
-from partsong.methods import METHODS, SENDS_H
-from partsong.privacy.accounting import Accounts, Ledger
-from partsong.privacy.release import Release
-from partsong.programs.private_consensus import PrivateConsensus
-from partsong.programs.private_statistics import PrivateStatistics
-from partsong.promises import PartyPrivacy, RowPrivacy, masks_for, planned, privacy_from, privacy_told
+from partsong.methods import recipes
+from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy, masks_for, planned, privacy_from, privacy_told
+from partsong.methods.private import PrivateConsensus, PrivateStatistics
+from partsong.methods.registry import METHODS, SENDS_H
+from partsong.privacy.accounting import Accounts, Ledger, Release
+from partsong.training.loop import LeftOutWarning
 
 ROWS = RowPrivacy(3.0, row_bound=3.0)
 PARTIES = PartyPrivacy(3.0)
@@ -305,7 +303,7 @@ class TestMasks:
         np.testing.assert_allclose(masked.components_, plain.components_, atol=1e-6)
 
     def test_bounds_of_ones_own(self, parts):
-        from partsong.privacy.masking import MaskedSum
+        from partsong.secure_aggregation.protocol import MaskedSum
 
         masked = fitted(parts, None, tol=0, masked=MaskedSum(bound=2.0**20))
         np.testing.assert_allclose(masked.components_, fitted(parts, None, tol=0).components_, atol=1e-8)
@@ -322,7 +320,7 @@ class TestMasks:
         assert fitted(parts, privacy, method=method, rounds=2, masked=True).n_iter_ == 2
 
     def test_bounds_that_noise_may_exceed_are_refused_at_once(self, parts):
-        from partsong.privacy.masking import MaskedSum
+        from partsong.secure_aggregation.protocol import MaskedSum
 
         with pytest.raises(ParameterError, match="depend on the data"):
             fitted(parts, PARTIES, method="fedavg", masked=MaskedSum(bound=100.0))

@@ -13,17 +13,18 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import partsong
-from partsong import recipes, running
-from partsong.core import Checkpoint, Message, Outcome, Round, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
+from partsong.core.interfaces import Checkpoint, Message, Outcome, Round, Schedule, Shard
+from partsong.core.runtime import Interrupts, held
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.errors import DivergenceError, DivergenceWarning, PartyError
-from partsong.fitting import Earlier, EmptyModelWarning, Task, conclude, pursue
-from partsong.interrupts import Interrupts, held
-from partsong.local.alternate import Alternate
-from partsong.local.gradient import ProjectedGradient
-from partsong.programs.consensus import Consensus
-from partsong.running import WINDOW, Comparable, Course, Follower, HistoryRow, Progress, Run, Stop
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.update_rules import ProjectedGradient
+from partsong.training import stopping
+from partsong.training.loop import Earlier, EmptyModelWarning, Task, conclude, pursue
+from partsong.training.stopping import WINDOW, Comparable, Course, Follower, HistoryRow, Progress, Run, Stop
 
 
 def rounds_of(objectives, participants=None, pause=0.0):
@@ -124,7 +125,7 @@ def clock(monkeypatch):
     """A clock that goes by `sleep` alone."""
     now = [100.0]
     passing = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr(running, "time", passing)
+    monkeypatch.setattr(stopping, "time", passing)
     monkeypatch.setitem(globals(), "time", passing)
     return passing
 
@@ -222,7 +223,8 @@ def test_held_counts_the_first_and_lets_the_second_through(interrupts_work):
 
 @pytest.mark.parametrize("moment", ["beginning_of", "complete"])
 def test_ctrl_c_in_the_start_or_the_end_of_a_fit_loses_nothing(interrupts_work, monkeypatch, moment):
-    from partsong import finished, fitting
+    from partsong.training import loop as fitting
+    from partsong.training import result as finished
 
     home = fitting if moment == "beginning_of" else finished
     plain = getattr(home, moment)
@@ -248,7 +250,7 @@ FITS = {
 @pytest.mark.parametrize("which", FITS)
 @pytest.mark.parametrize("round_", [1, 3])
 def test_a_second_ctrl_c_before_any_round_is_done_returns_no_model(interrupts_work, monkeypatch, capsys, which, round_):
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     plain, seen = SharedStatistics.finish, []
 

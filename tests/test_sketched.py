@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 from scipy import sparse
 
 import partsong
-from partsong.core import Outcome
+from partsong.core.interfaces import Outcome
 from partsong.errors import ParameterError
 
 SKETCHES = ["subsampling", "gaussian", "count", "hadamard"]

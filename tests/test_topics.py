@@ -11,8 +11,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import partsong
-from partsong import topic_fitting, topic_vocabulary
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Sequential
 from partsong.errors import (
     DataError,
     DataTypeError,
@@ -22,17 +21,14 @@ from partsong.errors import (
     ParameterError,
     PartsongError,
 )
-from partsong.evaluate.coherence import cv_coherence, npmi_coherence
-from partsong.evaluate.cooccurrence import TopicPairs, count_pairs
-from partsong.evaluate.diversity import top_columns
-from partsong.evaluate.topic_map import apart, positions
-from partsong.local.lda_rows import TopicRows
-from partsong.privacy import key_agreement
-from partsong.text.counts import count
-from partsong.text.vocabulary import Vocabulary
-from partsong.text.words import Words
-from partsong.topic_recipes import fednmf, fednmf_mi
-from partsong.topic_words import UnknownWordsWarning
+from partsong.evaluation.topic_quality import TopicPairs, count_pairs, cv_coherence, npmi_coherence, top_columns
+from partsong.methods.fednmf import fednmf, fednmf_mi
+from partsong.reporting.topic_page import apart, positions
+from partsong.secure_aggregation import crypto
+from partsong.solvers.lda import TopicRows
+from partsong.topics import fitting, shared_vocabulary
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, count
 
 PLANTED = (
     ("cat", "dog", "horse", "sheep", "goat", "hen"),
@@ -267,7 +263,7 @@ def traces_of(word):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_rare_word_and_no_text_leaves_a_party(masked, monkeypatch, tmp_path):
-    for module in (topic_vocabulary, topic_fitting):
+    for module in (shared_vocabulary, fitting):
         monkeypatch.setattr(module, "Parallel", Recorder)
     Recorder.sent = []
     model = partsong.FederatedTopicModel(3, random_state=0, masked=masked).fit(PARTIES)
@@ -504,8 +500,8 @@ def test_bad_texts_are_refused_without_telling_them():
 
 def rewritten(path, change):
     """The file with another document, and a checksum that fits."""
-    from partsong.io.tensor_file import read_tensors, write_tensors
-    from partsong.io.topic_file import _KIND
+    from partsong.io.model_file import _TOPIC_FILE_KIND as _KIND
+    from partsong.io.model_file import read_tensors, write_tensors
 
     tensors, content = read_tensors(path, _KIND)
     change(tensors, content)
@@ -667,7 +663,7 @@ def test_words_are_agreed_on_with_the_extra_alone(monkeypatch):
     def missing():
         raise MissingExtra("no cryptography")
 
-    monkeypatch.setattr(key_agreement, "require", missing)
+    monkeypatch.setattr(crypto, "require", missing)
     two = {name: PARTIES[name] for name in ("northern", "southern")}
     with pytest.raises(MissingExtra, match="public list of words"):
         partsong.FederatedTopicModel(2, random_state=0).fit(two)

@@ -8,7 +8,7 @@ from sklearn.base import clone
 
 import partsong
 from partsong.errors import MissingExtra, ParameterError
-from partsong.topic_recipes import fednmf_mi
+from partsong.methods.fednmf import fednmf_mi
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
 QUICK = {"epochs": 2, "batch": 16, "rate": 0.5}

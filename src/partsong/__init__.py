@@ -19,34 +19,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from partsong.compare_methods import compare as compare
-    from partsong.estimator import NMF as NMF
-    from partsong.federated import FederatedNMF as FederatedNMF
-    from partsong.federated_topic_model import FederatedTopicModel as FederatedTopicModel
+    from partsong.estimators.compare import compare as compare
+    from partsong.estimators.federated_nmf import FederatedNMF as FederatedNMF
+    from partsong.estimators.nmf import NMF as NMF
+    from partsong.estimators.pca_game import PCAGame as PCAGame
     from partsong.io.model_file import Model as Model
     from partsong.io.model_file import load_model as load_model
     from partsong.io.model_file import save_model as save_model
     from partsong.io.read import read as read
-    from partsong.pca import PCAGame as PCAGame
-    from partsong.promises import PartyPrivacy as PartyPrivacy
-    from partsong.promises import RowPrivacy as RowPrivacy
-    from partsong.topic_model import TopicModel as TopicModel
+    from partsong.methods.privacy_request import PartyPrivacy as PartyPrivacy
+    from partsong.methods.privacy_request import RowPrivacy as RowPrivacy
+    from partsong.topics.estimators import FederatedTopicModel as FederatedTopicModel
+    from partsong.topics.estimators import TopicModel as TopicModel
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "compare": "partsong.compare_methods",
-    "NMF": "partsong.estimator",
-    "FederatedNMF": "partsong.federated",
-    "FederatedTopicModel": "partsong.federated_topic_model",
+    "compare": "partsong.estimators.compare",
+    "NMF": "partsong.estimators.nmf",
+    "FederatedNMF": "partsong.estimators.federated_nmf",
+    "FederatedTopicModel": "partsong.topics.estimators",
     "Model": "partsong.io.model_file",
     "load_model": "partsong.io.model_file",
     "save_model": "partsong.io.model_file",
     "read": "partsong.io.read",
-    "PCAGame": "partsong.pca",
-    "PartyPrivacy": "partsong.promises",
-    "RowPrivacy": "partsong.promises",
-    "TopicModel": "partsong.topic_model",
+    "PCAGame": "partsong.estimators.pca_game",
+    "PartyPrivacy": "partsong.methods.privacy_request",
+    "RowPrivacy": "partsong.methods.privacy_request",
+    "TopicModel": "partsong.topics.estimators",
 }
 
 __all__ = [

@@ -18,9 +18,10 @@ from benchmarks.evaluation import Problem
 from benchmarks.iterations import factors, iterate
 from benchmarks.measure import Rounds
 from benchmarks.peers import PEERS
-from partsong import NMF, recipes
-from partsong.data.matrix import as_matrix
-from partsong.local.start import Beginning
+from partsong import NMF
+from partsong.data.conversion import as_matrix
+from partsong.methods import recipes
+from partsong.solvers.initialization import Beginning
 
 
 @pytest.fixture

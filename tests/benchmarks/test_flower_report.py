@@ -12,7 +12,7 @@ from benchmarks import federation_flower, flower_report
 from benchmarks.flower_arms import COLUMNS, RANK
 from benchmarks.flower_clock import Clock, layer_in
 from benchmarks.flower_layer_report import verdict_of
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.federation.wire import Kind, Nonce, Reply, Request
 
 

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from partsong.cli.parts_folder import write_parts
+from partsong.attacks.transcript import KIND
 from partsong.data.table import Table
-from partsong.evaluate.leakage_transcript import KIND
-from partsong.io.tensor_file import read_tensors, write_tensors
+from partsong.io.model_file import read_tensors, write_tensors
+from partsong.io.party_folder import write_parts
 
 K, M = 3, 12
 ROWS = {"clinic": 1, "large": 20, "largest": 24}

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import BrokenChain
-from partsong.federation.audit import Audit
-from partsong.federation.audit_report import verified
+from partsong.federation.audit_log import Audit, verified
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 

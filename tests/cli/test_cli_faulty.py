@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong.cli.parts_folder import read_parts
-from partsong.core import Message
-from partsong.programs.shared_statistics import SharedStatistics
+from partsong.core.interfaces import Message
+from partsong.io.party_folder import read_parts
+from partsong.methods.exact import SharedStatistics
 
 FIT = ["-k", 3, "--seed", 4, "--tol", 0]
 LEAVE = ["--faulty", "leave-out"]
@@ -199,7 +199,7 @@ def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts
 
 
 def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monkeypatch):
-    from partsong.cli import checkpoints
+    from partsong.training import run_folder as checkpoints
 
     plain = checkpoints.save_checkpoint
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import partsong
-from partsong.cli.parts_folder import read_parts
+from partsong.io.party_folder import read_parts
 
 
 @pytest.mark.parametrize("method", ["exact", "fedavg"])

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.site_folder import SiteFolder
 from partsong.errors import FeatureError, SiteRefused
-from partsong.federation.conducting import conduct
 from partsong.federation.experiment import Experiment
-from partsong.federation.transport import InProcess
+from partsong.federation.server.launch import conduct
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.transports.base import InProcess
 
 SITES = ("north", "south", "west")
 COLUMNS = ("Albumin", "Bilirubin", "Creatinine", "Ferritin")

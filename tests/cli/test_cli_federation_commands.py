@@ -15,19 +15,17 @@ pytest.importorskip("cryptography")
 
 from cryptography import x509
 
-from partsong.consortium import certificates
-from partsong.consortium.kit import Kit
-from partsong.consortium.roster import Card, Listed
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.site_folder import SiteFolder
 from partsong.errors import FileError, FormatError, ParameterError
-from partsong.federation.chain import Chain
-from partsong.federation.conducting import conduct
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import SiteLedger
-from partsong.federation.transport import InProcess
+from partsong.federation.flower.server_process import Gate
+from partsong.federation.ledger import Chain, SiteLedger
+from partsong.federation.server.launch import conduct
+from partsong.federation.setup import credentials
+from partsong.federation.setup.credentials import Card, Kit, Listed
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
-from partsong.flower_app.superlink import Gate
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_renewing_keeps_the_authority(made, told):
 
 
 def test_an_expired_certificate_is_told_before_anything_starts(made, told, invoke, monkeypatch):
-    monkeypatch.setattr(certificates, "days_left", lambda certificate: -3.0)
+    monkeypatch.setattr(credentials, "days_left", lambda certificate: -3.0)
     assert told("federation", "status", "--folder", "liver", code=1)["certificate_days"] == -3
     renewing = f"partsong federation init {made} --renew"
     said = invoke("federation", "status", "--folder", "liver", code=1).stdout
@@ -254,7 +252,7 @@ def test_one_key_under_two_names_is_refused_in_rosters_and_cards(joined, told, t
     words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
     assert "one party under two names" in told(*words, code=1)["error"]
     card = Card.read(tmp_path / "site-south" / "card.toml")
-    fresh = Card("liver", "west", certificates.new_node_key().certificate.decode(), "ab" * 32)
+    fresh = Card("liver", "west", credentials.new_node_key().certificate.decode(), "ab" * 32)
     for taken in ({"node_key": card.node_key}, {"signing_key": card.signing_key}):
         with pytest.raises(ParameterError, match="a key of 'south'"):
             joined.admit(replace(fresh, **taken))
@@ -426,7 +424,7 @@ def test_kits_that_were_tampered_with_are_refused(made, told, tmp_path, how):
         case "a stranger":
             spoiled(path, lambda held: held.update({"run.sh": b"x"}))
         case "another authority":
-            spoiled(path, lambda held: held.update({"ca.crt": certificates.new_authority("x").certificate}))
+            spoiled(path, lambda held: held.update({"ca.crt": credentials.new_authority("x").certificate}))
         case "an unknown key":
             spoiled(path, lambda held: held.update({"kit.toml": held["kit.toml"] + b'paths = "/etc"\n'}))
         case "no address":

@@ -12,21 +12,19 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_run_report import line_of
-from partsong.consortium.early_end import require_not_ended
-from partsong.consortium.file_drop import requests_in
-from partsong.consortium.locking import holder_of
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.site_folder import SiteFolder
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.federation.conducting import conduct, record_in
+from partsong.cli.federation_server import line_of
+from partsong.core.interfaces import Schedule, Shard
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.site_plan import plan_of
-from partsong.federation.transport import InProcess
-from partsong.flower_app.running import run_over
+from partsong.federation.locks import holder_of
+from partsong.federation.server.launch import conduct, record_in, run_over
+from partsong.federation.setup.server_folder import ServerFolder, require_not_ended
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.site.plan import plan_of
+from partsong.federation.transports.base import InProcess
+from partsong.federation.transports.files import requests_in
 from partsong.io.model_file import load_model
 
 SITES = ("east", "north", "south")
@@ -128,7 +126,7 @@ def test_a_site_that_answers_nothing_over_files_is_lost_and_the_run_can_be_resum
 HOLDS = """
 import sys, time
 from pathlib import Path
-from partsong.consortium.locking import held
+from partsong.federation.locks import held
 with held(Path(sys.argv[1]), ""):
     time.sleep(60)
 """

@@ -11,22 +11,21 @@ from contextlib import contextmanager
 
 import pytest
 
-from partsong.cli.federation_run_report import line_of
-from partsong.cli.federation_runs import _run_to_end
+from partsong.cli.federation_server import _run_to_end, line_of
 from partsong.cli.federation_status import _run_told
-from partsong.consortium.locking import holder_of
-from partsong.consortium.run_place import RunPlace
-from partsong.consortium.toml_text import write
 from partsong.errors import SiteLost
-from partsong.flower_app import following
-from partsong.flower_app.control import ServerError, Status
+from partsong.federation.flower import control as following
+from partsong.federation.flower.control import ServerError, Status
+from partsong.federation.locks import holder_of
+from partsong.federation.setup.credentials import write
+from partsong.federation.setup.run_place import RunPlace
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and locks")
 
 WORK = """
 import signal, sys, time
 from pathlib import Path
-from partsong.consortium.locking import held
+from partsong.federation.locks import held
 if sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with held(Path(sys.argv[1]), ""):
@@ -193,7 +192,7 @@ def test_a_failure_that_has_come_since_the_start_is_kept(place, monkeypatch):
 
 @pytest.mark.parametrize("before", ["failed", "done"])
 def test_over_files_too_what_has_failed_goes_once_it_is_worked_on(place, monkeypatch, before):
-    file_drop = pytest.importorskip("partsong.consortium.file_drop", exc_type=ImportError)
+    file_drop = pytest.importorskip("partsong.federation.transports.files", exc_type=ImportError)
 
     def killed(*places):
         assert holder_of(place.lock) == os.getpid()

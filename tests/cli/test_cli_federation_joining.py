@@ -20,20 +20,18 @@ import pytest
 pytest.importorskip("cryptography")
 
 from partsong.cli.main import app
-from partsong.consortium import continuing, own_keys, roster, site_folder, used_folder
-from partsong.consortium.first_policy import POLICY
-from partsong.consortium.joining import Joining
-from partsong.consortium.kit import Kit
-from partsong.consortium.locking import held
-from partsong.consortium.roster import Card
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.shared_key import SharedKey
-from partsong.consortium.site_folder import SiteFolder
 from partsong.errors import FileError, FormatError, PartsongError
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
+from partsong.federation.locks import held
 from partsong.federation.policy import Policy
-from partsong.federation.transport import InProcess
+from partsong.federation.setup import credentials, site_keys
+from partsong.federation.setup import site_folder as continuing
+from partsong.federation.setup.credentials import Card, Kit, SharedKey
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import Joining, SiteFolder
+from partsong.federation.setup.site_keys import POLICY
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from tests.cli.conftest import runner
 
@@ -330,14 +328,14 @@ def test_an_emptied_policy_is_none_and_a_comment_is_one(here, told, content):
 
 
 def test_a_policy_that_changes_while_data_are_read_is_obeyed(here, monkeypatch):
-    site, read = SiteFolder.at(here / "site-north"), site_folder.table_at
+    site, read = SiteFolder.at(here / "site-north"), continuing.table_at
 
     def slowly(data, reading):
         table = read(data, reading)
         (site.path / "site.toml").write_text("minimum_parties = 7\n")
         return table
 
-    monkeypatch.setattr(site_folder, "table_at", slowly)
+    monkeypatch.setattr(continuing, "table_at", slowly)
     assert site.opened().policy.minimum_parties == 7
 
 
@@ -382,7 +380,7 @@ def cut_off(monkeypatch):
     """Whether a call was cut off at its write with this number; none after that is made."""
 
     def cut(call, number):
-        write, made = site_folder.write, count()
+        write, made = continuing.write, count()
 
         def counted(path, content, *, private=False):
             if next(made) >= number:
@@ -390,7 +388,7 @@ def cut_off(monkeypatch):
             write(path, content, private=private)
 
         with monkeypatch.context() as patched:
-            for module in (continuing, own_keys, roster, site_folder, used_folder):
+            for module in (continuing, site_keys, credentials, continuing, site_keys):
                 patched.setattr(module, "write", counted)
             try:
                 call()
@@ -414,7 +412,7 @@ def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_
         Joining(wanted, kit, *((None, old.path) if is_continued else (SharedKey(bytes(16)), None))).agreed()
 
     while cut_off(joined, number):
-        if used_folder.is_used(new):
+        if site_keys.is_used(new):
             assert (new / "site.toml").exists()
             assert (new / "shared.key").exists()
         joined()

@@ -19,19 +19,18 @@ pytest.importorskip("cryptography")
 
 from cryptography import x509
 
-from partsong.cli import federation_runs
+from partsong.cli import federation_server
 from partsong.cli.federation_server import Engine
-from partsong.consortium import certificates, file_drop, server_folder
-from partsong.consortium.kit import Kit, require_address
-from partsong.consortium.locking import held
-from partsong.consortium.roster import Card
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.site_folder import SiteFolder
-from partsong.consortium.toml_text import write
 from partsong.errors import FileError, FormatError
-from partsong.flower_app import control, lifelines, listening, presence
-from partsong.flower_app.supernode import quoted
-from partsong.io.atomic import replacing
+from partsong.federation.flower import control, environment, server_process, site_process
+from partsong.federation.flower.site_process import quoted
+from partsong.federation.locks import held
+from partsong.federation.setup import credentials, server_folder
+from partsong.federation.setup.credentials import Card, Kit, require_address, write
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.transports import files
+from partsong.io.write import replacing
 
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nseed = 1\n'
 
@@ -140,9 +139,9 @@ def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, t
         left_draft(place.experiment, "method")
     (tmp_path / "trial.toml").write_text(EXPERIMENT)
     words = (server, tmp_path / "trial.toml", "trial", False, Engine.FILES)
-    assert federation_runs._prepared(*words).experiment.read_text() == EXPERIMENT
+    assert federation_server._prepared(*words).experiment.read_text() == EXPERIMENT
     with pytest.raises(FileError, match="There is a run 'trial' already"):
-        federation_runs._prepared(*words)
+        federation_server._prepared(*words)
 
 
 def test_a_run_that_cannot_be_called_after_its_file_is_told_of_name(server, told, tmp_path):
@@ -169,9 +168,9 @@ def test_status_comes_to_its_hint_where_the_server_shows_a_certificate_that_has_
 ):
     """Renewing once more cannot help then: nodes are not asked for, which would fail with the advice to renew."""
     old = (server.path / "server.crt").read_bytes()
-    left = certificates.days_left
+    left = credentials.days_left
     monkeypatch.setattr(control, "shown_certificate", lambda server: old)
-    monkeypatch.setattr(certificates, "days_left", lambda shown: -0.4 if shown == old else left(shown))
+    monkeypatch.setattr(credentials, "days_left", lambda shown: -0.4 if shown == old else left(shown))
     monkeypatch.setattr(control, "controlling", lambda server: pytest.fail("its certificate is not accepted"))
     status = ("federation", "status", "--folder", server.path)
     with held(server.path / "server.lock", ""):
@@ -261,7 +260,7 @@ def test_no_certificate_is_made_without_the_authority_s_own_key(server, content)
     if content is None:
         key.unlink()
     else:
-        key.write_bytes(certificates.new_authority("liver").key if content == "another" else content)
+        key.write_bytes(credentials.new_authority("liver").key if content == "another" else content)
     with pytest.raises((FileError, FormatError), match=f"{key}.*put your own copy back: nothing can replace it"):
         server.renewed()
     assert (server.path / "server.crt").read_bytes() == before
@@ -316,7 +315,7 @@ def test_what_no_certificate_can_be_for_is_no_address(told, address):
 def test_a_certificate_can_be_for_every_address(address):
     host, port = require_address(address)
     assert (f"[{host}]" if ":" in host else host, port) == (address.rpartition(":")[0], 8443)
-    made = certificates.new_server_certificate(certificates.new_authority("x"), host).certificate
+    made = credentials.new_server_certificate(credentials.new_authority("x"), host).certificate
     names = x509.load_pem_x509_certificate(made).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     numbers = {str(one) for one in names.get_values_for_type(x509.IPAddress)}
     assert {host, "localhost", "127.0.0.1", "::1"} == numbers | set(names.get_values_for_type(x509.DNSName))
@@ -324,21 +323,21 @@ def test_a_certificate_can_be_for_every_address(address):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
 def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
-    with listening._bound(listening.socket.AF_INET, (listening.HERE, 0)) as probe:
+    with environment._bound(environment.socket.AF_INET, (environment.HERE, 0)) as probe:
         port = probe.getsockname()[1]
     try:
-        sockets = listening.bound(host, port)
+        sockets = environment.bound(host, port)
     except FileError:
-        if ":" in host and not listening.socket.has_ipv6:
+        if ":" in host and not environment.socket.has_ipv6:
             pytest.skip("no version 6 here")
         raise
     try:
-        assert host == "localhost" or host in listening.hosts_of(sockets)
+        assert host == "localhost" or host in environment.hosts_of(sockets)
         for one in sockets:
             one.listen()
-        listening.socket.create_connection((listening.HERE, port), 5).close()
+        environment.socket.create_connection((environment.HERE, port), 5).close()
         with pytest.raises(FileError, match=f"port {port}"):
-            listening.bound(host, port)
+            environment.bound(host, port)
     finally:
         for one in sockets:
             one.close()
@@ -347,16 +346,16 @@ def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
 def test_a_host_that_is_not_of_this_machine_is_told_with_the_way_out():
     for host in ("203.0.113.7", "no-such-host.invalid", f"{'a' * 70}.invalid"):
         with pytest.raises(FileError, match=rf"{host}.*--host 0\.0\.0\.0"):
-            listening.bound(host, 18443)
+            environment.bound(host, 18443)
 
 
 def test_an_executor_that_dies_at_once_is_given_up_and_one_that_has_lived_is_not():
-    seen = lifelines.Executor()
-    pauses = [seen.died(1.0) for _ in range(lifelines.DEATHS)]
-    assert pauses == [lifelines.GLANCE * 2**power for power in range(lifelines.DEATHS)]
+    seen = server_process.Executor()
+    pauses = [seen.died(1.0) for _ in range(server_process.DEATHS)]
+    assert pauses == [server_process.LIFELINES_GLANCE * 2**power for power in range(server_process.DEATHS)]
     assert not seen.has_failed
-    assert seen.died(lifelines.LIFE) == lifelines.GLANCE
-    for _ in range(lifelines.DEATHS):
+    assert seen.died(server_process.LIFE) == server_process.LIFELINES_GLANCE
+    for _ in range(server_process.DEATHS):
         assert not seen.has_failed
         seen.died(0.0)
     assert seen.has_failed
@@ -373,10 +372,10 @@ def test_an_executor_that_dies_at_once_is_given_up_and_one_that_has_lived_is_not
 )
 def test_a_clock_that_is_wrong_is_named_before_the_key(server, seconds, said):
     site = SiteFolder.at(server.path.parent / "site-north")
-    text = presence.unknown(site, presence.seconds_ahead(formatdate(time.time() - seconds, usegmt=True)))
+    text = site_process.unknown(site, site_process.seconds_ahead(formatdate(time.time() - seconds, usegmt=True)))
     assert re.search(said, text)
     assert ("card.toml" in text) == (said.endswith("the key"))
-    unsure = presence.unknown(site, presence.seconds_ahead(None))
+    unsure = site_process.unknown(site, site_process.seconds_ahead(None))
     assert unsure.index("clock") < unsure.index("card.toml")
 
 
@@ -404,11 +403,11 @@ def test_the_command_that_comes_next_can_be_copied(server, invoke, tmp_path):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_site_says_for_which_folder_it_waits(server, monkeypatch, tmp_path, is_there):
-    monkeypatch.setattr(file_drop.Mailbox, "serve", lambda *arguments: iter(()))
+    monkeypatch.setattr(files.Mailbox, "serve", lambda *arguments: iter(()))
     if is_there:
         (tmp_path / "drop" / "north" / "in").mkdir(parents=True)
     said = []
-    file_drop.answer_in(tmp_path / "drop", SiteFolder.at(tmp_path / "site-north"), said.append)
+    files.answer_in(tmp_path / "drop", SiteFolder.at(tmp_path / "site-north"), said.append)
     assert said == ([] if is_there else [said[0]])
     assert is_there or f"{Path('drop', 'north', 'in')}; {tmp_path / 'drop'} does not exist" in said[0]
 

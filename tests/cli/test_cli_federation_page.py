@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from partsong.cli.main import app
-from partsong.consortium.kit import README
+from partsong.federation.setup.credentials import README
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("federation.md", "security.md", "ethics-summary.md", "federation-internals.md")

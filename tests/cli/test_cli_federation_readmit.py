@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from partsong.consortium.server_folder import ServerFolder
-from partsong.core import Layout, Message
-from partsong.federation.record import Journal, Opening, Record
+from partsong.core.interfaces import Layout, Message
+from partsong.federation.server.state import Journal, Opening, Record
+from partsong.federation.setup.server_folder import ServerFolder
 
 pytest.importorskip("cryptography")
 NAMES = ("north", "south", "west")

@@ -15,20 +15,21 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.cli import federation_runs
-from partsong.cli.federation_run_report import line_of
-from partsong.cli.federation_runs import _commanding, _forget
+from partsong.cli import federation_server
+from partsong.cli.federation_server import _commanding, _forget, line_of
 from partsong.cli.federation_status import _run_told
-from partsong.consortium import certificates, file_drop
-from partsong.consortium.locking import held
-from partsong.consortium.roster import Card
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.site_folder import SiteFolder
 from partsong.errors import FileError, FormatError
-from partsong.federation.transport import InProcess
+from partsong.federation.flower import control
+from partsong.federation.locks import held
+from partsong.federation.server import launch
+from partsong.federation.setup import credentials
+from partsong.federation.setup.credentials import Card
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.transports import files
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request
-from partsong.flower_app import control, running
-from partsong.privacy import key_agreement
+from partsong.secure_aggregation import crypto
 
 SITES = ("east", "north", "south")
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nmasked = true\nmask_bound = {}\n'
@@ -50,7 +51,7 @@ def place(told, tmp_path, monkeypatch):
         folder.pin(server.roster(), server.roster().fingerprint)
         (folder.path / "site.toml").write_text("masked = true\nminimum_parties = 3\nminimum_mask_bound = 1e6\n")
         sites[site] = folder.opened().answer
-    monkeypatch.setattr(file_drop, "requests_in", lambda *places: InProcess(sites))
+    monkeypatch.setattr(files, "requests_in", lambda *places: InProcess(sites))
     return server.run("first")
 
 
@@ -60,10 +61,8 @@ def cards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cards")
     server = ServerFolder.made(folder / "liver", "liver", "nmf.example.org:8443")
     for site in SITES:
-        node = certificates.new_node_key().certificate.decode()
-        server.admit(
-            Card("liver", site, node, key_agreement.verifying_key(key_agreement.signing_key(len(site), site)).hex())
-        )
+        node = credentials.new_node_key().certificate.decode()
+        server.admit(Card("liver", site, node, crypto.verifying_key(crypto.signing_key(len(site), site)).hex()))
     return folder
 
 
@@ -88,7 +87,7 @@ def test_an_experiment_that_was_refused_is_corrected_under_its_name(place, told,
     assert "already" in told(*WORDS, code=1)["error"]
     assert "other settings" in told(*WORDS, "--resume", code=1)["error"]
     experiment.write_text(EXPERIMENT.format("1000000"))
-    monkeypatch.setattr(file_drop, "requests_in", lambda *places: pytest.fail("there is nothing to ask"))
+    monkeypatch.setattr(files, "requests_in", lambda *places: pytest.fail("there is nothing to ask"))
     before = place.result.read_bytes()
     said = invoke(*WORDS, "--resume", "-o", "model.safetensors")
     assert "is done" in said.stdout
@@ -117,7 +116,7 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
             raise ConnectionError
         return sites["south"](request)
 
-    monkeypatch.setattr(file_drop, "requests_in", lambda *places: InProcess({**sites, "south": lost}))
+    monkeypatch.setattr(files, "requests_in", lambda *places: InProcess({**sites, "south": lost}))
     (tmp_path / "first.toml").write_text('method = "exact"\nrank = 2\nrounds = 1\nfaulty = "leave out"\n')
     first = invoke(*WORDS)
     before, again = place.result.read_bytes(), invoke(*WORDS, "--resume")
@@ -130,15 +129,15 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
 
 def test_status_tells_how_a_run_over_files_goes_on_that_was_broken_off(place, told, invoke, tmp_path, monkeypatch):
     (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
-    sites, opened = file_drop.requests_in(None, None, None), []
+    sites, opened = files.requests_in(None, None, None), []
     over = (*WORDS[:-1], "our drop")
     with monkeypatch.context() as broken:
-        broken.setattr(file_drop, "requests_in", lambda *places: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(files, "requests_in", lambda *places: (_ for _ in ()).throw(KeyboardInterrupt))
         invoke(*over, code=130)
     run = told("federation", "status", "--folder", tmp_path / "liver")["runs"]["first"]
     assert run["status"] == "broken off"
     assert f"it goes on with: {run['resume']}" in invoke("federation", "status", "--folder", tmp_path / "liver").stdout
-    monkeypatch.setattr(file_drop, "requests_in", lambda drop, *others: opened.append(drop) or sites)
+    monkeypatch.setattr(files, "requests_in", lambda drop, *others: opened.append(drop) or sites)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert told(*shlex.split(run["resume"])[1:])["status"] == "done"
@@ -169,10 +168,10 @@ def test_what_is_not_given_again_is_as_it_was_before(place, told, tmp_path, monk
     def nobody(*places):
         raise KeyboardInterrupt
 
-    answering = file_drop.requests_in
-    monkeypatch.setattr(file_drop, "requests_in", nobody)
+    answering = files.requests_in
+    monkeypatch.setattr(files, "requests_in", nobody)
     told(*WORDS, "--timeout", "60", "--names", "public.txt", code=130)
-    monkeypatch.setattr(file_drop, "requests_in", answering)
+    monkeypatch.setattr(files, "requests_in", answering)
     assert told(*WORDS, "--resume", "--timeout", "90")["status"] == "done"
     kept = json.loads(place.settings.read_text())
     assert (kept["timeout"], kept["names"]) == (90.0, ["a", "b"])
@@ -213,7 +212,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
     ids=["fnmf", "then-exact", "game", "rank", "huge rank", "epsilon", "tol", "digits", "row_bound", "clip"],
 )
 def test_what_cannot_be_run_is_told_with_its_file_before_any_site_is_asked(admitted, told, text, said, monkeypatch):
-    monkeypatch.setattr(file_drop, "requests_in", lambda *places: pytest.fail("nobody is asked"))
+    monkeypatch.setattr(files, "requests_in", lambda *places: pytest.fail("nobody is asked"))
     head, _, table = text.partition("[")
     (admitted / "first.toml").write_text(f"{head}\nrounds = 3\n{'[' if table else ''}{table}\n")
     failed = told(*WORDS, code=1)
@@ -226,7 +225,7 @@ def test_memory_that_runs_out_in_a_run_is_told_in_words_of_the_experiment(admitt
     def much(*places):
         raise MemoryError
 
-    monkeypatch.setattr(running, "_finished", much)
+    monkeypatch.setattr(launch, "_finished", much)
     (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
     failed = told(*WORDS, code=1)
     assert "rank = 2" in failed["error"]
@@ -277,7 +276,7 @@ def test_a_damaged_number_of_a_node_is_named_with_the_way_out(admitted, told):
     with pytest.raises(
         FormatError, match=r"north\.node is damaged.*Remove it.*federation admit .*north\.toml"
     ) as caught:
-        running.nodes_of(server)
+        launch.nodes_of(server)
     (server.path / "sites" / "north.node").unlink()
     again = shlex.split(str(caught.value).rpartition(": partsong ")[2])
     assert told(*again, "--engine", "files")["admitted"] == ["north"]
@@ -351,7 +350,7 @@ def test_the_command_that_starts_a_run_is_seen_until_it_ends(admitted, told, mon
         assert _run_told(place)["status"] == "starting"
         raise FileError("enough")
 
-    monkeypatch.setattr(federation_runs, "_run_to_end", starting)
+    monkeypatch.setattr(federation_server, "_run_to_end", starting)
     (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
     assert told(*WORDS, code=1)["error"] == "enough"
     assert _run_told(ServerFolder.at(admitted / "liver").run("first"))["status"] == "broken off"

@@ -9,17 +9,14 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.consortium.kit import Kit
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.shared_key import SharedKey
-from partsong.consortium.site_folder import SiteFolder
-from partsong.federation.audit import Audit
+from partsong.federation.audit_log import Audit, require_whole
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.refusals import Denied
-from partsong.federation.wholeness import require_whole
-from partsong.privacy.accounting import Ledger
-from partsong.privacy.release import Release
-from partsong.spending import USUAL_DELTA
+from partsong.federation.setup.credentials import Kit, SharedKey
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.wire import Denied
+from partsong.privacy.accounting import Ledger, Release
+from partsong.privacy.ledger import USUAL_DELTA
 
 STATUS = ("federation", "status", "--folder", "site-north")
 

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.consortium import file_drop
-from partsong.consortium.roster import Card
-from partsong.consortium.server_folder import ServerFolder
-from partsong.consortium.site_folder import SiteFolder
-from partsong.federation.record import Journal
-from partsong.federation.transport import InProcess
+from partsong.federation.server.state import Journal
+from partsong.federation.setup.credentials import Card
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.transports import files
+from partsong.federation.transports.base import InProcess
 from partsong.io.model_file import load_model
 
 SITES = ("east", "north", "south")
@@ -67,7 +67,7 @@ def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, invo
         assert place.holds_texts
         sites[site] = place.opened().answer
     place = joined.run("first")
-    monkeypatch.setattr(file_drop, "requests_in", lambda *places: InProcess(sites))
+    monkeypatch.setattr(files, "requests_in", lambda *places: InProcess(sites))
     (tmp_path / "first.toml").write_text(EXPERIMENT)
     words = ("federation", "run", "first.toml", "--folder", "notes", "--engine", "files", "--drop", "drop")
     require_steps_before_exchanges(invoke(*words).stdout, place)

@@ -12,10 +12,10 @@ import partsong
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_run_report import missed_in
-from partsong.federation.topic_results import TOPICS, TopicResult
-from partsong.local.lda_rows import TopicRows
-from partsong.participation import sampled
+from partsong.cli.federation_server import missed_in
+from partsong.core.streams import sampled
+from partsong.federation.site.results import TOPICS, TopicResult
+from partsong.solvers.lda import TopicRows
 
 HEAD = "rank = 2\nrounds = 4\nseed = 6\n"
 SITES = ("east", "north", "south", "west")

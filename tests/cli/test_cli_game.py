@@ -9,12 +9,10 @@ from scipy import sparse
 
 import partsong
 from partsong.cli import choices
-from partsong.local.game import Game
-from partsong.local.orders import Raster, Shuffled, Simultaneous
-from partsong.local.self_play import ShrinkOthers, ShrinkSmallest
-from partsong.local.step_sizes import ConstantStep, DecayingStep
-from partsong.recipes import orders, self_plays
-from partsong.settings import MISSING
+from partsong.estimators.parameters import MISSING
+from partsong.methods.recipes import orders, self_plays
+from partsong.solvers.game import ConstantStep, DecayingStep, Game, ShrinkOthers, ShrinkSmallest
+from partsong.solvers.game_orders import Raster, Shuffled, Simultaneous
 
 PLAIN = {
     "play": "stratified", "step": "safe", "step_decay": None, "self_play": "none", "shrink": None, "leader": None,
@@ -160,7 +158,7 @@ class TestGoingOn:
     def test_parts_in_the_middle_of_a_sweep(self, told, parts, tmp_path, monkeypatch):
         begin = ["fit", parts, "-k", 3, "--seed", 4, "--tol", 0, "--method", "game", "--self-play", "min"]
         whole = told(*begin, "--rounds", 6, "-o", "whole.safetensors", "--run-folder", "whole")
-        from partsong.cli.checkpoints import CheckpointFile
+        from partsong.training.run_folder import CheckpointFile
 
         def at_the_fifth(file):
             if file.journal.checkpoint.index == 5:

@@ -14,19 +14,17 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 import partsong
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.blocks import block_range
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
-from partsong.data.two_sided import block_range
-from partsong.engines.sequential import Sequential
-from partsong.finished import complete
-from partsong.local.game import Game
-from partsong.local.orders import Shuffled
-from partsong.local.self_play import ShrinkOthers
-from partsong.local.step_sizes import ConstantStep
-from partsong.programs.strata_play import PlayInStrata
-from partsong.streams import key
+from partsong.engines.local import Sequential
+from partsong.methods.game import PlayInStrata
+from partsong.solvers.game import ConstantStep, Game, ShrinkOthers
+from partsong.solvers.game_orders import Shuffled
+from partsong.training.result import complete
 
 sys.path.insert(0, str(Path(__file__).parent))
 from rank_launcher import ENVIRONMENT, fit_over, mpiexec, needs_mpi, needs_torch, write_data

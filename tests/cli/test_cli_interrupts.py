@@ -9,7 +9,7 @@ import pytest
 
 import partsong
 from partsong.cli import fit_session
-from partsong.interrupts import held
+from partsong.core.runtime import held
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals to oneself are a POSIX affair")
 
@@ -52,7 +52,7 @@ def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
 
 
 def test_before_the_first_iteration_is_done_there_is_nothing_to_save(told, data_npy, monkeypatch, tmp_path):
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     monkeypatch.setattr(SharedStatistics, "local", lambda *given: (press(), press()))
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt", code=130)
@@ -62,7 +62,7 @@ def test_before_the_first_iteration_is_done_there_is_nothing_to_save(told, data_
 
 
 def test_a_resumed_run_has_a_model_before_its_first_iteration(told, data_npy, monkeypatch):
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     begin = ["fit", data_npy, "-k", 3, "--tol", 0]
     told(*begin, "--max-iter", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
@@ -74,7 +74,7 @@ def test_a_resumed_run_has_a_model_before_its_first_iteration(told, data_npy, mo
 
 
 def test_the_first_lets_the_iteration_finish(told, data_npy, monkeypatch):
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     plain = SharedStatistics.local
 
@@ -88,7 +88,7 @@ def test_the_first_lets_the_iteration_finish(told, data_npy, monkeypatch):
 
 
 def test_sigterm_goes_the_same_way(told, data_npy, monkeypatch):
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     plain = SharedStatistics.local
 
@@ -130,7 +130,7 @@ def test_while_the_data_are_read(invoke, data_npy, monkeypatch, tmp_path):
 
 
 def test_divergence_is_an_outcome(told, data_npy, monkeypatch, tmp_path):
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     nan = float("nan")
     monkeypatch.setattr(SharedStatistics, "metrics", lambda *given: {"relative_error": nan, "objective": nan})

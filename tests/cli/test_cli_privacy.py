@@ -11,15 +11,15 @@ import pytest
 from scipy import sparse
 
 import partsong
-from partsong import comparison
-from partsong.cli import fit_page
-from partsong.cli.checkpoints import Bookmark, CheckpointFile, open_checkpoint
+from partsong.cli import fit_report
 from partsong.cli.choices import state_types
-from partsong.core import Message
-from partsong.data.matrix import as_matrix
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.programs.private_statistics import PrivateStatistics
-from partsong.promises import PartyPrivacy, RowPrivacy
+from partsong.core.interfaces import Message
+from partsong.data.conversion import as_matrix
+from partsong.estimators import compare
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
+from partsong.methods.private import PrivateStatistics
+from partsong.training.run_folder import Bookmark, CheckpointFile, open_checkpoint
 
 ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
 PARTY = ["--epsilon", 3, "--unit", "party", "--method", "fedavg"]
@@ -156,8 +156,8 @@ class TestGoingOn:
         assert 2.99 < said["epsilon_spent"] <= 3
 
     def test_no_round_follows_one_that_could_not_be_noted(self, invoke, parts, monkeypatch):
-        from partsong.cli import checkpoints
         from partsong.errors import FileError
+        from partsong.training import run_folder as checkpoints
 
         def full(path, marked, context):
             if marked.index >= 2:
@@ -293,7 +293,7 @@ class TestReport:
         assert "its only row, number by number" in page
 
     def test_names_are_text_and_no_markup(self):
-        from partsong.evaluate.privacy_section import privacy
+        from partsong.reporting.run_report import privacy
 
         told = {"epsilon_spent": 1.0, "delta": 1e-5, "unit": "row", "relation": "replace", "promise": "<i>one</i>"}
         told |= {"noise": "gaussian", "noise_multiplier": 2.0, "epsilon_by_party": {"<script>x</script>": 1.0}}
@@ -307,18 +307,18 @@ class TestReport:
         X = np.random.default_rng(0).random((2, 6000))
         matrix = as_matrix(form(X))
         tracemalloc.start()
-        rows = fit_page._rows(matrix)
+        rows = fit_report._rows(matrix)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         np.testing.assert_array_equal(rows, X)
         assert peak < 20 * X.nbytes
 
     def test_traffic_that_is_too_much_is_let_go(self, told, parts, tmp_path, monkeypatch):
-        monkeypatch.setattr(fit_page, "MOST_BYTES", 1000)
+        monkeypatch.setattr(fit_report, "MOST_BYTES", 1000)
         told("fit", parts, "-k", 3, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html")
         assert "More was sent than is kept" in (tmp_path / "r.html").read_text()
-        witness, message = fit_page.Witness(), Message({"H": np.zeros(60)})
-        monkeypatch.setattr(comparison.Witness, "see", lambda self, done, row: None)
+        witness, message = fit_report.Witness(), Message({"H": np.zeros(60)})
+        monkeypatch.setattr(compare.Witness, "see", lambda self, done, row: None)
         for _ in range(3):
             witness.see(SimpleNamespace(traffic=(("p", 0, message),)), None)
         assert witness.traffic == []

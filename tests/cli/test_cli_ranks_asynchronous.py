@@ -30,7 +30,7 @@ blocks.Source.block = block
 
 FAILING = """
 from partsong.errors import DataError
-from partsong.programs.consensus import Consensus
+from partsong.methods.averaging import Consensus
 plain, calls = Consensus.local, []
 def local(self, shard, party, model):
     calls.append(None)

@@ -47,7 +47,7 @@ TWO_SIGNALS_IN_A_ROUND = (
     CODES
     + """
 import signal
-from partsong.programs import consensus, shared_statistics
+from partsong.methods import averaging as consensus, exact as shared_statistics
 def interrupted(plain, calls=[]):
     def local(*given):
         calls.append(None)
@@ -64,7 +64,7 @@ for program in (consensus.Consensus, shared_statistics.SharedStatistics):
 
 NO_FOLDER_AT_THE_END = """
 import shutil
-from partsong.cli import ranks_outputs
+from partsong.cli import fit_report as ranks_outputs
 plain = ranks_outputs.RankResult.save
 def save(self, communicator):
     if rank == 0:
@@ -74,7 +74,7 @@ ranks_outputs.RankResult.save = save
 """
 
 NO_NAME_FOR_THE_MODEL = """
-from partsong.io import atomic
+from partsong.io import write as atomic
 plain = os.replace
 def replace(draft, target):
     if Path(target).name == "m.safetensors":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong.cli.checkpoints import open_checkpoint
+from partsong.training.run_folder import open_checkpoint
 
 
 def same_model(a, b):
@@ -48,7 +48,7 @@ def test_federations_go_on_bit_for_bit(told, parts, tmp_path, method):
 
 def test_the_best_round_may_lie_before_the_checkpoint(invoke, data_npy, monkeypatch):
     """Rounds that only get worse after the fourth: the model is the fourth's, resumed or not."""
-    from partsong.programs.shared_statistics import SharedStatistics
+    from partsong.methods.exact import SharedStatistics
 
     plain = SharedStatistics.metrics
 
@@ -77,7 +77,7 @@ def test_a_run_that_had_converged_stays_where_it_is(told, data_npy):
 
 
 def test_checkpoints_are_written_on_the_way(invoke, data_npy, tmp_path, monkeypatch):
-    from partsong.cli import checkpoints
+    from partsong.training import run_folder as checkpoints
 
     saved = []
     plain = checkpoints.save_checkpoint
@@ -96,8 +96,8 @@ def test_checkpoints_are_written_on_the_way(invoke, data_npy, tmp_path, monkeypa
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_fit(invoke, data_npy, tmp_path, monkeypatch):
-    from partsong.cli import checkpoints
     from partsong.errors import FileError
+    from partsong.training import run_folder as checkpoints
 
     def full(path, point, **more):
         raise FileError("the disk is full.")
@@ -132,8 +132,8 @@ def test_what_may_change(told, data_npy):
 
 
 def test_a_checkpoint_of_something_else_is_refused(invoke, data_npy, tmp_path):
-    from partsong.core import Checkpoint, Message
-    from partsong.io.checkpoint_file import save_checkpoint
+    from partsong.core.interfaces import Checkpoint, Message
+    from partsong.io.model_file import save_checkpoint
 
     save_checkpoint(tmp_path / "c.ckpt", Checkpoint(0, {}, (), Message({})), context={"history": []})
     assert "anew" in invoke("fit", data_npy, "-o", "m.safetensors", "--resume", "c.ckpt", code=1).stderr
@@ -182,7 +182,7 @@ def test_a_resumed_run_keeps_the_traffic_of_its_first_part(invoke, parts, tmp_pa
 
 
 def test_a_run_that_was_killed_has_left_its_traffic(invoke, parts, tmp_path, monkeypatch):
-    from partsong.cli import checkpoints
+    from partsong.training import run_folder as checkpoints
 
     plain = checkpoints.Journal.note
 

@@ -5,9 +5,9 @@ import pytest
 from scipy import sparse
 
 import partsong
-from partsong.cli.parts_folder import read_parts
+from partsong.core.streams import stream
 from partsong.data.partition import by_size
-from partsong.streams import stream
+from partsong.io.party_folder import read_parts
 
 HOSTILE = ("a\nb", "<script>alert(1)</script>", "Ünïcödé 蛋白質", "[bold]x[/bold]", "a,b\tc", "\x1b[31mred", '"quoted"')
 
@@ -128,7 +128,7 @@ def test_nothing_is_overwritten(invoke, data_npy, parts):
 
 
 def test_a_failed_split_leaves_nothing(invoke, data_npy, tmp_path, monkeypatch):
-    from partsong.cli import parts_folder
+    from partsong.io import party_folder as parts_folder
 
     def fail(*_):
         raise OSError(28, "No space left on device")

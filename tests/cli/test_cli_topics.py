@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong import topic_recipes, topic_words
-from partsong.cli import topics_descent_options as descent_options
-from partsong.cli import topics_fit_options as fit_options
-from partsong.text.stop_words import LISTS
-from partsong.topic_names import LANGUAGES
+from partsong.cli import topics as descent_options
+from partsong.methods import fednmf
+from partsong.methods.registry import LANGUAGES
+from partsong.topics import vocabulary
+from partsong.topics.tokenizer import LISTS
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
 SECRET = "zanzibarquux"
@@ -107,9 +107,9 @@ def test_settings_of_the_critic_reach_the_model(files, told):
     found = told(*fit, "--strength", 9, *options)["relative_error"]
     assert found == partsong.FederatedTopicModel(2, **settings, **chosen).fit(parties).relative_error_
     assert found != told(*fit, "--strength", 9)["relative_error"]
-    assert tuple(topic_recipes.CRITICS) == descent_options.CRITICS
-    assert tuple(topic_recipes.BOUNDS) == descent_options.GRADIENTS
-    assert topic_words.WEIGHTINGS == fit_options.WEIGHTINGS
+    assert tuple(fednmf.CRITICS) == descent_options.CRITICS
+    assert tuple(fednmf.BOUNDS) == descent_options.GRADIENTS
+    assert vocabulary.WEIGHTINGS == descent_options.WEIGHTINGS
 
 
 def test_weighting_shares_and_long_words_reach_the_model(files, told, invoke, tmp_path):

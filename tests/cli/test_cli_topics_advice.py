@@ -14,15 +14,16 @@ from typer.main import get_command
 
 import partsong
 from partsong.cli.main import app
-from partsong.cli.topics_wording import as_topic_options
-from partsong.cli.wording import as_options
+from partsong.cli.output import as_options, as_topic_options
 
 SOURCE = Path(partsong.__file__).parent
 PATTERNS = (
-    "topic_*.py",
+    "topics/fitting.py",
+    "topics/persistence.py",
+    "topics/shared_vocabulary.py",
     "federated_topic_model.py",
     "fitted_topics.py",
-    "cli/topics_fit*.py",
+    "cli/topics.py",
     "cli/topics_descent*.py",
 )
 MODULES = sorted(path for pattern in PATTERNS for path in SOURCE.glob(pattern))

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from partsong.cli.topics_report import show_topics
+from partsong.cli.topics import show_topics
 
 RUSSIAN = ("кошка собака лошадь", "кошка собака", "скрипка рояль", "скрипка рояль флейта")
 

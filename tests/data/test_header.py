@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from partsong.data.names import header_findings
+from partsong.data.table import header_findings
 
 X = np.random.default_rng(0).poisson(5.0, (40, 6)).astype(float)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from partsong.data.identifiers import identifier_columns, identifier_findings
+from partsong.data.validation import identifier_columns, identifier_findings
 
 RNG = np.random.default_rng(0)
 N = 30

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from partsong.core.streams import stream
 from partsong.data.partition import by_label, by_size
 from partsong.errors import ParameterError
-from partsong.streams import stream
 
 
 class Listening:

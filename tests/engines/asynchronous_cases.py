@@ -20,15 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "laws"))
 
 from pairwise_masks import PairwiseMasks
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.aggregate.server import Relaxation
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.server_update import Relaxation
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.errors import DataError, PartsongError
-from partsong.programs.consensus import Consensus
-from partsong.streams import key
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus
 
 NAMES = ("p00", "p01", "p02")
 ARRIVALS = 12
@@ -345,11 +345,11 @@ def main(make, rank, size, case, folder):
 
 
 if __name__ == "__main__":
-    from partsong.engines import mpi, mpi_calls
-    from partsong.engines.asynchronous_mpi import AsynchronousMpi
+    from partsong.engines import mpi
+    from partsong.engines.mpi_async import AsynchronousMpi
 
     world = mpi.Mpi().communicator()
-    mpi_calls.PIECE = 300
+    mpi.PIECE = 300
     main(AsynchronousMpi, world.rank, world.size, *sys.argv[1:])
     left_open = run(AsynchronousMpi(), PROGRAM, own_shards(world.rank, world.size), 50)
     next(left_open)

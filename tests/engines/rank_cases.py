@@ -16,18 +16,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "laws"))
 
 from pairwise_masks import PairwiseMasks
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.data.two_sided import two_sided_blocks
-from partsong.engines.agreement import together
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.blocks import two_sided_blocks
+from partsong.data.conversion import as_matrix
+from partsong.engines.collective import together
+from partsong.engines.local import Sequential
 from partsong.errors import DataError, FileError, PartsongError
-from partsong.privacy.masking import MaskedSum
-from partsong.sketch.count import CountSketch
-from partsong.sketch.proportion import Proportion
-from partsong.streams import key
+from partsong.methods import recipes
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import CountSketch
 
 ROUNDS = 4
 PROGRAMS = {
@@ -194,11 +194,11 @@ def main(make, communicator, case, folder, as_tensors=False):
 
 
 if __name__ == "__main__":
-    from partsong.engines import mpi, mpi_calls
+    from partsong.engines import mpi
 
     communicator = mpi.Mpi().communicator()
     if communicator.size == 3:
-        mpi_calls.PIECE = 1000
+        mpi.PIECE = 1000
     main(mpi.Mpi, communicator, *sys.argv[1:])
     left_open = run(mpi.Mpi(), PROGRAMS["exact"], shards_of(communicator.size)[communicator.rank :][:1])
     next(left_open)

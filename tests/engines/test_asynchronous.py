@@ -26,21 +26,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import asynchronous_cases as cases
 from asynchronous_cases import NAMES, PROGRAM, run, shards_of
 
-from partsong import recipes
-from partsong.aggregate.linear import Mean
-from partsong.aggregate.reduction import InTheOpen
-from partsong.aggregate.server import Relaxation
-from partsong.core import Checkpoint, Layout, Message
-from partsong.engines import post
-from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.parallel import Parallel
-from partsong.engines.pieces import Midway, Piece
-from partsong.engines.sequential import Sequential
-from partsong.engines.state_parcels import state_of, told_state
-from partsong.engines.virtual_clock import Clocked, Durations
+from partsong.aggregation.linear import Mean
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.server_update import Relaxation
+from partsong.core.codec import state_of, told_state
+from partsong.core.interfaces import Checkpoint, Layout, Message
+from partsong.engines import mpi
+from partsong.engines.asynchronous import Asynchronous, Clocked, Durations, Midway, Piece
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, DataError, DivergenceError, FormatError, ParameterError, PartyError
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.programs.consensus import Consensus, ConsensusParty, ConsensusServer
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer
 
 SCRIPT = Path(cases.__file__)
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
@@ -676,7 +673,7 @@ def test_a_rank_that_fails_or_dies_ends_the_job_within_ten_seconds(case, words, 
 def test_one_rank_alone_is_told_that_there_are_no_workers():
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from asynchronous_cases import PROGRAM, run; "
-        "from partsong.engines.asynchronous_mpi import AsynchronousMpi; next(run(AsynchronousMpi(), PROGRAM, []))"
+        "from partsong.engines.mpi_async import AsynchronousMpi; next(run(AsynchronousMpi(), PROGRAM, []))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(SCRIPT.parent)], capture_output=True, text=True, timeout=60, check=False
@@ -686,7 +683,7 @@ def test_one_rank_alone_is_told_that_there_are_no_workers():
 
 def test_nothing_is_pickled():
     """Of mpi4py's methods, lower-case ones pickle: none is called."""
-    called = {text.split("(")[0] for text in Path(post.__file__).read_text().split("comm.")[1:] if "(" in text}
+    called = {text.split("(")[0] for text in Path(mpi.__file__).read_text().split("comm.")[1:] if "(" in text}
     methods = {name for name in called if name.isidentifier()}
     assert {"Isend", "Irecv", "Iprobe"} <= methods
     assert all(name[0].isupper() for name in methods), methods

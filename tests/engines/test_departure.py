@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from partsong.engines.departure import Caller
+from partsong.engines.mpi_async import Caller
 
 
 class Tired(Exception):

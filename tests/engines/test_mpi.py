@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import rank_cases
 
+from partsong.engines.local import Sequential
 from partsong.engines.mpi import Mpi
-from partsong.engines.sequential import Sequential
 
 SCRIPT = Path(__file__).with_name("rank_cases.py")
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")

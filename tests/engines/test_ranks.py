@@ -12,15 +12,16 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong import errors, recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Message, Reducible, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines import agreement, roll_call
-from partsong.engines.agreement import together
-from partsong.engines.parcels import packed, unpacked
-from partsong.engines.ranks import run_ranks
-from partsong.engines.sequential import Sequential
+from partsong import errors
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.codec import packed, unpacked
+from partsong.core.interfaces import Message, Reducible, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines import collective
+from partsong.engines.collective import together
+from partsong.engines.local import Sequential
+from partsong.engines.spmd import run_ranks
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -30,9 +31,9 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
-from partsong.privacy.masking import MaskedSum, roster_of
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.streams import key
+from partsong.methods import recipes
+from partsong.methods.fedlda import FederatedLDA
+from partsong.secure_aggregation.protocol import MaskedSum, roster_of
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
 PROGRAMS = {
@@ -408,7 +409,7 @@ def test_an_error_of_the_server_is_raised_at_all():
 
 
 def test_a_rank_that_fails_does_not_wait_for_those_who_work_on(monkeypatch):
-    monkeypatch.setattr(agreement, "PATIENCE", 0.2)
+    monkeypatch.setattr(collective, "PATIENCE", 0.2)
 
     @dataclass(frozen=True)
     class Slow(Broken):
@@ -513,7 +514,7 @@ def test_ranks_of_other_versions_and_other_checkpoints_are_refused(monkeypatch):
     for error in run(PROGRAMS["exact"], SEATS["unequal"], resume=[points[0], None, points[2]]):
         assert isinstance(error, ParameterError)
         assert "same resume, but it is 2 at ranks 0 and 2, and 0 at rank 1" in str(error)
-    monkeypatch.setattr(roll_call, "version", lambda _: f"0.{threading.current_thread().name == 'rank 2'}")
+    monkeypatch.setattr(collective, "version", lambda _: f"0.{threading.current_thread().name == 'rank 2'}")
     for error in run(PROGRAMS["exact"], SEATS["unequal"]):
         assert isinstance(error, CompositionError)
         assert "same version" in str(error)
@@ -521,11 +522,11 @@ def test_ranks_of_other_versions_and_other_checkpoints_are_refused(monkeypatch):
 
 def test_programs_are_told_in_the_same_words_everywhere():
     program = replace(recipes.shared_statistics(4))
-    assert roll_call.text_of(program) == roll_call.text_of(recipes.shared_statistics(4))
-    assert roll_call.text_of({"a": object()}) == roll_call.text_of({"a": object()})
+    assert collective.text_of(program) == collective.text_of(recipes.shared_statistics(4))
+    assert collective.text_of({"a": object()}) == collective.text_of({"a": object()})
     big = np.zeros(5000)
-    assert roll_call.text_of(big) != roll_call.text_of(np.where(np.arange(5000) == 2500, 1.0, big))
-    assert roll_call.text_of({"b", "a"}) == roll_call.text_of({"a", "b"})
+    assert collective.text_of(big) != collective.text_of(np.where(np.arange(5000) == 2500, 1.0, big))
+    assert collective.text_of({"b", "a"}) == collective.text_of({"a", "b"})
 
 
 @pytest.mark.parametrize("leavers", [[1], [0, 2], [0, 1, 2]])
@@ -586,12 +587,12 @@ def test_rows_weights_and_secrets_are_in_nothing_that_is_sent(sums):
 def test_errors_travel_with_their_class():
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.PartsongError):
-            again = agreement.from_text(*agreement.as_text(kind("what, where")))
+            again = collective.from_text(*collective.as_text(kind("what, where")))
             assert type(again) is kind
             assert str(again) == "what, where"
     own = type("Own", (DataError,), {})("mine")
-    assert type(agreement.from_text(*agreement.as_text(own))) is DataError
-    assert type(agreement.from_text("Warning", "?")) is PartyError
+    assert type(collective.from_text(*collective.as_text(own))) is DataError
+    assert type(collective.from_text("Warning", "?")) is PartyError
 
 
 ARRAYS = {

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import rank_cases
 
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Sequential
 from partsong.engines.torch_distributed import TorchDistributed
 from partsong.errors import CompositionError
 

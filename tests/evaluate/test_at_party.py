@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from partsong import recipes
-from partsong.comparison import Contestant, contest
-from partsong.core import Shard
-from partsong.data.matrix import as_matrix
-from partsong.evaluate.at_party import AtParty, OwnParts, at_party, own_parts, with_own
-from partsong.evaluate.findings import Curve, MethodFindings
+from partsong.core.interfaces import Shard
+from partsong.data.conversion import as_matrix
+from partsong.estimators.compare import Contestant, contest
+from partsong.evaluation.metrics import AtParty, OwnParts, at_party, own_parts, with_own
+from partsong.methods import recipes
+from partsong.reporting.run_report import Curve, MethodFindings
 
 RANK, FEATURES = 5, 12
 
@@ -94,10 +94,10 @@ WARM = """
 import importlib, pathlib
 import numpy as np
 import partsong.kernels
-from partsong import demo
-from partsong.comparison import contest, warm_up
-from partsong.core import Shard
-from partsong.data.matrix import as_matrix
+from partsong.cli import demo_run as demo
+from partsong.estimators.compare import contest, warm_up
+from partsong.core.interfaces import Shard
+from partsong.data.conversion import as_matrix
 
 modules = [importlib.import_module(f"partsong.kernels.{path.stem}")
            for path in pathlib.Path(partsong.kernels.__file__).parent.glob("compiled_*.py")]

@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from partsong.errors import DataError, ParameterError, ShapeError
-from partsong.evaluate.classification import classify, judge
+from partsong.evaluation.classification import classify, judge
 
 
 def documents(n=200, classes=3, noise=0.3, seed=0):

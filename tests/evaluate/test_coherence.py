@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Schedule, Shard
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -29,12 +28,20 @@ from partsong.errors import (
     PartsongError,
     ShapeError,
 )
-from partsong.evaluate.coherence import cv_coherence, embedding_coherence, npmi_coherence
-from partsong.evaluate.cooccurrence import TopicPairs, count_pairs, windows
-from partsong.evaluate.diversity import top_columns, top_words, topic_diversity
-from partsong.evaluate.word_vectors import word_vectors
-from partsong.privacy.masking import MaskedSum
-from partsong.programs.cooccurrence_sums import CooccurrenceSums
+from partsong.evaluation.topic_quality import (
+    TopicPairs,
+    count_pairs,
+    cv_coherence,
+    embedding_coherence,
+    npmi_coherence,
+    top_columns,
+    top_words,
+    topic_diversity,
+    windows,
+    word_vectors,
+)
+from partsong.methods.counts import CooccurrenceSums
+from partsong.secure_aggregation.protocol import MaskedSum
 
 SHORT = [
     text.split()

@@ -10,29 +10,46 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong import recipes
-from partsong.aggregate.linear import Mean, add
-from partsong.aggregate.reduction import InTheOpen
-from partsong.cli.traffic import Recorder
-from partsong.core import Layout, Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.data.two_sided import two_sided_blocks
+from partsong.aggregation.linear import Mean, add
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks.findings import (
+    NO_GUARANTEE,
+    Finding,
+    Observer,
+    cosine_error,
+    matched_error,
+    rows_within,
+    span_error,
+    verdict_of,
+)
+from partsong.attacks.reconstruction import (
+    common_span,
+    equations,
+    held_out_error,
+    last_addend,
+    linear_rows,
+    raw_coordinates,
+    row_from_statistics,
+    row_span,
+    rows_from_statistics,
+    signed,
+    sparse_rows,
+    up_to_rotation,
+)
+from partsong.attacks.runner import NOT_SUMMED, UNKNOWN_ADDENDS, Attacker, RecordedRun, attack, findings
+from partsong.attacks.sums import in_the_open, less_all_others, repeated
+from partsong.attacks.transcript import read_traffic, transcript
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.data.blocks import two_sided_blocks
+from partsong.data.conversion import as_matrix
 from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Sequential
 from partsong.errors import FileError, FormatError, ParameterError
-from partsong.evaluate.leakage import attack
-from partsong.evaluate.leakage_findings import Finding, Observer, cosine_error, matched_error, rows_within, span_error
-from partsong.evaluate.leakage_history import common_span, last_addend, signed
-from partsong.evaluate.leakage_parties import NOT_SUMMED, UNKNOWN_ADDENDS, Attacker, RecordedRun, findings
-from partsong.evaluate.leakage_recovered import NO_GUARANTEE, verdict_of
-from partsong.evaluate.leakage_section import attacks, render_page
-from partsong.evaluate.leakage_sketches import equations, held_out_error, linear_rows, raw_coordinates, sparse_rows
-from partsong.evaluate.leakage_statistics import row_from_statistics, row_span, rows_from_statistics, up_to_rotation
-from partsong.evaluate.leakage_sums import in_the_open, less_all_others, repeated
-from partsong.evaluate.leakage_transcript import read_traffic, transcript
-from partsong.programs.private_statistics import PrivateStatistics
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.subsampling import Subsampling
+from partsong.methods import recipes
+from partsong.methods.private import PrivateStatistics
+from partsong.reporting.attack_report import attacks, render_page
+from partsong.sketch.kinds import Gaussian, Subsampling
+from partsong.training.run_folder import Recorder
 
 K, M, SEED = 4, 30, 3
 
@@ -267,7 +284,7 @@ def test_what_all_others_know_is_found_from_the_sum_of_any_program_with_one():
 
 
 def test_masked_uploads_give_nothing_away_by_themselves():
-    from partsong.privacy.masking import MaskedSum
+    from partsong.secure_aggregation.protocol import MaskedSum
 
     rows, program = parties(1, 20, 20), recipes.shared_statistics(K)
     done, layout = recorded(program, rows, 2, reduction=MaskedSum())
@@ -355,7 +372,7 @@ def test_no_sum_is_no_way_in_for_colluders():
 
 
 def test_masks_hide_uploads_from_the_server_and_not_from_all_others():
-    from partsong.privacy.masking import MaskedSum
+    from partsong.secure_aggregation.protocol import MaskedSum
 
     rows, program = parties(1, 20, 20), recipes.shared_statistics(K)
     run = run_of(program, rows, 3, MaskedSum(), shards={shard.name: shard for shard in shards_of(rows)})
@@ -376,7 +393,7 @@ def test_sums_over_few_rows_are_these_rows():
 
 @pytest.mark.slow
 def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
-    from partsong.privacy.masking import MaskedSum
+    from partsong.secure_aggregation.protocol import MaskedSum
 
     rows, program = parties(1, 1, 1), recipes.shared_statistics(K)
     run = run_of(program, rows, 4, MaskedSum())
@@ -389,7 +406,7 @@ def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
 
 
 def test_masked_sums_made_again_are_those_of_open_uploads():
-    from partsong.privacy.masking import MaskedSum
+    from partsong.secure_aggregation.protocol import MaskedSum
 
     rows, program = parties(4, 5, 6), recipes.fedavg(K)
     hidden, shown = run_of(program, rows, 3, MaskedSum()).exchanges(), run_of(program, rows, 3).exchanges()
@@ -407,7 +424,7 @@ def test_masked_sums_made_again_are_those_of_open_uploads():
     ids=["upload in a batch", "keys", "with one who was not asked", "unmasking"],
 )
 def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed(silent, absent):
-    from partsong.privacy.masking import MaskedSum
+    from partsong.secure_aggregation.protocol import MaskedSum
 
     rows, program, phases = parties(1, 8, 8, 8, 8), recipes.shared_statistics(K), MaskedSum().phases
     shards, heard = shards_of(rows), {}

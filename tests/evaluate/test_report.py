@@ -17,13 +17,33 @@ import numpy.typing as npt
 import pytest
 
 from partsong.errors import FileError, ShapeError
-from partsong.evaluate.at_party import AtParty, own_parts
-from partsong.evaluate.drawing import LARGEST_SIDE, Line, Quantity, axis, line_chart, picture, png
-from partsong.evaluate.findings import Curve, MethodFindings, Party, Report, Sent
-from partsong.evaluate.page import VOID_ELEMENTS, Markup, element, percent, significant, size
-from partsong.evaluate.report import render, write_report
-from partsong.evaluate.sections import _over_bytes
-from partsong.evaluate.voices import MOST_PARTIES
+from partsong.evaluation.metrics import AtParty, own_parts
+from partsong.reporting.html import (
+    LARGEST_SIDE,
+    VOID_ELEMENTS,
+    Line,
+    Markup,
+    Quantity,
+    axis,
+    element,
+    line_chart,
+    percent,
+    picture,
+    png,
+    significant,
+    size,
+)
+from partsong.reporting.run_report import (
+    MOST_PARTIES,
+    Curve,
+    MethodFindings,
+    Party,
+    Report,
+    Sent,
+    _over_bytes,
+    render,
+    write_report,
+)
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)>"
 PLAIN = Quantity("amount", significant)

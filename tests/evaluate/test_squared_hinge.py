@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
 from partsong.errors import DataError, ParameterError, ShapeError
-from partsong.evaluate import squared_hinge
+from partsong.evaluation import classification
 
 # A plain Newton's method goes round in circles here, for C = 100.
 CIRCLE = (np.array([[4.0, 8.0], [7.0, -1.0], [8.0, 4.0], [5.0, -1.0], [-2.0, -4.0], [-8.0, 3.0]]), [0, 1, 0, 1, 1, 0])
@@ -49,7 +49,7 @@ def gradients(X, labels, C, machine):
 @given(problems())
 def test_coefficients_and_predictions_are_those_of_scikit_learn(problem):
     X, labels, C = problem
-    mine = squared_hinge.fit(X, labels, C)
+    mine = classification.fit(X, labels, C)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         theirs = LinearSVC(C=C, dual=False, tol=1e-10, max_iter=1000).fit(X, labels)
@@ -66,22 +66,22 @@ def test_coefficients_and_predictions_are_those_of_scikit_learn(problem):
 @given(problems())
 def test_the_gradient_vanishes_at_the_solution(problem):
     X, labels, C = problem
-    for here, start in gradients(X, labels, C, squared_hinge.fit(X, labels, C)):
+    for here, start in gradients(X, labels, C, classification.fit(X, labels, C)):
         assert here <= 1e-10 * max(start, 2 * C * (np.abs(X).sum() + len(X)))
 
 
 def test_where_plain_steps_go_round_in_circles_shorter_ones_settle(monkeypatch):
     X, labels = CIRCLE
-    ((here, start),) = gradients(X, labels, 100.0, squared_hinge.fit(X, labels, 100.0, max_steps=50))
+    ((here, start),) = gradients(X, labels, 100.0, classification.fit(X, labels, 100.0, max_steps=50))
     assert here <= 1e-10 * start
-    monkeypatch.setattr(squared_hinge, "_length", lambda *_: 1.0)
-    with pytest.warns(squared_hinge.UnsettledWarning, match="1 of 1 classes in 300 steps"):
-        squared_hinge.fit(X, labels, 100.0, max_steps=300)
+    monkeypatch.setattr(classification, "_length", lambda *_: 1.0)
+    with pytest.warns(classification.UnsettledWarning, match="1 of 1 classes in 300 steps"):
+        classification.fit(X, labels, 100.0, max_steps=300)
 
 
 def test_weights_that_are_all_zero_leave_an_intercept_in_closed_form():
     labels = ["a"] * 7 + ["b"] * 2 + ["c"]
-    machine = squared_hinge.fit(np.zeros((10, 3)), labels, 0.5)
+    machine = classification.fit(np.zeros((10, 3)), labels, 0.5)
     counts = np.array([7, 2, 1])
     assert np.array_equal(machine.coefficients, np.zeros((3, 3)))
     assert machine.intercepts == pytest.approx((2 * counts - 10) / (1 + 10))
@@ -89,7 +89,7 @@ def test_weights_that_are_all_zero_leave_an_intercept_in_closed_form():
 
 
 def test_two_classes_of_equal_size_without_weights_have_no_preference():
-    machine = squared_hinge.fit(np.zeros((4, 2)), [1, 0, 0, 1])
+    machine = classification.fit(np.zeros((4, 2)), [1, 0, 0, 1])
     assert not machine.coefficients.any()
     assert not machine.intercepts.any()
 
@@ -97,7 +97,7 @@ def test_two_classes_of_equal_size_without_weights_have_no_preference():
 @pytest.mark.parametrize("kind", [str, object, "datetime64[D]", bool], ids=str)
 def test_two_rows_are_enough_and_labels_may_be_of_any_type(kind):
     labels = np.array([1, 0]).astype(kind)
-    machine = squared_hinge.fit(np.array([[1.0, 0.0], [-1.0, 0.0]]), labels, 1.0)
+    machine = classification.fit(np.array([[1.0, 0.0], [-1.0, 0.0]]), labels, 1.0)
     assert machine.coefficients[0] == pytest.approx([0.8 if labels[0] > labels[1] else -0.8, 0.0])  # w + 4(w − 1) = 0
     assert machine.intercepts == pytest.approx([0.0])
     assert np.array_equal(machine.predict(np.array([[3.0, 1.0], [-2.0, 5.0]])), labels)
@@ -109,7 +109,7 @@ def test_a_gram_matrix_follows_the_rows_that_enter_and_leave(seed, before, now):
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((30, 4))
     before, now = rng.random(30) < before, rng.random(30) < now
-    moved = squared_hinge._moved(X, X[before].T @ X[before], before, now)
+    moved = classification._moved(X, X[before].T @ X[before], before, now)
     assert moved == pytest.approx(X[now].T @ X[now], abs=1e-12)
 
 
@@ -118,23 +118,23 @@ def test_documents_like_those_of_topics_settle_in_a_few_steps_and_twice_to_the_b
     labels = rng.integers(0, 5, 600)
     weights = rng.gamma(0.1 + rng.gamma(0.3, 1.0, (5, 20))[labels])
     X = (weights - weights.mean(axis=0)) / weights.std(axis=0)
-    machine = squared_hinge.fit(X, labels, max_steps=20)
-    assert np.array_equal(machine.coefficients, squared_hinge.fit(X, labels).coefficients)
+    machine = classification.fit(X, labels, max_steps=20)
+    assert np.array_equal(machine.coefficients, classification.fit(X, labels).coefficients)
     assert np.mean(machine.predict(X) == labels) > 0.6
 
 
 @pytest.mark.parametrize("C", [1e-300, 1e-9, 1e9, 1e30])
 def test_any_penalty_ends(C):
     rng = np.random.default_rng(0)
-    machine = squared_hinge.fit(rng.standard_normal((30, 4)), rng.integers(0, 3, 30), C)
+    machine = classification.fit(rng.standard_normal((30, 4)), rng.integers(0, 3, 30), C)
     assert np.isfinite(machine.coefficients).all()
     assert np.linalg.norm(machine.coefficients, axis=1).max() <= math.sqrt(2 * C * 30)  # ½‖w‖² ≤ f(w) ≤ f(0) = C n
 
 
 def test_steps_that_do_not_suffice_are_told():
     X, labels = CIRCLE
-    with pytest.warns(squared_hinge.UnsettledWarning, match="in 1 steps"):
-        squared_hinge.fit(X, labels, 100.0, max_steps=1)
+    with pytest.warns(classification.UnsettledWarning, match="in 1 steps"):
+        classification.fit(X, labels, 100.0, max_steps=1)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_steps_that_do_not_suffice_are_told():
 )
 def test_what_has_no_solution_in_numbers_is_refused(X, labels, C, kind):
     with pytest.raises(kind):
-        squared_hinge.fit(X, labels, C)
+        classification.fit(X, labels, C)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.federation.coordinator import Coordinator
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.record import Journal
-from partsong.federation.site import Site
-from partsong.federation.site_plan import Data, plan_of
-from partsong.federation.transport import InProcess, Lost
+from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.state import Journal
+from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.site.service import Site
+from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
 from partsong.privacy.randomness import InsecureSource
-from partsong.streams import key
 
 COLUMNS = tuple(f"gene-{number}" for number in range(12))
 NAMES = ("east", "north", "south", "west")

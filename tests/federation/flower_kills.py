@@ -10,16 +10,15 @@ import pytest
 from federations import noisy_plan
 from flower_processes import PATIENCE, PLAIN, SITES, federation, kill, naming
 
-from partsong import federation_demo as demo
+from partsong.cli import federation_demo as demo
 from partsong.errors import PartsongError
-from partsong.federation.arrivals_record import Ongoing
-from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.site_plan import plan_of
-from partsong.federation.states import load_state
-from partsong.privacy.accounting import Ledger
-from partsong.privacy.masking import MaskedSum
-from partsong.privacy.release import Release
+from partsong.federation.ledger import Chain
+from partsong.federation.server.state import Ongoing
+from partsong.federation.site.plan import plan_of
+from partsong.federation.wire import load_state
+from partsong.privacy.accounting import Ledger, Release
+from partsong.secure_aggregation.protocol import MaskedSum
 
 MASKED = ("set-up", "upload", "unmasking")
 EPSILON = 8.0

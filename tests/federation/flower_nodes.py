@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from partsong.consortium.site_folder import SiteFolder
-from partsong.core import Message
-from partsong.federation.site import Site
+from partsong.core.interfaces import Message
+from partsong.federation.flower import client_app, site_process
+from partsong.federation.flower.environment import set_quiet
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.site.service import Site
 from partsong.federation.wire import Kind, Reply
-from partsong.flower_app import client, supernode
-from partsong.flower_app.environment import set_quiet
 
 CHANGES = {
     "NaN": lambda array: np.full_like(array, np.nan),
@@ -29,9 +29,9 @@ CHANGES = {
 
 def lying(place):
     """It answers as it should, and then changes its reply; it signs what it sends."""
-    lies = Lies(place.path / "lie", Site.answer, client.answer_to)
+    lies = Lies(place.path / "lie", Site.answer, client_app.answer_to)
     Site.answer = lambda site, data: lies.answer(site, data)
-    client.answer_to = lies.send
+    client_app.answer_to = lies.send
 
 
 def seeded(place):
@@ -81,4 +81,4 @@ if __name__ == "__main__":
     found = SiteFolder.at(Path(sys.argv[2]))
     set_quiet(found.path / "flower")
     {"lying": lying, "seeded": seeded}[sys.argv[1]](found)
-    supernode.join(found)
+    site_process.join(found)

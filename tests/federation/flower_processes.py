@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from partsong import federation_demo as demo
-from partsong.core import Schedule, Shard
+from partsong.cli import federation_demo as demo
+from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.sequential import Sequential
-from partsong.federation.arrivals_record import Ongoing
-from partsong.federation.conducting import record_in
+from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
-from partsong.federation.site_plan import plan_of
+from partsong.federation.server.launch import record_in
+from partsong.federation.server.state import Ongoing
+from partsong.federation.site.plan import plan_of
 from partsong.io.model_file import load_model
 
 PLAIN = 'method = "exact"\nrank = 3\nseed = 5\n'
@@ -61,7 +61,7 @@ class Federation:
         self.wait_for_nodes()
 
     def controlling(self):
-        from partsong.flower_app.control import controlling
+        from partsong.federation.flower.control import controlling
 
         return controlling(self.server)
 
@@ -126,7 +126,7 @@ class Federation:
 
     def app(self, run):
         """The process of our app at the server; None while there is none."""
-        from partsong.consortium.locking import holder_of
+        from partsong.federation.locks import holder_of
 
         return holder_of(self.server.run(run).lock)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from federations import Federation, secret_of
 
-from partsong.engines.files import Mailbox
 from partsong.federation.experiment import Experiment
-from partsong.federation.signatures import public_key, signer, verifier
+from partsong.federation.signing import public_key, signer, verifier
+from partsong.federation.transports.files import Mailbox
 
 SERVER_SECRET = 12345
 SECONDS = 600.0

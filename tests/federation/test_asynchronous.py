@@ -10,22 +10,18 @@ import numpy as np
 import pytest
 from federations import Federation, Killed, Killer, model_of, shards_of
 
-from partsong.core import Message, Schedule
-from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.recorded_order import RecordedOrder
-from partsong.errors import DivergenceError, FileError, ParameterError, PartyError
-from partsong.federation import reception
-from partsong.federation.arrivals_record import ArrivalsJournal
-from partsong.federation.chain import Chain
-from partsong.federation.conducting import conduct, coordinator_of, record_in
+from partsong.core.interfaces import Message, Schedule
+from partsong.engines.asynchronous import Asynchronous, RecordedOrder
+from partsong.errors import DivergenceError, FileError, ParameterError, PartyError, SiteLost, SiteRefused
 from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import Chain
 from partsong.federation.policy import Policy
-from partsong.federation.refusals import SiteLost, SiteRefused
-from partsong.federation.site_plan import plan_of
-from partsong.federation.states import load_state
-from partsong.federation.transport import InProcess, Lost, by_list, by_seed
-from partsong.federation.wire import Kind, Nonce, Reply, Request
-from partsong.flower_app.running import told_of
+from partsong.federation.server import asynchronous
+from partsong.federation.server.launch import conduct, coordinator_of, record_in, told_of
+from partsong.federation.server.state import ArrivalsJournal
+from partsong.federation.site.plan import plan_of
+from partsong.federation.transports.base import InProcess, Lost, by_list, by_seed
+from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state
 
 METHODS = ("asyn-sd", "asyn-ssd-v")
 
@@ -545,7 +541,7 @@ class Leaving(InProcess):
 
 
 def test_who_is_at_work_when_a_run_ends_hears_it_and_who_is_gone_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(reception, "PARTING", 0.1)
+    monkeypatch.setattr(asynchronous, "PARTING", 0.1)
     federation = federation_of(tmp_path, faulty="leave out", rounds=2)
     rounds = list(arrivals_of(federation, Leaving(sites_of(federation)), timeout=30.0))
     assert "cut off" in rounds[-1].refused["north"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_site import recorded
 
 from partsong.errors import FormatError
-from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import Chain
 from partsong.federation.policy import Allowance, Policy
 
 

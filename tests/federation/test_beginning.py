@@ -8,10 +8,10 @@ import pytest
 from federations import NAMES, Federation
 
 from partsong.errors import SiteRefused
-from partsong.federation.conducting import has_begun
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.transport import InProcess, Lost
+from partsong.federation.server.launch import has_begun
+from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
 
 

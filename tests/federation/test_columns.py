@@ -10,13 +10,12 @@ from federations import COLUMNS, Federation, rows_of, secret_of
 from test_site import Recorded
 
 from partsong.errors import FeatureError, ParameterError, SiteRefused
-from partsong.federation.columns import hashed, labels_of
+from partsong.federation.columns import Correspondent, hashed, labels_of
 from partsong.federation.experiment import Experiment
-from partsong.federation.naming import Correspondent
 from partsong.federation.policy import Policy
-from partsong.federation.refusals import Denied
-from partsong.federation.signatures import public_key
-from partsong.federation.site_plan import Data
+from partsong.federation.signing import public_key
+from partsong.federation.site.plan import Data
+from partsong.federation.wire import Denied
 
 MARKED = tuple(f"Größe {number}" for number in range(12))
 APART = tuple(unicodedata.normalize("NFD", name) for name in MARKED)

@@ -13,18 +13,17 @@ from test_site import code_of, of_kind, recorded
 from test_site_limits import lines_of, request_of, said
 from word_federations import TextFederation
 
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import BudgetSpent, PartsongError, TooFewParties
+from partsong.federation.columns import ASK, READ, TELL, Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.naming import ASK, READ, TELL, Correspondent
-from partsong.federation.policy import Allowance, Policy
-from partsong.federation.signatures import public_key
-from partsong.federation.site_plan import Data
-from partsong.federation.transport import InProcess
+from partsong.federation.policy import Allowance, Policy, WordPolicy
+from partsong.federation.signing import public_key
+from partsong.federation.site.plan import Data
+from partsong.federation.texts import SUFFIX
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request
-from partsong.federation.word_data import SUFFIX
-from partsong.federation.word_policy import WordPolicy
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES}
 OWN = Allowance(20.0, unit="party", insecure_noise=True)
@@ -228,7 +227,7 @@ def test_work_that_was_charged_and_cut_off_is_not_done_after_the_budget_was_cut(
         raise Stopped
 
     with monkeypatch.context() as patched:
-        patched.setattr("partsong.federation.site_work.Workplace._worked", stopped)
+        patched.setattr("partsong.federation.site.rounds.Workplace._worked", stopped)
         with pytest.raises(Stopped):
             site.answer(work.written())
     assert site.ledger.serial == 1

@@ -12,18 +12,25 @@ import numpy as np
 import pytest
 from federations import NAMES, Federation, Killed, assert_same, model_of, shards_of
 
-from partsong.core import Message
-from partsong.errors import FeatureError, FileError, ParameterError, PartyError, SiteRefused, TooFewParties, UploadError
-from partsong.federation.conducting import conduct
+from partsong.core.interfaces import Message
+from partsong.errors import (
+    FeatureError,
+    FileError,
+    ParameterError,
+    PartyError,
+    SiteLost,
+    SiteRefused,
+    TooFewParties,
+    UploadError,
+)
 from partsong.federation.experiment import Experiment
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
-from partsong.federation.refusals import SiteLost
-from partsong.federation.serials import Serials
-from partsong.federation.states import load_state
-from partsong.federation.transport import InProcess, Lost
-from partsong.federation.wire import Kind, Reply, Request
-from partsong.privacy.masking import roster_of
+from partsong.federation.server.launch import conduct
+from partsong.federation.server.setup_phase import Serials
+from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.wire import Kind, Reply, Request, load_state
+from partsong.secure_aggregation.protocol import roster_of
 
 METHODS = [
     ("exact", False),

@@ -19,15 +19,15 @@ import pytest
 from federations import NAMES, Federation, assert_same, model_of, secret_of, shards_of
 from site_process import SERVER_SECRET, mailbox_of
 
-from partsong.core import Schedule
+from partsong.core.interfaces import Schedule
 from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.files import MAGIC, Folders, Lost, Mailbox
-from partsong.errors import FileError, ParameterError
-from partsong.federation.arrivals_record import ArrivalsJournal
-from partsong.federation.conducting import conduct
+from partsong.errors import FileError, ParameterError, SiteLost
 from partsong.federation.experiment import Experiment
-from partsong.federation.refusals import SiteLost
-from partsong.federation.signatures import public_key, signer, verifier
+from partsong.federation.server.launch import conduct
+from partsong.federation.server.state import ArrivalsJournal
+from partsong.federation.signing import public_key, signer, verifier
+from partsong.federation.transports.base import Lost
+from partsong.federation.transports.files import MAGIC, Folders, Mailbox
 
 HERE = Path(__file__).parent
 

@@ -10,12 +10,12 @@ import pytest
 from federations import COLUMNS, NAMES, Federation, rows_of, secret_of
 
 import partsong
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.federation.experiment import Experiment
-from partsong.federation.finishing import components_in
-from partsong.federation.refusals import Denied
-from partsong.federation.site_plan import Data
-from partsong.methods import ASYNCHRONOUS, METHODS
+from partsong.federation.site.plan import Data
+from partsong.federation.site.results import components_in
+from partsong.federation.wire import Denied
+from partsong.methods.registry import ASYNCHRONOUS, METHODS
 
 pandas = pytest.importorskip("pandas")
 

@@ -13,14 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from partsong import federation_demo as demo
-from partsong.engines import flower, flower_messages
-from partsong.engines.files import Lost
-from partsong.engines.flower import Flower, answer_to, content_of, question
-from partsong.engines.flower_pulling import Pulls
+from partsong.cli import federation_demo as demo
 from partsong.errors import FormatError, ParameterError
-from partsong.flower_app.control import HEADER, ServerError, app_bundle
-from partsong.flower_app.superlink import Gate
+from partsong.federation.flower.control import HEADER, ServerError, app_bundle
+from partsong.federation.flower.server_process import Gate
+from partsong.federation.transports import flower
+from partsong.federation.transports.base import Lost
+from partsong.federation.transports.flower import Flower, Pulls, answer_to, content_of, question
 
 pytest.importorskip("flwr")
 from flower_kills import require_unharmed
@@ -89,7 +88,7 @@ def transport(grid, **settings):
 def test_few_bytes_pass_as_they_are_in_as_few_objects_as_can_be(monkeypatch, size):
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-    monkeypatch.setattr(flower_messages, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(flower, "SMALL_BYTES", 1000)
     data = os.urandom(size)
     message = question(data, 11, 60.0)
     assert content_of(message) == data
@@ -107,8 +106,8 @@ def test_few_bytes_that_were_changed_or_are_too_many_are_not_used():
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
 def test_bytes_pass_as_they_are_in_pieces(monkeypatch, size):
-    monkeypatch.setattr(flower_messages, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(flower_messages, "SMALL_BYTES", -1)
+    monkeypatch.setattr(flower, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(flower, "SMALL_BYTES", -1)
     data = os.urandom(size)
     message = question(data, 11, 60.0)
     assert content_of(message) == data
@@ -116,8 +115,8 @@ def test_bytes_pass_as_they_are_in_pieces(monkeypatch, size):
 
 
 def test_what_was_changed_cut_short_or_is_too_long_is_not_used(monkeypatch):
-    monkeypatch.setattr(flower_messages, "PIECE_BYTES", 10)
-    monkeypatch.setattr(flower_messages, "SMALL_BYTES", -1)
+    monkeypatch.setattr(flower, "PIECE_BYTES", 10)
+    monkeypatch.setattr(flower, "SMALL_BYTES", -1)
     message = question(bytes(range(35)), 11, 60.0)
     with pytest.raises(FormatError, match="longer"):
         content_of(message, most=34)
@@ -430,7 +429,7 @@ def test_an_asynchronous_run_is_held_up_by_nobody_and_can_be_repeated_in_one_pro
 
 @pytest.mark.slow
 def test_a_node_whose_key_is_not_known_is_not_let_in(tmp_path):
-    from partsong.flower_app.presence import announce
+    from partsong.federation.flower.site_process import announce
 
     server, sites = demo.set_up(tmp_path, SITES)
     with demo.processes(tmp_path) as running:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from partsong.flower_app import doorbell
-from partsong.flower_app.doorbell import Doorbell
+from partsong.federation.flower import server_process
+from partsong.federation.flower.server_process import Doorbell
 
 
 class Server:
@@ -20,7 +20,7 @@ class Server:
     async def __call__(self, scope, receive, send):
         body = (await receive())["body"]
         answer = b""
-        if scope["path"] == doorbell.LOOK:
+        if scope["path"] == server_process.LOOK:
             assert "mark" not in scope["state"]
             scope["state"]["mark"] = True
             self.looks, answer = self.looks + 1, self.found
@@ -63,7 +63,7 @@ def look_at(app, patience=5.0, leaves=60.0, handing_over=()):
 
     async def all_of_it():
         bell = Doorbell(app, patience)
-        caller = Caller(doorbell.LOOK, leaves)
+        caller = Caller(server_process.LOOK, leaves)
         looking = asyncio.ensure_future(caller.call(bell))
         for delay, path in handing_over:
             await asyncio.sleep(delay)
@@ -75,7 +75,7 @@ def look_at(app, patience=5.0, leaves=60.0, handing_over=()):
     return asyncio.run(all_of_it())
 
 
-@pytest.mark.parametrize("path", sorted(doorbell.HANDED_OVER))
+@pytest.mark.parametrize("path", sorted(server_process.HANDED_OVER))
 def test_a_look_that_finds_nothing_lasts_until_something_is_handed_over(path):
     server = Server()
     server.pieces = 5
@@ -96,7 +96,7 @@ def test_what_is_there_is_found_at_once():
 
 def test_nobody_looks_while_a_message_is_handed_over_piece_by_piece():
     server = Server()
-    pieces = sorted(doorbell.HANDED_OVER)
+    pieces = sorted(server_process.HANDED_OVER)
     answer, _ = look_at(server, handing_over=[(0.05, pieces[0]), (0.04, pieces[1])])
     assert (answer, server.pieces) == (b"message", 2)
 
@@ -118,13 +118,13 @@ def test_a_refusal_is_not_waited_with():
 def test_a_node_that_has_gone_takes_no_message_with_it():
     server = Server()
     server.pieces = 5
-    look_at(server, leaves=0.1, handing_over=[(0.4, sorted(doorbell.HANDED_OVER)[0])])
+    look_at(server, leaves=0.1, handing_over=[(0.4, sorted(server_process.HANDED_OVER)[0])])
     assert server.looks == 1
     assert server.found == b"message"
 
 
 def test_a_server_that_was_told_to_stop_keeps_nobody_waiting(monkeypatch):
-    monkeypatch.setattr(doorbell, "is_ending", lambda: True)
+    monkeypatch.setattr(server_process, "is_ending", lambda: True)
     answer, seconds = look_at(Server())
     assert answer == b""
     assert seconds < 0.5

@@ -14,17 +14,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from partsong import federation_demo as demo
-from partsong.consortium import certificates
-from partsong.consortium.certificates import Pair
+from partsong.cli import federation_demo as demo
 from partsong.errors import FileError
+from partsong.federation.setup import credentials
+from partsong.federation.setup.credentials import Pair
 
 pytest.importorskip("flwr")
 import flower_processes as processes
 from flower_kills import KINDS, Killer
 from flower_processes import PLAIN, SITES, federation, limit_files
 
-from partsong.flower_app.control import ServerError, app_bundle, controlling
+from partsong.federation.flower.control import ServerError, app_bundle, controlling
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 LIES = {
@@ -143,11 +143,11 @@ def test_a_site_that_was_not_admitted_is_told_so_and_starts_nothing(made):
 def expired(server):
     """The server's certificate, made anew with a date that has passed."""
     authority = Pair(server.authority, (server.path / "ca.key").read_bytes())
-    before, certificates.datetime = certificates.datetime, Yesterday
+    before, credentials.datetime = credentials.datetime, Yesterday
     try:
-        made = certificates.new_server_certificate(authority, "127.0.0.1")
+        made = credentials.new_server_certificate(authority, "127.0.0.1")
     finally:
-        certificates.datetime = before
+        credentials.datetime = before
     (server.path / "server.crt").write_bytes(made.certificate)
     (server.path / "server.key").write_bytes(made.key)
 
@@ -155,7 +155,7 @@ def expired(server):
 class Yesterday:
     @staticmethod
     def now(zone):
-        return datetime.now(UTC) - timedelta(days=certificates.SERVER_DAYS + 2)
+        return datetime.now(UTC) - timedelta(days=credentials.SERVER_DAYS + 2)
 
 
 class Impatient:
@@ -188,8 +188,8 @@ class Impatient:
 
 
 def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who_start_runs(tmp_path):
-    from partsong.flower_app import superlink
-    from partsong.flower_app.presence import announce
+    from partsong.federation.flower import server_process as superlink
+    from partsong.federation.flower.site_process import announce
 
     server, sites = demo.set_up(tmp_path, SITES)
     expired(server)
@@ -207,7 +207,7 @@ def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who
 def test_a_run_of_another_app_is_over_before_it_begins(monkeypatch):
     from flwr.supernode import start_client_internal as node
 
-    from partsong.flower_app.supernode import admit_only
+    from partsong.federation.flower.site_process import admit_only
 
     monkeypatch.setattr(node, "get_fused_config_from_fab", lambda content, run: {"run": run})
     ours = app_bundle()

@@ -14,12 +14,12 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from partsong.consortium.server_folder import ServerFolder
-from partsong.federation.transport import InProcess
+from partsong.cli.federation_demo import site_of
+from partsong.federation.flower import client_app, control, site_process
+from partsong.federation.flower.control import Control, ServerError
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request
-from partsong.federation_demo import site_of
-from partsong.flower_app import client, control, leaving
-from partsong.flower_app.control import Control, ServerError
 
 NODE = """
 import sys, time
@@ -27,8 +27,8 @@ from flwr.supercore.exit import add_exit_handler
 from flwr.supernode import start_client_internal as node
 from flwr.supercore.telemetry import EventType
 from partsong.cli import federation_site
-from partsong.consortium.site_folder import SiteFolder
-from partsong.flower_app import leaving, supernode
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.flower import site_process as leaving, site_process as supernode
 
 def flower(site):
     def work():
@@ -53,9 +53,9 @@ def test_a_node_says_that_it_has_stopped_and_does_not_wait_for_a_server_that_han
         began = time.monotonic()
         node.send_signal(number)
         said = node.communicate(timeout=20)[1]
-        assert time.monotonic() - began < leaving.PATIENCE + 2
+        assert time.monotonic() - began < site_process.PATIENCE + 2
         assert node.returncode == 0
-        assert said.splitlines()[-1] == leaving.STOPPED
+        assert said.splitlines()[-1] == site_process.STOPPED
     finally:
         node.kill()
         node.wait()
@@ -66,7 +66,7 @@ def test_an_error_of_flower_s_node_stays_one():
         sys.exit(1)
 
     with pytest.raises(SystemExit):
-        leaving.run_to_a_signal(failing)
+        site_process.run_to_a_signal(failing)
 
 
 def test_a_node_over_flower_answers_with_what_it_was_started_with(tmp_path):
@@ -77,7 +77,7 @@ def test_a_node_over_flower_answers_with_what_it_was_started_with(tmp_path):
     request, joined = Request("east", Nonce("r", kind=Kind.FINISH)).written(), site.path / "joined.toml"
 
     def answered():
-        replies = server.signed(InProcess({"east": client.party_in(site.path)})).ask({"east": request}, 1.0)
+        replies = server.signed(InProcess({"east": client_app.party_in(site.path)})).ask({"east": request}, 1.0)
         return Reply.read(replies["east"]).answer.code
 
     assert answered() == "not-started"

@@ -10,11 +10,11 @@ import threading
 import pytest
 from flower_processes import sleeping
 
-from partsong.flower_app import lifelines
+from partsong.federation.flower import server_process
 
 DEAF = """
 import threading
-from partsong.flower_app.lifelines import end_with_the_server
+from partsong.federation.flower.server_process import end_with_the_server
 end_with_the_server()
 print("here", flush=True)
 lock = threading.Lock()
@@ -31,7 +31,7 @@ def sleeper():
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals of this kind")
 def test_an_app_that_hears_nothing_ends_with_its_server(sleeper):
-    environment = {**os.environ, lifelines.SERVER: str(sleeper.pid)}
+    environment = {**os.environ, server_process.SERVER: str(sleeper.pid)}
     app = subprocess.Popen([sys.executable, "-c", DEAF], env=environment, stdout=subprocess.PIPE)
     try:
         assert app.stdout.readline() == b"here\n"
@@ -46,9 +46,9 @@ def test_an_app_that_hears_nothing_ends_with_its_server(sleeper):
 
 
 def test_without_a_server_there_is_nothing_to_end_with(monkeypatch):
-    monkeypatch.delenv(lifelines.SERVER, raising=False)
+    monkeypatch.delenv(server_process.SERVER, raising=False)
     before = threading.active_count()
-    lifelines.end_with_the_server()
+    server_process.end_with_the_server()
     assert threading.active_count() == before
 
 
@@ -64,9 +64,9 @@ class Lifespan:
 
 
 def test_what_starts_runs_is_started_again_when_it_has_died(sleeper, monkeypatch, capsys):
-    monkeypatch.setattr(lifelines, "GLANCE", 0.01)
+    monkeypatch.setattr(server_process, "LIFELINES_GLANCE", 0.01)
     lifespan = Lifespan(sleeper)
-    keeping = threading.Thread(target=lifelines.keep, args=(lifespan, Lifespan.start, lifelines.Executor()))
+    keeping = threading.Thread(target=server_process.keep, args=(lifespan, Lifespan.start, server_process.Executor()))
     keeping.start()
     sleeper.kill()
     keeping.join(10)
@@ -76,11 +76,11 @@ def test_what_starts_runs_is_started_again_when_it_has_died(sleeper, monkeypatch
 
 @pytest.mark.parametrize("how", ["stopping", "shut down"])
 def test_nothing_is_started_again_by_a_server_that_ends(sleeper, monkeypatch, how):
-    monkeypatch.setattr(lifelines, "GLANCE", 0.01)
+    monkeypatch.setattr(server_process, "LIFELINES_GLANCE", 0.01)
     lifespan = Lifespan(sleeper)
     if how == "stopping":
-        monkeypatch.setattr(lifelines, "is_ending", lambda: True)
-    keeping = threading.Thread(target=lifelines.keep, args=(lifespan, Lifespan.start, lifelines.Executor()))
+        monkeypatch.setattr(server_process, "is_ending", lambda: True)
+    keeping = threading.Thread(target=server_process.keep, args=(lifespan, Lifespan.start, server_process.Executor()))
     if how == "shut down":
         wait = sleeper.wait
 
@@ -104,12 +104,12 @@ class Dying(Lifespan):
 
 
 def test_what_dies_whenever_it_is_started_ends_the_server(sleeper, monkeypatch, capsys):
-    monkeypatch.setattr(lifelines, "GLANCE", 0.001)
+    monkeypatch.setattr(server_process, "LIFELINES_GLANCE", 0.001)
     ended = []
-    monkeypatch.setattr(lifelines, "end_server", lambda: ended.append(True))
+    monkeypatch.setattr(server_process, "end_server", lambda: ended.append(True))
     sleeper.kill()
-    lifespan, seen = Dying(sleeper), lifelines.Executor()
-    lifelines.keep(lifespan, Dying.start, seen)
-    assert (lifespan.starts, seen.has_failed, ended) == (lifelines.DEATHS, True, [True])
-    assert f"died {lifelines.DEATHS + 1} times in a row" in seen.told
-    assert capsys.readouterr().err.count("started again") == lifelines.DEATHS
+    lifespan, seen = Dying(sleeper), server_process.Executor()
+    server_process.keep(lifespan, Dying.start, seen)
+    assert (lifespan.starts, seen.has_failed, ended) == (server_process.DEATHS, True, [True])
+    assert f"died {server_process.DEATHS + 1} times in a row" in seen.told
+    assert capsys.readouterr().err.count("started again") == server_process.DEATHS

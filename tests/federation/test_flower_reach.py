@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from partsong import federation_demo as demo
+from partsong.cli import federation_demo as demo
 from partsong.cli.federation_server import _admit_nodes
 from partsong.cli.federation_status import server_told
-from partsong.consortium.server_folder import ServerFolder
-from partsong.flower_app import presence
-from partsong.flower_app.control import ServerError, controlling
-from partsong.flower_app.supernode import free_port, quoted
+from partsong.federation.flower import site_process
+from partsong.federation.flower.control import ServerError, controlling
+from partsong.federation.flower.site_process import free_port, quoted
+from partsong.federation.setup.server_folder import ServerFolder
 
 pytest.importorskip("flwr")
 from flower_processes import PLAIN, federation, left_behind
@@ -46,7 +46,7 @@ def test_a_site_is_admitted_by_a_command_also_after_one_that_was_killed(served):
             control.register(site.card().node_key, "west")
         _admit_nodes(server, [site.card()])
         assert server.node_of("east") == number
-        assert presence.announce(site, lambda line: None) == number
+        assert site_process.announce(site, lambda line: None) == number
         assert server_told(server)["sites"] == {"east": "offline"}
 
 
@@ -69,11 +69,11 @@ def test_a_clock_that_is_ahead_is_named(served, monkeypatch):
     now = ours.now
     monkeypatch.setattr(ours, "now", lambda: now() + timedelta(seconds=SKEW))
     clock = SimpleNamespace(time=lambda: time.time() + SKEW, monotonic=time.monotonic, sleep=time.sleep)
-    monkeypatch.setattr(presence, "time", clock)
+    monkeypatch.setattr(site_process, "time", clock)
     with pytest.raises(
         ServerError, match=rf"clock of this machine is (5|6)\d seconds ahead of .*{server.address[-5:]}"
     ):
-        presence.announce(site, lambda line: None)
+        site_process.announce(site, lambda line: None)
 
 
 def test_a_certificate_that_the_server_does_not_show_yet_is_told(served):

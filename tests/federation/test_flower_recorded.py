@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("flwr")
 from flower_processes import PLAIN, Federation, left_behind
 
-from partsong import federation_demo as demo
-from partsong.core import Schedule, Shard
-from partsong.engines.sequential import Sequential
+from partsong.cli import federation_demo as demo
+from partsong.core.interfaces import Schedule, Shard
+from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
-from partsong.federation.site_plan import plan_of
+from partsong.federation.site.plan import plan_of
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong import federation_demo as demo
-from partsong.participation import sampled
+from partsong.cli import federation_demo as demo
+from partsong.core.streams import sampled
 
 pytest.importorskip("flwr")
 from flower_processes import SITES, federation

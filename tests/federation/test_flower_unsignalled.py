@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("flwr")
 httpx = pytest.importorskip("httpx")
 
-from partsong.flower_app.unsignalled import heartbeat, retrying  # noqa: E402
+from partsong.federation.flower.site_process import heartbeat, retrying  # noqa: E402
 
 
 @pytest.fixture

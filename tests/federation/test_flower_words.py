@@ -12,17 +12,17 @@ from word_federations import KEY, RARE, SHARED, texts_of
 pytest.importorskip("flwr")
 from flower_processes import SITES, federation
 
-from partsong import federation_demo as demo
-from partsong.consortium.site_folder import SiteFolder
-from partsong.core import Schedule, Shard
-from partsong.engines.sequential import Sequential
+from partsong.cli import federation_demo as demo
+from partsong.core.interfaces import Schedule, Shard
+from partsong.engines.local import Sequential
 from partsong.federation.columns import hashed
 from partsong.federation.experiment import Experiment
-from partsong.federation.record import Journal
-from partsong.federation.site_files import RunFolder
-from partsong.federation.site_plan import plan_of
+from partsong.federation.server.state import Journal
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.site.plan import plan_of
+from partsong.federation.site.state import RunFolder
 from partsong.io.model_file import load_model
-from partsong.topic_words import matrix_of
+from partsong.topics.vocabulary import matrix_of
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 1\nseed = 5\nmasked = true\n[words]\nmin_documents = 2\n'

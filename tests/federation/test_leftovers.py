@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from partsong.flower_app.leftovers import MESSAGES, OVERWRITES, sweep
+from partsong.federation.flower.server_process import MESSAGES, OVERWRITES, sweep
 
 PRAGMAS = (("journal_mode", "WAL"), *OVERWRITES)
 

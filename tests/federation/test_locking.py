@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from partsong.consortium.locking import held, holder_of, is_held
 from partsong.errors import FileError
+from partsong.federation.locks import held, holder_of, is_held
 
 fcntl = pytest.importorskip("fcntl")
 

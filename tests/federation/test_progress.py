@@ -11,10 +11,10 @@ from federations import Killed
 
 pytest.importorskip("cryptography")
 
-from partsong import federation_demo as demo
-from partsong.federation.transport import InProcess, by_seed
-from partsong.flower_app.following import Lines
-from partsong.flower_app.running import run_over
+from partsong.cli import federation_demo as demo
+from partsong.federation.flower.control import Lines
+from partsong.federation.server.launch import run_over
+from partsong.federation.transports.base import InProcess, by_seed
 
 SITES = demo.NAMES[:3]
 ROUNDS = {

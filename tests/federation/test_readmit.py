@@ -11,11 +11,11 @@ from test_site import recorded
 from test_site_limits import request_of, said
 
 from partsong.errors import SiteRefused, TooFewParties
-from partsong.federation.chain import Chain
+from partsong.federation.audit_log import require_whole
 from partsong.federation.experiment import Experiment
-from partsong.federation.record import Journal
-from partsong.federation.transport import InProcess
-from partsong.federation.wholeness import require_whole
+from partsong.federation.ledger import Chain
+from partsong.federation.server.state import Journal
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request
 
 WITHOUT = tuple(name for name in NAMES if name != "east")

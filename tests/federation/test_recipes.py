@@ -15,38 +15,34 @@ from federations import Federation, assert_same, model_of
 from test_asynchronous import arrivals_of, assert_replayed
 
 import partsong
-from partsong import recipes
-from partsong.core import Layout, Schedule
-from partsong.engines.boundary import check_together, stated_by
+from partsong.core.interfaces import Layout, Schedule
+from partsong.engines.upload_checks import check_together, stated_by
 from partsong.errors import CompositionError, ParameterError, SiteRefused
+from partsong.estimators.parameters import alignment_of, program_of
 from partsong.federation.experiment import Experiment
-from partsong.federation.policy import Policy
-from partsong.federation.recipe_checks import CHECKS
-from partsong.federation.recipe_names import (
+from partsong.federation.method_keys import (
     BESIDE,
+    CHECKS,
     FEDERATED,
     FIRST_LEGS,
     NOT_ASKED,
     OUTSIDE,
     RECIPE_KEYS,
+    RECIPE_NAMES_TAKEN_BY,
+    RECIPE_OF,
+    RECIPES,
     SHARED,
-    TAKEN_BY,
     THEN_EXACT,
 )
-from partsong.federation.recipe_programs import RECIPE_OF
-from partsong.federation.topic_keys import RECIPES
-from partsong.local.game import Game
-from partsong.local.gradient import ProjectedGradient
-from partsong.local.orders import Raster
-from partsong.local.self_play import ShrinkOthers
-from partsong.local.step_sizes import DecayingStep
-from partsong.methods import ASYNCHRONOUS, COMMON_ONLY, LOCAL_STEPS, METHODS, alignment_for, start_of
-from partsong.programs.private_consensus import PrivateConsensus
-from partsong.settings import alignment_of, program_of
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.hadamard import Hadamard
-from partsong.sketch.proportion import Proportion
-from partsong.sketch.subsampling import Subsampling
+from partsong.federation.policy import Policy
+from partsong.methods import recipes
+from partsong.methods.private import PrivateConsensus
+from partsong.methods.registry import ASYNCHRONOUS, COMMON_ONLY, LOCAL_STEPS, METHODS, alignment_for, start_of
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import Gaussian, Hadamard, Subsampling
+from partsong.solvers.game import DecayingStep, Game, ShrinkOthers
+from partsong.solvers.game_orders import Raster
+from partsong.solvers.update_rules import ProjectedGradient
 
 RUNS = {
     "exact": {"accelerate": True},
@@ -130,7 +126,7 @@ def test_every_recipe_is_a_method_or_has_a_reason_not_to_be():
 
 
 def test_every_parameter_of_a_recipe_is_a_key_of_its_method():
-    known = {**TAKEN_BY, **SHARED, "rank": FEDERATED}
+    known = {**RECIPE_NAMES_TAKEN_BY, **SHARED, "rank": FEDERATED}
     fields = set(inspect.signature(recipes.secure_dsanls(2).__class__).parameters) - {"aggregation", "solver"}
     renamed = {"game": "order", "rows_sketch": "sketch"}
     for method, recipe in RECIPE_OF.items():
@@ -343,7 +339,7 @@ def test_the_page_has_every_method_with_its_keys_and_whether_it_can_be_masked():
     }
     assert set(told) == set(FEDERATED)
     for method, (keys, masks) in told.items():
-        taken = {name for name, methods in {**TAKEN_BY, **SHARED}.items() if method in methods}
+        taken = {name for name, methods in {**RECIPE_NAMES_TAKEN_BY, **SHARED}.items() if method in methods}
         assert keys == taken - ({"start"} if method in COMMON_ONLY else set()), method
         assert (masks == "yes") == can_be_masked(method), method
     example = Experiment.from_table(tomllib.loads(section.split("```toml")[1].split("```")[0]))

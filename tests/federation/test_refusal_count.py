@@ -10,8 +10,8 @@ from test_site import code_of
 from test_site_books import hello_of
 from test_site_limits import in_the_open, lines_of, said
 
-from partsong.federation import refusal_count
-from partsong.federation.refusal_count import MOST_DIFFERENT, RefusalCount
+from partsong.federation import audit_log
+from partsong.federation.audit_log import MOST_DIFFERENT, RefusalCount
 from partsong.federation.wire import Kind, Nonce, Request
 
 MANY = 200
@@ -22,7 +22,7 @@ def day(monkeypatch):
     """It is the same day in a whole test, unless the test says another."""
 
     def set_day(name):
-        monkeypatch.setattr(refusal_count, "_today", lambda: name)
+        monkeypatch.setattr(audit_log, "_today", lambda: name)
 
     set_day("2026-05-03")
     return set_day

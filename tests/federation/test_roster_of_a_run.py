@@ -12,15 +12,14 @@ from test_site import code_of, of_kind, recorded
 from test_site_limits import request_of, said
 from word_federations import TextFederation
 
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import SiteRefused
+from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
-from partsong.federation.naming import TELL, Correspondent
-from partsong.federation.signatures import public_key
-from partsong.federation.states import load_state, save_state
-from partsong.federation.transport import InProcess
-from partsong.federation.wire import Kind, Nonce, Reply, Request
-from partsong.federation.word_data import SUFFIX
+from partsong.federation.signing import public_key
+from partsong.federation.texts import SUFFIX
+from partsong.federation.transports.base import InProcess
+from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state, save_state
 
 GROWN = {name: public_key(secret_of(name), name) for name in NAMES}
 ROSTER = {name: GROWN[name] for name in NAMES[:3]}

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from federations import Federation
 
-from partsong import federation, recipes
-from partsong.aggregate.reduction import InTheOpen
+from partsong import federation
+from partsong.aggregation.plaintext import InTheOpen
 from partsong.errors import FileError, FormatError, ParameterError, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.refusals import CODES
-from partsong.privacy.masking import MaskedSum
-from partsong.programs.private_statistics import PrivateStatistics
+from partsong.federation.wire import CODES
+from partsong.methods import recipes
+from partsong.methods.private import PrivateStatistics
+from partsong.secure_aggregation.protocol import MaskedSum
 
 SITE = """
 recipes = ["exact", "fedavg"]

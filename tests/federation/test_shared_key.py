@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_site import recorded
 
-from partsong.consortium.shared_key import SharedKey
 from partsong.errors import FormatError, SiteRefused
 from partsong.federation.columns import hashed, key_mark, labels_of
 from partsong.federation.experiment import Experiment
+from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.wire import Reply
 
 KEY = SharedKey(bytes(range(16)))

@@ -8,11 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import FormatError, ParameterError, SiteLost, SiteRefused, UploadError
-from partsong.federation.audit_report import sound_lines
+from partsong.federation.audit_log import sound_lines
 from partsong.federation.experiment import Experiment
-from partsong.federation.sealed import Signed, SignedSite, identity
-from partsong.federation.signatures import ADDED_BYTES, COORDINATOR, Way, public_key, signer, verifier
-from partsong.federation.transport import InProcess, Lost
+from partsong.federation.signing import (
+    ADDED_BYTES,
+    COORDINATOR,
+    Signed,
+    SignedSite,
+    Way,
+    identity,
+    public_key,
+    signer,
+    verifier,
+)
+from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Refusal, Reply, Request
 
 SECRET = 4711

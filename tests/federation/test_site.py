@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 from federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 
-from partsong.core import Message
-from partsong.errors import BudgetSpent, FeatureError, PartyError
-from partsong.federation.conducting import conduct
+from partsong.core.interfaces import Message
+from partsong.errors import BudgetSpent, FeatureError, PartyError, SiteRefused
+from partsong.federation.columns import Correspondent
 from partsong.federation.experiment import Experiment
-from partsong.federation.naming import Correspondent
 from partsong.federation.policy import Allowance, Policy
-from partsong.federation.record import Journal
-from partsong.federation.refusals import CODES, SiteRefused
-from partsong.federation.signatures import public_key
-from partsong.federation.site_files import RunFolder
-from partsong.federation.site_plan import Data
-from partsong.federation.states import load_state
-from partsong.federation.transport import InProcess
-from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from partsong.federation.server.launch import conduct
+from partsong.federation.server.state import Journal
+from partsong.federation.signing import public_key
+from partsong.federation.site.plan import Data
+from partsong.federation.site.state import RunFolder
+from partsong.federation.transports.base import InProcess
+from partsong.federation.wire import CODES, Kind, Nonce, Refusal, Reply, Request, load_state
 from partsong.privacy.randomness import system_source
 
 

@@ -17,17 +17,14 @@ from typer.testing import CliRunner
 
 from partsong.cli.main import app
 from partsong.errors import ParameterError
-from partsong.federation import chain
-from partsong.federation.chain import Chain
+from partsong.federation import ledger as chain
+from partsong.federation.audit_log import make_up
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import SiteLedger
-from partsong.federation.making_up import make_up
+from partsong.federation.ledger import Chain, SiteLedger
 from partsong.federation.policy import Allowance, Policy
-from partsong.federation.refusals import Denied
-from partsong.federation.site_files import RunFolder
-from partsong.federation.wire import Kind, Nonce, Request
-from partsong.privacy.accounting import Ledger
-from partsong.privacy.release import Release
+from partsong.federation.site.state import RunFolder
+from partsong.federation.wire import Denied, Kind, Nonce, Request
+from partsong.privacy.accounting import Ledger, Release
 
 DELTA = 1e-5
 

@@ -16,18 +16,17 @@ from test_site_limits import in_the_open, masked, request_of, said
 from topic_federations import Counting
 from word_federations import TextFederation
 
-from partsong.core import Message
-from partsong.data.matrix import as_matrix
+from partsong.core.interfaces import Message
+from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError, SiteRefused
-from partsong.federation.data_state import mark_of
+from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
-from partsong.federation.finishing import Ending
-from partsong.federation.naming import TELL, Correspondent
 from partsong.federation.policy import Policy
-from partsong.federation.signatures import public_key
-from partsong.federation.site_log import FULL, LONGEST, write_down
-from partsong.federation.site_plan import Data
-from partsong.federation.transport import InProcess
+from partsong.federation.signing import public_key
+from partsong.federation.site.plan import Data
+from partsong.federation.site.results import Ending
+from partsong.federation.site.state import FULL, LONGEST, mark_of, write_down
+from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 
 

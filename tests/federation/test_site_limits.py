@@ -10,19 +10,17 @@ import pytest
 from federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 from test_site import code_of, of_kind, recorded
 
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import FileError, ParameterError, PartsongError
-from partsong.federation.chain import Chain
+from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Bounds, Cost, SiteLedger
-from partsong.federation.naming import TELL, Correspondent
+from partsong.federation.ledger import Bounds, Chain, Cost, SiteLedger
 from partsong.federation.policy import Allowance, Policy, Wish
-from partsong.federation.refusals import Denied
-from partsong.federation.signatures import public_key
-from partsong.federation.site_files import RunFolder
-from partsong.federation.site_plan import Data, plan_of
-from partsong.federation.transport import InProcess, Lost
-from partsong.federation.wire import Kind, Nonce, Reply, Request
+from partsong.federation.signing import public_key
+from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.site.state import RunFolder
+from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.wire import Denied, Kind, Nonce, Reply, Request
 
 NOISY = {"unit": "party", "epsilon": 1.0}
 

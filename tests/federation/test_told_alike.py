@@ -8,13 +8,12 @@ from federations import COLUMNS, NAMES, Federation, rows_of, secret_of
 from test_site import Recorded
 from word_federations import TextFederation, texts_of
 
-from partsong.core import Layout, Message
+from partsong.core.interfaces import Layout, Message
 from partsong.errors import FileError, PartyError, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.signatures import public_key
-from partsong.federation.site_plan import Data, plan_of
-from partsong.federation.told_alike import bound_to, context_of, words_context_of
+from partsong.federation.signing import bound_to, context_of, public_key, words_context_of
+from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.wire import Kind, Request
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES[:3]}

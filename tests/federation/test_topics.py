@@ -15,25 +15,22 @@ from test_files import answering, folders_of
 from topic_federations import N_DOCUMENTS, WORDS, Counting, counts_of, texts_of
 
 import partsong
-from partsong.core import Schedule
+from partsong.core.interfaces import Schedule
+from partsong.core.streams import sampled
 from partsong.errors import FormatError, ParameterError, SiteRefused, TooFewParties
 from partsong.federation.experiment import Experiment
+from partsong.federation.method_keys import RECIPES, TOPIC_METHODS
 from partsong.federation.policy import Allowance, Policy
-from partsong.federation.topic_keys import RECIPES, TOPIC_METHODS
-from partsong.federation.topic_results import TopicResult
-from partsong.federation.transport import InProcess, Lost
+from partsong.federation.site.results import TopicResult
+from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
-from partsong.io.model_file import Model, load_model, save_model
-from partsong.io.provenance import now
-from partsong.methods import METHODS
-from partsong.participation import sampled
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.text.vocabulary import Vocabulary
-from partsong.text.words import Words
-from partsong.topic_methods import topic_program
-from partsong.topic_names import TOGETHER
-from partsong.topic_recipes import fednmf, fednmf_mi
-from partsong.topic_words import Weighing
+from partsong.io.model_file import Model, load_model, now, save_model
+from partsong.methods.fedlda import FederatedLDA
+from partsong.methods.fednmf import fednmf, fednmf_mi
+from partsong.methods.registry import METHODS, TOGETHER
+from partsong.topics.fitting import topic_program
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import Vocabulary, Weighing
 
 QUICK = {"epochs": 2, "batch": 8}
 RUNS = {

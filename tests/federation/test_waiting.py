@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 from federations import NAMES
 
-from partsong.engines.replies import Lost, all_replies
-from partsong.flower_app import waiting
-from partsong.flower_app.progress_file import Lines
-from partsong.flower_app.waiting import Telling, WaitingLines
+from partsong.federation.flower import control
+from partsong.federation.flower.control import Lines, Telling, WaitingLines
+from partsong.federation.transports.base import Lost, all_replies
 
 
 class Slow:
@@ -70,7 +69,7 @@ def test_who_has_not_answered_is_told_now_and_then(clock):
     assert told[1] == (105.0, {"waiting": ["north", "south", "west"], "answered": 1, "of": 4})
     assert told[2] == (115.0, {"waiting": ["north", "west"], "answered": 2, "of": 4})
     pauses = [later - before for (before, _), (later, _) in pairwise(told)]
-    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [waiting.SELDOM] * 3
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [control.SELDOM] * 3
 
 
 def test_who_answers_at_once_is_not_told_of_and_arrivals_have_no_number(clock):

@@ -12,17 +12,15 @@ import pytest
 from federations import COLUMNS, Federation, rows_of, secret_of
 from test_site_limits import Watched
 
-from partsong.core import Layout, Shard
-from partsong.data.matrix import as_matrix
+from partsong.core.interfaces import Layout, Shard
+from partsong.data.conversion import as_matrix
 from partsong.errors import PartyError, UploadError
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.refusals import error_of
-from partsong.federation.site_plan import Data, plan_of
-from partsong.federation.transport import InProcess
-from partsong.federation.ways_on import NOT_IN, SPOILED, USUAL, way_on, way_to_result
-from partsong.federation.wire import Kind, Refusal, Request
-from partsong.privacy.fixed_point import Grid
+from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.transports.base import InProcess
+from partsong.federation.wire import NOT_IN, SPOILED, USUAL, Kind, Refusal, Request, error_of, way_on, way_to_result
+from partsong.secure_aggregation.fixed_point import Grid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
 
@@ -101,7 +99,7 @@ def test_what_fails_before_any_work_is_resumed_under_masks_too(tmp_path, monkeyp
         def answer(self, data):
             with monkeypatch.context() as patched:
                 if Request.read(data).nonce.kind is stage:
-                    patched.setattr("partsong.federation.site_beginning.require_sound", broken)
+                    patched.setattr("partsong.federation.site.service.require_sound", broken)
                 return self.site.answer(data)
 
     assert told(federation, Breaking(federation.site("north"))) == "failed"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load, save
 
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import FormatError
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 

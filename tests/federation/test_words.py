@@ -20,25 +20,21 @@ from test_site import Recorded
 from word_federations import KEY, RARE, SHARED, WORDS, TextFederation, texts_of
 
 from partsong import FederatedTopicModel
-from partsong.consortium.shared_key import SharedKey
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import DataError, ParameterError, PartyError, SiteLost, SiteRefused
-from partsong.federation.chain import Chain
 from partsong.federation.columns import Names, Wanted, hashed, labels_of
-from partsong.federation.experiment import Experiment
-from partsong.federation.policy import Allowance, Policy
-from partsong.federation.record import Journal
-from partsong.federation.refusals import Denied
-from partsong.federation.site import Site
-from partsong.federation.site_files import RunFolder
-from partsong.federation.site_plan import Data
-from partsong.federation.states import load_state, save_state
-from partsong.federation.transport import InProcess, Lost
-from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
-from partsong.federation.word_policy import WordPolicy
-from partsong.federation.word_rule import KEYS, TextRule
-from partsong.text.words import Words
-from partsong.topic_vocabulary import prepared_together
+from partsong.federation.experiment import WORD_RULE_KEYS, Experiment, TextRule
+from partsong.federation.ledger import Chain
+from partsong.federation.policy import Allowance, Policy, WordPolicy
+from partsong.federation.server.state import Journal
+from partsong.federation.setup.credentials import SharedKey
+from partsong.federation.site.plan import Data
+from partsong.federation.site.service import Site
+from partsong.federation.site.state import RunFolder
+from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
+from partsong.topics.shared_vocabulary import prepared_together
+from partsong.topics.tokenizer import Words
 
 
 def exact(**words):
@@ -481,7 +477,7 @@ def test_a_lost_word_of_an_error_is_not_logged(tmp_path, monkeypatch):
         raise KeyError(RARE["north"])
 
     federation = TextFederation(tmp_path)
-    monkeypatch.setattr("partsong.federation.word_data._held", fail)
+    monkeypatch.setattr("partsong.federation.texts._held", fail)
     with pytest.raises(SiteRefused, match="'failed'"):
         list(federation.rounds())
     assert "KeyError" in federation.log("east")
@@ -490,7 +486,7 @@ def test_a_lost_word_of_an_error_is_not_logged(tmp_path, monkeypatch):
 
 def test_the_rule_has_the_names_and_defaults_of_the_estimator():
     told = inspect.signature(FederatedTopicModel).parameters | inspect.signature(Words).parameters
-    assert set(KEYS) <= told.keys()
+    assert set(WORD_RULE_KEYS) <= told.keys()
     for method in ("exact", "fedlda"):
         rule = TextRule.from_table({}, method)
         assert rule.words == Words()

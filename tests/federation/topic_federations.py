@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 from federations import Federation, secret_of
 
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.federation.site import Site
-from partsong.federation.site_plan import Data
-from partsong.participation import sampled
-from partsong.streams import key
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key, sampled
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.federation.site.plan import Data
+from partsong.federation.site.service import Site
 
 WORDS = ("apple", "bread", "chess", "dance", "eagle", "flute", "grape", "horse", "jacket", "kettle", "lemon", "maple")
 N_DOCUMENTS = 16

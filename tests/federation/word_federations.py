@@ -7,20 +7,20 @@ from pathlib import Path
 
 from federations import NAMES, secret_of
 
-from partsong.consortium.shared_key import SharedKey
-from partsong.core import Schedule, Shard
-from partsong.engines.sequential import Sequential
-from partsong.federation.conducting import coordinator_of, record_in
+from partsong.core.interfaces import Schedule, Shard
+from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.signatures import public_key
-from partsong.federation.site import Site
-from partsong.federation.site_plan import plan_of
-from partsong.federation.transport import InProcess
-from partsong.federation.word_data import SUFFIX, Texts, run_key
-from partsong.text.agreed import agree, masks_for_words
-from partsong.text.held_words import word_shards
-from partsong.topic_words import matrix_of
+from partsong.federation.server.launch import coordinator_of, record_in
+from partsong.federation.setup.credentials import SharedKey
+from partsong.federation.signing import public_key
+from partsong.federation.site.plan import plan_of
+from partsong.federation.site.service import Site
+from partsong.federation.texts import SUFFIX, Texts, run_key
+from partsong.federation.transports.base import InProcess
+from partsong.topics.agreement.protocol import agree, masks_for_words
+from partsong.topics.agreement.tables import word_shards
+from partsong.topics.vocabulary import matrix_of
 
 KEY = SharedKey(bytes(range(16)))
 SHARED = ("liver", "biopsy", "enzyme", "fibrosis", "portal", "vein", "bile", "duct")

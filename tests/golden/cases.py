@@ -28,29 +28,26 @@ from test_asynchronous import arrivals_of
 from topic_federations import Counting, texts_of
 
 import partsong
-from partsong import recipes, topic_recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.data.two_sided import two_sided_blocks
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.blocks import two_sided_blocks
+from partsong.data.conversion import as_matrix
 from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Parallel, Sequential
+from partsong.estimators.parameters import solver_of
 from partsong.federation.experiment import Experiment
+from partsong.federation.method_keys import FEDERATED, TOPIC_METHODS
 from partsong.federation.policy import Policy
-from partsong.federation.recipe_names import FEDERATED
-from partsong.federation.topic_keys import TOPIC_METHODS
-from partsong.federation.transport import InProcess, by_seed
-from partsong.local.game import Game
-from partsong.methods import ASYNCHRONOUS, METHODS, SENDS_H
-from partsong.privacy.masking import MaskedSum
+from partsong.federation.transports.base import InProcess, by_seed
+from partsong.methods import fednmf, recipes
+from partsong.methods.exact import SharedStatistics
+from partsong.methods.fedlda import FederatedLDA
+from partsong.methods.registry import ALONE, ASYNCHRONOUS, METHODS, SENDS_H, TOGETHER
 from partsong.privacy.randomness import InsecureSource
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.programs.shared_statistics import SharedStatistics
-from partsong.settings import solver_of
-from partsong.sketch.proportion import Proportion
-from partsong.streams import key
-from partsong.topic_names import ALONE, TOGETHER
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.sketch.crossing import Proportion
+from partsong.solvers.game import Game
 
 RANK, ROUNDS, SEED = 3, 4, 5
 N_PARTIES, N_COLUMNS = 4, 10
@@ -177,9 +174,9 @@ PROGRAMS = {
     "dsanls": recipes.dsanls(RANK, sketch=Proportion(ratio=0.5), iterations=6, every=3, n_rows=len(pooled())),
     "game": recipes.game(RANK),
     "game consensus": recipes.game_consensus(RANK, steps=3),
-    "fednmf": topic_recipes.fednmf(RANK, epochs=2, batch=8),
-    "fednmf, adam": topic_recipes.fednmf(RANK, epochs=2, batch=8, server="adam"),
-    "fednmf-mi": topic_recipes.fednmf_mi(RANK, epochs=2, batch=8, mi_gradient="js"),
+    "fednmf": fednmf.fednmf(RANK, epochs=2, batch=8),
+    "fednmf, adam": fednmf.fednmf(RANK, epochs=2, batch=8, server="adam"),
+    "fednmf-mi": fednmf.fednmf_mi(RANK, epochs=2, batch=8, mi_gradient="js"),
     "lda": FederatedLDA(RANK, iterations=20),
     "fedavg, private parties": private(recipes.fedavg(RANK, steps=3)),
     "syn-sd, private parties, laplace": private(recipes.syn_sd(RANK, steps=3), kind="laplace"),

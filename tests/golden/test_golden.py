@@ -23,8 +23,8 @@ import ranks
 from cases import CASES, SITES
 from golden import TOLERANCE, TOLERANCES, load
 
-from partsong.federation.recipe_names import FEDERATED
-from partsong.methods import ASYNCHRONOUS, METHODS
+from partsong.federation.method_keys import FEDERATED
+from partsong.methods.registry import ASYNCHRONOUS, METHODS
 
 STORED = load()
 READING_SINGLE_UPLOADS = {"fnmf", "fnmf as printed", "fnmf, then exact"}

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from partsong.core import Checkpoint, Message, Outcome
+from partsong.core.interfaces import Checkpoint, Message, Outcome
 from partsong.errors import DataTypeError, FormatError, ParameterError
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.io.tensor_file import FileKind, write_tensors
+from partsong.io.model_file import FileKind, load_checkpoint, save_checkpoint, write_tensors
 
 
 @dataclass(frozen=True, slots=True)

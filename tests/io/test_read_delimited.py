@@ -11,8 +11,7 @@ from hypothesis.extra import numpy as hnp
 import partsong
 from partsong.errors import FeatureError, FileError, FormatError, ParameterError
 from partsong.io import delimited
-from partsong.io.delimited_faults import read_carefully
-from partsong.io.delimited_layout import layout_of
+from partsong.io.delimited import layout_of, read_carefully
 from partsong.io.opening import Wanted
 from partsong.io.read import read
 

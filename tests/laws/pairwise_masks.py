@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partsong.aggregate.linear import add
-from partsong.core import Message, Reducible
+from partsong.aggregation.linear import add
+from partsong.core.interfaces import Message, Reducible
+from partsong.core.streams import key, stream
 from partsong.errors import CompositionError
-from partsong.streams import key, stream
 
 PRIME = 2**127 - 1
 

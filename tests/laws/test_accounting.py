@@ -14,12 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from partsong.errors import CompositionError, FormatError, MissingExtra, ParameterError
-from partsong.privacy import composition
-from partsong.privacy.accounting import Accounts, Budget, Ledger, multiplier_for, rounds_within
-from partsong.privacy.composition import composed_epsilon, concentrated_epsilon, loss_distribution_epsilon
-from partsong.privacy.gaussian_curve import analytic_sigma, gaussian_epsilon, largest_mu, log_delta
+from partsong.privacy import accounting
+from partsong.privacy.accounting import (
+    RELATIONS,
+    Accounts,
+    Budget,
+    Ledger,
+    Release,
+    analytic_sigma,
+    composed_epsilon,
+    concentrated_epsilon,
+    gaussian_epsilon,
+    largest_mu,
+    log_delta,
+    loss_distribution_epsilon,
+    multiplier_for,
+    rounds_within,
+)
 from partsong.privacy.randomness import InsecureSource, system_source
-from partsong.privacy.release import RELATIONS, Release
 
 GAUSS, LAPLACE = Release("gaussian", 4.0), Release("laplace", 20.0)
 DELTA = 1e-5
@@ -299,7 +311,7 @@ def test_without_dp_accounting_gaussian_ledgers_work_and_others_say_what_to_inst
             raise ImportError(name)
         return ordinary(name, *args, **kwargs)
 
-    composition.loss_distribution_epsilon.cache_clear()
+    accounting.loss_distribution_epsilon.cache_clear()
     monkeypatch.setattr(builtins, "__import__", absent)
     assert Ledger().after(GAUSS, 100).epsilon(DELTA) < 13.21
     with pytest.raises(MissingExtra, match=r"partsong\[privacy\]"):

@@ -10,15 +10,14 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from partsong import NMF, kernels
-from partsong.core import Shard
+from partsong.core.interfaces import Shard
+from partsong.data.conversion import as_matrix
 from partsong.data.dense import FEW_COMPONENTS
-from partsong.data.matrix import as_matrix
 from partsong.data.sparse import SparseMatrix
-from partsong.evaluate.metrics import relative_error
-from partsong.finished import complete
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.momentum import Extrapolation
-from partsong.programs.shared_statistics import SharedStatistics
+from partsong.evaluation.metrics import relative_error
+from partsong.methods.exact import SharedStatistics
+from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.training.result import complete
 
 RANK = 10
 MORE_THAN_FEW = FEW_COMPONENTS + 4

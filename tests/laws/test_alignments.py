@@ -10,13 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong import recipes
-from partsong.align.assignment import Assignment, Identity, PartialAssignment
-from partsong.align.likeness import correlations, least_significant, squared_distances
-from partsong.align.nearest import Nearest, SoftMax
-from partsong.align.plan import ALONE, Blend, Matching, orthogonality_gap
-from partsong.align.transport import PartialSinkhorn, Sinkhorn, entropic_plan
+from partsong.aggregation.alignment import (
+    ALONE,
+    Assignment,
+    Blend,
+    Identity,
+    Matching,
+    Nearest,
+    PartialAssignment,
+    PartialSinkhorn,
+    Sinkhorn,
+    SoftMax,
+    correlations,
+    entropic_plan,
+    least_significant,
+    orthogonality_gap,
+    squared_distances,
+)
 from partsong.errors import ParameterError
+from partsong.methods import recipes
 
 HARD = [Assignment(), Assignment(unit=True), PartialAssignment(), PartialAssignment(bonferroni=True)]
 SOFT = [Sinkhorn(), Sinkhorn(blur=0.005, iterations=2000), Sinkhorn(unit=True), PartialSinkhorn(), Nearest(), SoftMax()]

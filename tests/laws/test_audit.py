@@ -11,11 +11,10 @@ import pytest
 from partsong.errors import DataError, ParameterError
 from partsong.privacy import mechanisms
 from partsong.privacy.accounting import Ledger, multiplier_for
-from partsong.privacy.audit import attack, audit, telling_direction
+from partsong.privacy.auditing import attack, audit, telling_direction
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.row_noise import NoisyRows
-from partsong.privacy.rows import BoundedRows
+from partsong.privacy.row_level import BoundedRows, NoisyRows
 
 DELTA, EPSILON, RUNS = 1e-5, 3.0, 2000
 FAR = {"H": np.full(4, 1e3)}  # so far from zero that no clamping hides anything

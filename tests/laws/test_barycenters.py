@@ -9,22 +9,30 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.aggregate.barycenter import (
+from partsong.aggregation.alignment import (
+    ALONE,
+    Assignment,
+    Matching,
+    Nearest,
+    PartialAssignment,
+    PartialSinkhorn,
+    Sinkhorn,
+    SoftMax,
+    orthogonality_gap,
+)
+from partsong.aggregation.barycenter import (
     FixedPoint,
     FromMean,
     FromMedoid,
     FromPrevious,
+    FuzzyCMeans,
     Hierarchical,
+    KMeans,
     Streaming,
     average,
     loss_of,
 )
-from partsong.aggregate.clustering import FuzzyCMeans, KMeans
-from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.nearest import Nearest, SoftMax
-from partsong.align.plan import ALONE, Matching, orthogonality_gap
-from partsong.align.transport import PartialSinkhorn, Sinkhorn
-from partsong.core import Message, Reducible
+from partsong.core.interfaces import Message, Reducible
 from partsong.errors import ParameterError
 
 STARTS = [FromMean(), FromMedoid(), FromPrevious()]

@@ -9,23 +9,27 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong import recipes
-from partsong.aggregate.barycenter import FixedPoint, FromPrevious
-from partsong.aggregate.linear import AlignedMean, Mean
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.transport import Sinkhorn
-from partsong.core import Layout, Message, Reducible, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.alignment import Assignment, PartialAssignment, Sinkhorn
+from partsong.aggregation.barycenter import FixedPoint, FromPrevious
+from partsong.aggregation.linear import AlignedMean, Mean
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Reducible, Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.local.coupling import AlignedPull, Pull
-from partsong.local.momentum import Extrapolation
-from partsong.programs.consensus import Consensus
-from partsong.programs.joining import CommonStart, IndependentStart, Overwrite, Personal
-from partsong.programs.uploading import AlignedUpload, WholeUpload
-from partsong.streams import key, stream
+from partsong.methods import recipes
+from partsong.methods.averaging import (
+    AlignedUpload,
+    CommonStart,
+    Consensus,
+    IndependentStart,
+    Overwrite,
+    Personal,
+    WholeUpload,
+)
+from partsong.solvers.alternating import Extrapolation
+from partsong.solvers.coupling import AlignedPull, Pull
 
 PROGRAMS = {
     "fnmf robust": recipes.fnmf(4, steps=5),
@@ -72,7 +76,7 @@ def test_engines_agree_and_runs_go_on_bit_for_bit(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_checkpoints_of_all_programs_can_be_written_and_read(name, tmp_path):
     from partsong.cli.choices import state_types
-    from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
+    from partsong.io.model_file import load_checkpoint, save_checkpoint
 
     point = run(PROGRAMS[name], shards_of(data()), 2)[-1].checkpoint
     save_checkpoint(tmp_path / "c.ckpt", point, context={})

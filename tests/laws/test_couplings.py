@@ -6,17 +6,26 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.align.assignment import Assignment, Identity, PartialAssignment
-from partsong.align.nearest import SoftMax
-from partsong.align.plan import ALONE, Matching
-from partsong.align.transport import PartialSinkhorn, Sinkhorn
+from partsong.aggregation.alignment import (
+    ALONE,
+    Assignment,
+    Identity,
+    Matching,
+    PartialAssignment,
+    PartialSinkhorn,
+    Sinkhorn,
+    SoftMax,
+)
 from partsong.errors import CompositionError, ParameterError
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.coupling import AlignedPull, NoPull, Pull, Tether
-from partsong.local.equations import NormalEquations
-from partsong.local.gradient import InertialPalm, ProjectedGradient
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.pivoting import BlockPivoting
+from partsong.solvers.coupling import AlignedPull, NoPull, Pull, Tether
+from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.update_rules import (
+    BlockPivoting,
+    CoordinateDescent,
+    InertialPalm,
+    Multiplicative,
+    ProjectedGradient,
+)
 
 RULES = [
     Multiplicative(), CoordinateDescent(2), ProjectedGradient(), InertialPalm(), InertialPalm(0.3), BlockPivoting(),

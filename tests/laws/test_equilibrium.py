@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import nnls
 
-from partsong import NMF, threads
-from partsong.data.matrix import as_matrix
+from partsong import NMF
+from partsong.core import runtime
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.errors import DataError, ShapeError
-from partsong.evaluate.equilibrium import THIN, ErrorNorms, equilibrium, error_norms
+from partsong.evaluation.equilibrium import THIN, ErrorNorms, equilibrium, error_norms
 
 
 def profile(shape=(40, 25), rank=3, seed=0):
@@ -218,8 +219,8 @@ def test_threads_change_nothing(monkeypatch):
     X, W, H, known = profile((200, 60))
     matrix = observed(with_gaps(X, known))
     alone = equilibrium(matrix, W, H)
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
-    with threads.kernels_on(3):
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
+    with runtime.kernels_on(3):
         shared = equilibrium(matrix, W, H)
     assert_array_equal(shared.row_gains, alone.row_gains)
     assert_array_equal(shared.column_gains, alone.column_gains)

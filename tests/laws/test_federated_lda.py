@@ -12,21 +12,20 @@ from scipy.special import psi
 from sklearn.decomposition import LatentDirichletAllocation
 from test_programs import shards_of
 
-from partsong import threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, DataError, ParameterError, ShapeError
-from partsong.evaluate.agreement import recovery
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.kernels import compiled_lda
-from partsong.local.lda_rows import TopicRows, expectations
-from partsong.privacy.masking import MaskedSum
-from partsong.programs.federated_lda import DocumentTopics, FederatedLDA, TopicWords
+from partsong.evaluation.metrics import recovery
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.kernels import topics as compiled_lda
+from partsong.methods.fedlda import DocumentTopics, FederatedLDA, TopicWords
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.solvers.lda import TopicRows, expectations
 
 TOPICS, WORDS, DOCUMENTS = 4, 30, 90
 CUTS = [20, 21, 60]
@@ -244,7 +243,7 @@ def test_planted_topics_are_found():
 def test_threads_give_the_same(monkeypatch):
     X, _ = corpus()
     one = run(FederatedLDA(TOPICS), split(X), 4)
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     assert_allclose(totals(run(FederatedLDA(TOPICS), split(X), 4, kernel_threads=2)), totals(one), rtol=1e-10)
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from partsong.core import Message
+from partsong.core.interfaces import Message
 from partsong.errors import DivergenceError, ParameterError, UploadError
-from partsong.privacy.contents import are_alike, contents_of, told, understood
-from partsong.privacy.fixed_point import Encoding, Grid
+from partsong.secure_aggregation.fixed_point import Encoding, Grid
+from partsong.secure_aggregation.messages import are_alike, contents_of, told, understood
 
 
 def encoding(parties, bound=1e9, weight=1e9):

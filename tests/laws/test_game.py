@@ -11,17 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong import threads
-from partsong.data.matrix import as_matrix
+from partsong.core import runtime
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.errors import CompositionError, ParameterError
-from partsong.evaluate.equilibrium import equilibrium
-from partsong.kernels import compiled_game
-from partsong.local.board import LEADERS, Meeting, board_of
-from partsong.local.game import Game, Standing, balance, first_weights
-from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.local.self_play import NoSelfPlay, ShrinkOthers, ShrinkSmallest
-from partsong.local.step_sizes import MOST_SAFE, ConstantStep, DecayingStep, SafeStep
+from partsong.evaluation.equilibrium import equilibrium
+from partsong.kernels import game as compiled_game
+from partsong.solvers.game import (
+    MOST_SAFE,
+    ConstantStep,
+    DecayingStep,
+    Game,
+    NoSelfPlay,
+    SafeStep,
+    ShrinkOthers,
+    ShrinkSmallest,
+    Standing,
+    balance,
+    first_weights,
+)
+from partsong.solvers.game_orders import (
+    LEADERS,
+    Alternating,
+    Meeting,
+    Raster,
+    Shuffled,
+    Simultaneous,
+    Stratified,
+    board_of,
+)
 
 ORDERS = [Raster(), Shuffled(), Stratified(), Stratified(blocks=3), Simultaneous(), Alternating()]
 MEETINGS = [order for order in ORDERS if order.plays_cells]
@@ -113,7 +131,7 @@ def play_list(pairs, X, W, Ht, meeting, known):
 
 @pytest.fixture
 def always_threaded(monkeypatch):
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 20, 33])
@@ -133,7 +151,7 @@ def test_stratified_play_is_sequential_play_in_its_order_bit_for_bit(form, dtype
             there = play_list(pairs, X, W * dtype(scale), Ht / dtype(scale), meeting, known)
             seen = set()
             for count in (1, 2, 4):
-                with threads.kernels_on(count):
+                with runtime.kernels_on(count):
                     (done,) = play(Game(order, step), matrix, W, Ht)
                 assert_array_equal(done.W, there[0] / dtype(scale))
                 assert_array_equal(done.Ht, there[1] * dtype(scale))

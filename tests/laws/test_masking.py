@@ -18,13 +18,12 @@ from test_programs import PROGRAMS, data, shards_of
 from test_programs import run as run_openly
 from test_sketched_consensus import program_of
 
-from partsong import recipes
-from partsong.aggregate.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Message, Occasion, Reducible, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Occasion, Reducible, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import (
     CompositionError,
     DivergenceError,
@@ -35,19 +34,27 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
-from partsong.privacy import admission, answers, contents, dealing, key_agreement, masked_party
-from partsong.privacy.admission import masks_of
-from partsong.privacy.dealing import Secrets, dealt, dealt_bytes, split_for
-from partsong.privacy.envelopes import KEYS, PHASES, SHARES, UNMASKING, UPLOAD, enclosed, names_as_array
-from partsong.privacy.key_agreement import agreed, pair_stream, public_key, seed_stream
-from partsong.privacy.masking import MaskedSum, roster_of
+from partsong.methods import recipes
+from partsong.methods.fedlda import FederatedLDA
+from partsong.methods.private import MASKED_BOUND
+from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.privacy.randomness import InsecureSource, system_source
-from partsong.privacy.shamir import combine, weights_at_zero
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.programs.private_statistics import MASKED_BOUND
-from partsong.programs.sketched_statistics import SketchedStatistics
-from partsong.sketch.gaussian import Gaussian
-from partsong.streams import key
+from partsong.secure_aggregation import client, crypto, secret_sharing
+from partsong.secure_aggregation import messages as admission
+from partsong.secure_aggregation.crypto import agreed, combine, pair_stream, public_key, seed_stream, weights_at_zero
+from partsong.secure_aggregation.messages import (
+    KEYS,
+    PHASES,
+    SHARES,
+    UNMASKING,
+    UPLOAD,
+    enclosed,
+    masks_of,
+    names_as_array,
+)
+from partsong.secure_aggregation.protocol import MaskedSum, roster_of
+from partsong.secure_aggregation.secret_sharing import Secrets, dealt, dealt_bytes, split_for
+from partsong.sketch.kinds import Gaussian
 
 SHAPE = (3, 5)
 
@@ -461,9 +468,9 @@ def mask(key, count):
 @pytest.mark.parametrize("count", [0, 1, 16383, 16384, 16385, 50000])
 def test_a_mask_is_the_stream_of_its_key(count):
     total = np.arange(count, dtype=np.uint64)
-    key_agreement.add_mask(total, bytes(range(32)))
+    crypto.add_mask(total, bytes(range(32)))
     np.testing.assert_array_equal(total, np.arange(count, dtype=np.uint64) + mask(bytes(range(32)), count))
-    key_agreement.add_mask(total, bytes(range(32)), negated=True)
+    crypto.add_mask(total, bytes(range(32)), negated=True)
     np.testing.assert_array_equal(total, np.arange(count, dtype=np.uint64))
 
 
@@ -473,15 +480,15 @@ def test_no_key_is_used_for_two_texts(monkeypatch):
 
     def mask_and_note(total, key, *, negated=False):
         streams.setdefault(key, []).append(len(total))
-        key_agreement.add_mask(total, key, negated=negated)
+        crypto.add_mask(total, key, negated=negated)
 
     def seal_and_note(key, text):
         sealed.setdefault(key, []).append(text)
-        return key_agreement.seal(key, text)
+        return crypto.seal(key, text)
 
-    monkeypatch.setattr(masked_party, "add_mask", mask_and_note)
-    monkeypatch.setattr(dealing, "seal", seal_and_note)
-    monkeypatch.setattr(answers, "seal", seal_and_note)
+    monkeypatch.setattr(client, "add_mask", mask_and_note)
+    monkeypatch.setattr(secret_sharing, "seal", seal_and_note)
+    monkeypatch.setattr(secret_sharing, "seal", seal_and_note)
     first = Play(silent={"p003": UPLOAD + 1})(uploads_of(5))
     Play(silent={"p001": UPLOAD})(uploads_of(5), before=first, index=1)
     assert all(len(texts) == 1 for texts in sealed.values())
@@ -799,7 +806,7 @@ def other_list(heard, *without):
 def listed_by(seat, survivors):
     """The list that an answer of this party would be for, as it sees the sum."""
     masks = masks_of(seat.gathering, seat.draft.about.common)
-    return answers.Listed(seat.gathering, tuple(survivors), admission.list_of(masks, survivors))
+    return secret_sharing.Listed(seat.gathering, tuple(survivors), admission.list_of(masks, survivors))
 
 
 def answers_to(played, lists):
@@ -815,7 +822,7 @@ def answers_to(played, lists):
 def read_by_a_liar(played, said, accomplices=()):
     """Whose shares a server can read that keeps to nothing, with all that some parties know; and of which list."""
     found = {}
-    read = {n: answers._read(n, body, listed_by(played.seats[n], names)) for n, (names, body) in said.items()}
+    read = {n: secret_sharing._read(n, body, listed_by(played.seats[n], names)) for n, (names, body) in said.items()}
     for name, (survivors, _) in said.items():
         listed, numbers = listed_by(played.seats[name], survivors), played.seats[name].gathering.circle.admitted.numbers
         points = {numbers[name]: read[name].own}
@@ -823,15 +830,15 @@ def read_by_a_liar(played, said, accomplices=()):
             tokens = [read[other].tokens.get(name)] if other in read else []
             if other in accomplices:
                 pairs = played.seats[other].member.place.pairs
-                tokens.append(answers.token(pairs[name], (name, other), listed))
-            parts = [key_agreement.unseal(one, read[name].parts[other]) for one in tokens if one is not None]
+                tokens.append(secret_sharing.token(pairs[name], (name, other), listed))
+            parts = [crypto.unseal(one, read[name].parts[other]) for one in tokens if one is not None]
             for part in filter(None, parts):
                 points[numbers[other]] = part
         threshold = listed.gathering.terms.threshold
         if len(points) >= threshold:
             weights = weights_at_zero(sorted(points)[:threshold])
             secret = combine({x: int.from_bytes(text, "big") for x, text in points.items()}, weights)
-            shares = key_agreement.unseal(secret.to_bytes(33, "big")[1:], read[name].sealed)
+            shares = crypto.unseal(secret.to_bytes(33, "big")[1:], read[name].sealed)
             found |= {} if shares is None else {name: (survivors, shares)}
     return found
 
@@ -873,14 +880,14 @@ def test_a_server_that_shows_two_lists_reads_one_at_most_and_of_halves_none(part
 
 
 def not_bound_to_the_list(secret, route, listed):
-    return key_agreement.derived(secret, "answer", *route)
+    return crypto.derived(secret, "answer", *route)
 
 
 @pytest.mark.parametrize("fault", ["tokens for any list", "a threshold of half", "too many accomplices"])
 def test_the_law_of_one_list_finds_planted_faults(fault, monkeypatch):
     reduction, accomplices = MaskedSum(batch=1), ()
     if fault == "tokens for any list":
-        monkeypatch.setattr(answers, "token", not_bound_to_the_list)
+        monkeypatch.setattr(secret_sharing, "token", not_bound_to_the_list)
     elif fault == "a threshold of half":
         monkeypatch.setattr(MaskedSum, "threshold", lambda self, parties: parties // 2)
     else:
@@ -1006,17 +1013,17 @@ def require_that_sums_do_not_help_each_other(reduction):
 
 def test_a_key_that_was_given_away_is_of_no_use_in_the_next_sum(monkeypatch):
     require_that_sums_do_not_help_each_other(MaskedSum())
-    drawn = masked_party._advertise
+    drawn = client._advertise
 
     def reused(seat, heard):
         seat, _ = drawn(seat, heard)
         secrets = (seat.dealer.secrets[0],) * len(seat.dealer.secrets)
         seat = replace(seat, dealer=replace(seat.dealer, secrets=secrets))
-        body = masked_party._advert(seat.member, seat.dealer.share_key, secrets).written()
+        body = client._advert(seat.member, seat.dealer.share_key, secrets).written()
         scene = seat.draft.terms.scene(KEYS)
         return seat, enclosed(scene, seat.member.party, seat.member.signing, body)
 
-    monkeypatch.setattr(masked_party, "_advertise", reused)
+    monkeypatch.setattr(client, "_advertise", reused)
     with pytest.raises(PartyError, match="has sent as well"):
         require_that_sums_do_not_help_each_other(MaskedSum())
     monkeypatch.setattr(admission, "_check_keys", lambda scene, adverts: None)
@@ -1112,7 +1119,7 @@ def test_what_is_no_share_is_an_error_of_ours_even_where_two_have_agreed_on_it(m
         return {**inbox, "p002": signed_by("p002", played, at, dealt("p002", false, dealer.keys))}
 
     with monkeypatch.context() as patched:
-        patched.setattr(dealing, "share_of", lambda text: 0)
+        patched.setattr(secret_sharing, "share_of", lambda text: 0)
         played = Played({}, None)
         with pytest.raises(PartyError, match=r"'p002', phase 3 .*dealt what is no share to 'p001'"):
             Play(change=change)(uploads_of(5), played=played)
@@ -1143,7 +1150,7 @@ def test_a_key_that_is_sent_twice_is_refused():
     def change(at, inbox):
         dealer, seat = played.dealers["p001"], played.seats["p001"]
         secrets = (dealer.secrets[0], played.dealers[owner].secrets[0], *dealer.secrets[2:])
-        body = masked_party._advert(seat.member, dealer.share_key, secrets).written()
+        body = client._advert(seat.member, dealer.share_key, secrets).written()
         return {**inbox, "p001": signed_by("p001", played, at, body)}
 
     for owner in ("p000", "p001"):
@@ -1162,7 +1169,7 @@ def test_bytes_are_those_of_the_formula(batch):
     parties, reduction = 6, MaskedSum(batch=batch)
     first = Play(reduction)(uploads_of(parties))
     second = Play(reduction, silent={"p001": UPLOAD, "p004": UNMASKING})(uploads_of(parties), before=first, index=1)
-    about = 32 + len(contents.told(first.drafts["p000"].about.contents))
+    about = 32 + len(admission.told(first.drafts["p000"].about.contents))
     numbers = 8 * (15 + 3 + 1)
     for done, survivors in ((first, 6), (second, 5)):
         sent = dict.fromkeys(uploads_of(parties), 0)
@@ -1317,7 +1324,7 @@ def test_only_sums_can_be_masked():
 
 
 def test_without_the_extra_it_is_said_at_once(monkeypatch):
-    key_agreement._module.cache_clear()
+    crypto._module.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.hashes", None)
     with pytest.raises(MissingExtra, match=re.escape('pip install "partsong[privacy]"')):
         MaskedSum()

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong import kernels, threads
-from partsong.data import sparse, tiles
-from partsong.data.matrix import as_matrix, float_type
+from partsong import kernels
+from partsong.core import runtime
+from partsong.data import dense as tiles
+from partsong.data import sparse
+from partsong.data.conversion import as_matrix, float_type
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ShapeError
-from partsong.local import start
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.gradient import InertialPalm
-from partsong.local.momentum import Extrapolation
+from partsong.solvers import initialization
+from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.solvers.update_rules import CoordinateDescent, InertialPalm
 
 
 def sparse_like(shape, seed=0, density=0.3):
@@ -98,12 +98,12 @@ def test_products_and_numbers(form, tmp_path):
 
 @pytest.mark.parametrize("form", ["C order", "csr", "memory map"])
 def test_threads_change_only_rounding_and_are_reproducible(form, tmp_path, monkeypatch):
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     X = sparse_like((400, 31))
     Ht = np.random.default_rng(1).random((31, 5))
     results = {}
     for count in (1, 2, 3, 3):
-        with threads.kernels_on(count):
+        with runtime.kernels_on(count):
             now = factorize(as_matrix(FORMS[form](X, tmp_path)), Ht)
         if count in results:
             assert_array_equal(now[1], results[count][1])
@@ -121,14 +121,14 @@ def small_tiles(monkeypatch):
 
 @pytest.mark.parametrize("form", ["C order", "F order", "memory map", "memory map, F order"])
 def test_wide_rows_in_blocks_are_the_same_rows(form, tmp_path, small_tiles, monkeypatch):
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     X = sparse_like((300, 41))
     matrix = as_matrix(FORMS[form](X, tmp_path))
     assert tiles.Tiles(matrix.X, matrix.dtype).are_low
     rng = np.random.default_rng(2)
     A, B = rng.random((300, 3)), rng.random((41, 3))
     Ht = rng.random((41, 5))
-    with threads.kernels_on(3):
+    with runtime.kernels_on(3):
         assert_allclose(matrix.times(B), X @ B)
         assert_allclose(matrix.transposed_times(A), X.T @ A)
         assert matrix.squared_distance(A, B) == pytest.approx(np.square(X - A @ B.T).sum())
@@ -151,7 +151,7 @@ def test_wide_rows_in_blocks_are_the_same_rows(form, tmp_path, small_tiles, monk
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_rows_alone_do_what_rows_and_columns_do(count, monkeypatch):
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     monkeypatch.setattr(sparse, "CHUNK", 100)
     X = sparse_like((300, 17))
     X[:, 3] = 0
@@ -159,7 +159,7 @@ def test_rows_alone_do_what_rows_and_columns_do(count, monkeypatch):
     alone, both = SparseMatrix(by_row), SparseMatrix(by_row, by_row.T.tocsr())
     rng = np.random.default_rng(2)
     A, Ht = rng.random((300, 4)), rng.random((17, 4))
-    with threads.kernels_on(count):
+    with runtime.kernels_on(count):
         for matrix in (alone, both):
             assert_allclose(matrix.transposed_times(A), X.T @ A)
             assert_allclose(matrix.columns(np.array([3, 0, 5])), X[:, [3, 0, 5]])
@@ -181,8 +181,8 @@ def test_only_small_data_are_held_twice(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_random_numbers_drawn_in_blocks_are_those_drawn_at_once(dtype, monkeypatch):
-    monkeypatch.setattr(start, "DRAWN", 7)
-    drawn = start.random_columns(40, 3, np.random.default_rng(5), dtype)
+    monkeypatch.setattr(initialization, "DRAWN", 7)
+    drawn = initialization.random_columns(40, 3, np.random.default_rng(5), dtype)
     assert_array_equal(drawn, np.random.default_rng(5).random((40, 3)).astype(dtype))
 
 

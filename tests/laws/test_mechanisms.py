@@ -17,8 +17,7 @@ from scipy import optimize, sparse, stats
 from partsong.errors import DataError, DivergenceError, ParameterError, ShapeError
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll, clipped_cells
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.row_noise import COUNT_UNIT, NoisyRows, repaired_gram
-from partsong.privacy.rows import BoundedRows, RowSums
+from partsong.privacy.row_level import COUNT_UNIT, BoundedRows, NoisyRows, RowSums, repaired_gram
 
 KINDS = [ClippedGaussian, ClippedLaplace]
 ORDER = {ClippedGaussian: 2, ClippedLaplace: 1}
@@ -361,7 +360,7 @@ def test_a_row_becomes_the_same_whole_row_with_any_others_beside_it_in_any_order
 
 
 def test_a_refusal_does_not_tell_how_many_rows_there_are(monkeypatch):
-    monkeypatch.setattr("partsong.privacy.rows.MOST_ROWS", 100)
+    monkeypatch.setattr("partsong.privacy.row_level.MOST_ROWS", 100)
     with pytest.raises(ParameterError) as caught:
         BoundedRows(1.0, 1.0).sums(np.zeros((137, 2)), np.zeros((137, 3)))
     assert "137" not in str(caught.value)

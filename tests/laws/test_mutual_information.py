@@ -7,13 +7,17 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
-from partsong.data.matrix import as_matrix
+from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
-from partsong.mutual.critics import Concat, draw_parameters
-from partsong.mutual.documents import documents_of, operations
-from partsong.mutual.information import MutualInformation
-from partsong.mutual.separable import Separable
-from partsong.mutual.smile import ClippedBound, JensenShannon
+from partsong.methods.mutual_information.batches import documents_of, operations
+from partsong.methods.mutual_information.critics import (
+    ClippedBound,
+    Concat,
+    JensenShannon,
+    MutualInformation,
+    Separable,
+    draw_parameters,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 

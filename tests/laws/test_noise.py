@@ -11,18 +11,20 @@ import pytest
 from scipy import stats
 
 from partsong.errors import ParameterError, PartsongError
-from partsong.privacy.gaussian_curve import log_delta
-from partsong.privacy.noise import RoundedGaussian, RoundedLaplace, sampling_slack
-from partsong.privacy.randomness import InsecureSource, is_secure, system_source, words
-from partsong.privacy.tables import (
+from partsong.privacy.accounting import log_delta
+from partsong.privacy.discrete_noise import (
     ONE,
+    RoundedGaussian,
+    RoundedLaplace,
     Table,
     bernoulli,
     discrete_gaussian,
     geometric,
     rounded_gaussian,
+    sampling_slack,
     symmetric,
 )
+from partsong.privacy.randomness import InsecureSource, is_secure, system_source, words
 
 SYMMETRIC = {
     "rounded 1": rounded_gaussian(1.0),

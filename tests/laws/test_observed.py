@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import nnls
 
-from partsong import threads
-from partsong.data.matrix import as_matrix
+from partsong.core import runtime
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.errors import CompositionError, DataError, DataTypeError, ShapeError, UnreadableError
-from partsong.local.alternate import Alternate
-from partsong.local.equations import Penalty
-from partsong.local.observed import ObservedRows
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.observed import ObservedRows
 
 
 def ratings(shape=(60, 25), seed=0, density=0.6):
@@ -320,13 +320,13 @@ def test_float32_is_solved_to_its_precision():
 
 
 def test_threads_and_neighbours_do_not_change_a_row(monkeypatch):
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     matrix = observed(with_gaps(*ratings((300, 40))))
     Ht = np.random.default_rng(1).random((40, 6))
     alone = ObservedRows().solve_rows(matrix, Ht)
     distance, residuals = matrix.squared_distance(alone, Ht), matrix.residuals(alone, Ht)
     for count in (2, 3):
-        with threads.kernels_on(count):
+        with runtime.kernels_on(count):
             assert len(matrix.pieces(6)) == count
             assert_array_equal(ObservedRows().solve_rows(matrix, Ht), alone)
             assert_array_equal(matrix.residuals(alone, Ht), residuals)

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import PartialAssignment
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
-from partsong.local.step_sizes import ConstantStep
-from partsong.streams import key
+from partsong.aggregation.alignment import PartialAssignment
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
+from partsong.methods import recipes
+from partsong.solvers.game import ConstantStep
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
 ROUNDS = 6

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.core import Outcome
-from partsong.data.centred import Centred
+from partsong.core.interfaces import Outcome
+from partsong.data.centered import Centred
 from partsong.errors import ParameterError
-from partsong.local.pca_game import PLAYS, EigenGame, Profile
-from partsong.local.pca_passes import Match
+from partsong.solvers.pca_game import PLAYS, EigenGame, Match, Profile
 
 SAFE = [EigenGame(play) for play in PLAYS]
 STEPS = [EigenGame(play, step, decay) for play in PLAYS for step in (None, 1e-3, 1.0, 1e6) for decay in (0.0, 0.5)]

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import nnls
 
-from partsong.local.alternate import SUPPORT_SWEEPS, start_rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.equations import NormalEquations
-from partsong.local.pivoting import BlockPivoting
+from partsong.solvers.alternating import SUPPORT_SWEEPS, start_rows
+from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.update_rules import BlockPivoting, CoordinateDescent
 
 
 def solve(A, B):

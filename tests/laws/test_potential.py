@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.transport import PartialSinkhorn, Sinkhorn
-from partsong.core import Outcome, Plan, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn, Sinkhorn
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Outcome, Plan, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.errors import CompositionError, DataError
-from partsong.evaluate.agreement import potential
-from partsong.local.coupling import AlignedPull, Tether
-from partsong.local.equations import NormalEquations
-from partsong.local.gradient import InertialPalm
-from partsong.programs.consensus import Consensus
-from partsong.running import Stop
-from partsong.simulation import party_components, potential_in_simulation, simulate
-from partsong.streams import key
+from partsong.evaluation.metrics import potential
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus
+from partsong.solvers.coupling import AlignedPull, Tether
+from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.update_rules import InertialPalm
+from partsong.training.simulation import party_components, potential_in_simulation, simulate
+from partsong.training.stopping import Stop
 
 SUB_STOCHASTIC = PartialSinkhorn(level=0.4, blur=0.5)
 ALIGNMENTS = [Assignment(), PartialAssignment(), Sinkhorn(), SUB_STOCHASTIC]

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from partsong import recipes
-from partsong.core import Layout, Message, Shard
-from partsong.data.matrix import as_matrix
+from partsong.core.interfaces import Layout, Message, Shard
+from partsong.data.conversion import as_matrix
+from partsong.methods import recipes
 from partsong.privacy import mechanisms
 from partsong.privacy.accounting import Ledger
-from partsong.privacy.audit import audit
+from partsong.privacy.auditing import audit
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.rows import BoundedRows
+from partsong.privacy.row_level import BoundedRows
 
 DELTA, EPSILON, ROUNDS, RUNS, SEED = 1e-5, 3.0, 2, 300, 3
 MANY = 500

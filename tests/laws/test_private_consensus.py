@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import BudgetSpent, CompositionError, DivergenceError, ParameterError, PartyError, ShapeError
-from partsong.evaluate.metrics import relative_error
-from partsong.local.game import Game
-from partsong.local.step_sizes import ConstantStep
+from partsong.evaluation.metrics import relative_error
+from partsong.methods import recipes
+from partsong.methods.private import PrivateConsensus, _sizes, from_the_system
 from partsong.privacy.accounting import Ledger
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll
 from partsong.privacy.randomness import InsecureSource
-from partsong.programs.private_consensus import PrivateConsensus, _sizes, from_the_system
+from partsong.solvers.game import ConstantStep, Game
 
 RANK, COLUMNS, ROUNDS = 3, 12, 4
 RECIPES = {

@@ -14,13 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import (
     BudgetSpent,
     CompositionError,
@@ -29,12 +27,13 @@ from partsong.errors import (
     PartyError,
     ShapeError,
 )
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods import recipes
+from partsong.methods.private import MASKED_BOUND, PrivateModel, PrivateRows, PrivateStatistics
 from partsong.privacy.accounting import Budget, Ledger
-from partsong.privacy.masking import MaskedSum
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.row_weights import row_weights, whole_model
-from partsong.programs.private_statistics import MASKED_BOUND, PrivateModel, PrivateRows, PrivateStatistics
+from partsong.privacy.row_level import row_weights, whole_model
+from partsong.secure_aggregation.protocol import MaskedSum
 
 K, M, SEED, DELTA = 3, 20, 5, 1e-5
 

@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong import recipes
-from partsong.aggregate.linear import Mean, Sum, WeightedMean, add
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Checkpoint, Layout, Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.linear import Mean, Sum, WeightedMean, add
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Checkpoint, Layout, Message, Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.equations import Penalty
-from partsong.local.gradient import InertialPalm, ProjectedGradient
-from partsong.local.momentum import Extrapolation
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.orders import Shuffled
-from partsong.local.pivoting import BlockPivoting
-from partsong.local.step_sizes import DecayingStep
-from partsong.programs.consensus import Consensus
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.programs.joining import IndependentStart
-from partsong.programs.shared_statistics import SharedStatistics
-from partsong.streams import key, stream
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus, IndependentStart
+from partsong.methods.exact import SharedStatistics
+from partsong.methods.fedlda import FederatedLDA
+from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.solvers.game import DecayingStep
+from partsong.solvers.game_orders import Shuffled
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.update_rules import (
+    BlockPivoting,
+    CoordinateDescent,
+    InertialPalm,
+    Multiplicative,
+    ProjectedGradient,
+)
 
 RULES = [
     Multiplicative(),

@@ -9,9 +9,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.errors import ParameterError
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.equations import NormalEquations
-from partsong.local.proximal import ProximalDescent, converges_when_sketched, damping_grid, warn_unless_convergent
+from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.update_rules import (
+    CoordinateDescent,
+    ProximalDescent,
+    converges_when_sketched,
+    damping_grid,
+    warn_unless_convergent,
+)
 
 
 def problem(seed=0, scale=1.0):

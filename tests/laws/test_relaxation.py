@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.aggregate.linear import Mean
-from partsong.aggregate.reduction import InTheOpen
-from partsong.aggregate.server import Relaxation, Replace
-from partsong.core import Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.linear import Mean
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.server_update import Relaxation, Replace
+from partsong.core.interfaces import Message, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import ParameterError
-from partsong.local.alternate import Alternate
-from partsong.local.proximal import ProximalDescent
-from partsong.programs.consensus import Consensus
-from partsong.sketch.proportion import Proportion
-from partsong.streams import key
+from partsong.methods.averaging import Consensus
+from partsong.sketch.crossing import Proportion
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.update_rules import ProximalDescent
 
 PARTIES = ("p0", "p1", "p2")
 

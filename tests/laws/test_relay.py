@@ -7,19 +7,20 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong import FederatedNMF, recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment
+from partsong import FederatedNMF
+from partsong.aggregation.alignment import Assignment
+from partsong.aggregation.plaintext import InTheOpen
 from partsong.cli.choices import state_types
-from partsong.core import Checkpoint, Layout, Reducible, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
+from partsong.core.interfaces import Checkpoint, Layout, Reducible, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
 from partsong.errors import CompositionError, ParameterError
-from partsong.evaluate.agreement import drift_of, fit_of
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.local.alternate import Rows
-from partsong.simulation import drift_in_simulation, party_components
-from partsong.streams import key
+from partsong.evaluation.metrics import drift_of, fit_of
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods import recipes
+from partsong.solvers.alternating import Rows
+from partsong.training.simulation import drift_in_simulation, party_components
 
 LEG = 3
 FIRST = {
@@ -103,7 +104,7 @@ def test_only_the_leg_is_added_to_what_is_broadcast():
 def test_legs_that_do_not_fit_are_refused():
     with pytest.raises(ParameterError, match="at least one round"):
         recipes.then_exact(recipes.fnmf(4), 0)
-    from partsong.programs.relay import Relay
+    from partsong.methods.relay import Relay
 
     with pytest.raises(ParameterError, match="one rank"):
         Relay(recipes.fnmf(4), recipes.shared_statistics(5), 2)

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from partsong.errors import DivergenceError, PartsongError
-from partsong.mutual.descent import Descent
-from partsong.mutual.information import MutualInformation, NoInformation
-from partsong.mutual.separable import Separable
-from partsong.mutual.smile import JensenShannon
+from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation, NoInformation, Separable
+from partsong.methods.mutual_information.descent import Descent
 
 torch = pytest.importorskip("torch")
 
-from partsong.mutual import replayed  # noqa: E402
-from partsong.mutual.documents import documents_of  # noqa: E402
-from partsong.topic_device import rows_on  # noqa: E402
+from partsong.methods.mutual_information import replay  # noqa: E402
+from partsong.methods.mutual_information.batches import documents_of  # noqa: E402
+from partsong.topics.fitting import rows_on  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 PARTS = {
@@ -45,7 +43,7 @@ def problem(device, seed=0, information=PARTS["none"]):
 def both(work, monkeypatch):
     found = []
     for is_worth_it in (False, True):
-        monkeypatch.setattr(replayed, "is_worth_it", lambda *_, answer=is_worth_it: answer)
+        monkeypatch.setattr(replay, "is_worth_it", lambda *_, answer=is_worth_it: answer)
         found.append(work())
     return found
 
@@ -79,7 +77,7 @@ def test_settling(device, monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_one_run_left_does_not_reach_the_next(device, monkeypatch):
     descent = Descent(3, 5, 0.01, "document", PARTS["js"])
-    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(replay, "is_worth_it", lambda *_: True)
 
     def learned(seed):
         documents, *start = problem(device, seed, PARTS["js"])
@@ -97,16 +95,16 @@ def test_what_one_run_left_does_not_reach_the_next(device, monkeypatch):
 
 
 def test_benches_are_few(monkeypatch):
-    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(replay, "is_worth_it", lambda *_: True)
     documents, *start = problem("cpu")
     for epochs in range(1, 9):
         Descent(epochs, 5, 0.01).run(documents, *start, np.random.default_rng(0))
-    assert len(replayed._kept.benches) == replayed.KEPT
+    assert len(replay._kept.benches) == replay.KEPT
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_divergence_is_told_and_forgotten(device, monkeypatch):
-    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(replay, "is_worth_it", lambda *_: True)
     documents, *start = problem(device)
     wild = Descent(30, 5, 1e6, "document")
     with pytest.raises(DivergenceError):
@@ -120,14 +118,14 @@ def test_one_long_document_does_not_make_all_batches_long():
     counts = np.zeros((200, 500))
     counts[:, 0] = 1
     is_cuda = type("On", (), {"is_cuda": True})
-    assert replayed.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
+    assert replay.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
     counts[7] = 1
-    assert not replayed.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
+    assert not replay.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
 
 
 def test_steps_that_were_not_taken_are_told(monkeypatch):
-    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
-    monkeypatch.setattr(replayed.Workbench, "_work", lambda *_: None)
+    monkeypatch.setattr(replay, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(replay.Workbench, "_work", lambda *_: None)
     documents, *start = problem("cpu")
     with pytest.raises(PartsongError, match="0 of 5 recorded steps"):
         Descent(1, 5, 0.0123).run(documents, *start, np.random.default_rng(0))
@@ -135,7 +133,7 @@ def test_steps_that_were_not_taken_are_told(monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_threads_record_for_themselves(device, monkeypatch):
-    monkeypatch.setattr(replayed, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(replay, "is_worth_it", lambda *_: True)
     descent = Descent(6, 2, 0.01, "document", PARTS["js"])
 
     def learned(seed):

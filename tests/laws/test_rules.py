@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.core import Claim
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.equations import NormalEquations, Penalty
-from partsong.local.gradient import InertialPalm, ProjectedGradient
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.pivoting import BlockPivoting
-from partsong.local.proximal import ProximalDescent
+from partsong.core.interfaces import Claim
+from partsong.solvers.normal_equations import NormalEquations, Penalty
+from partsong.solvers.update_rules import (
+    BlockPivoting,
+    CoordinateDescent,
+    InertialPalm,
+    Multiplicative,
+    ProjectedGradient,
+    ProximalDescent,
+)
 
 RULES = [
     Multiplicative(),

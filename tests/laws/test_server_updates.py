@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.aggregate.adaptive import Adagrad, Adam, Yogi
-from partsong.core import Message
+from partsong.aggregation.server_update import Adagrad, Adam, Yogi
+from partsong.core.interfaces import Message
 from partsong.errors import ParameterError
 
 UPDATES = [

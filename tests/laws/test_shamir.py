@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partsong.errors import ParameterError
 from partsong.privacy.randomness import system_source
-from partsong.privacy.shamir import PRIME, below, combine, split, weights_at_zero
+from partsong.secure_aggregation.crypto import PRIME, below, combine, split, weights_at_zero
 
 
 @dataclass

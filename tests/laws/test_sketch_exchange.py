@@ -13,35 +13,30 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Checkpoint, Layout, Message, Outcome, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.data.two_sided import TwoSided, block_range, covering, two_sided_blocks
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Checkpoint, Layout, Message, Outcome, Schedule, Shard
+from partsong.core.streams import stream
+from partsong.data.blocks import TwoSided, block_range, covering, two_sided_blocks
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError, ShapeError
-from partsong.fitting import Earlier, Task, conclude, pursue
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.equations import Penalty
-from partsong.local.gradient import InertialPalm, ProjectedGradient
-from partsong.local.momentum import Extrapolation
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.proximal import ProximalDescent
-from partsong.local.rules import RuleState
-from partsong.local.start import random_columns
-from partsong.programs.shared_statistics import SharedStatistics
-from partsong.programs.sketch_exchange import SketchExchange, SketchServer
-from partsong.programs.sketch_turns import SketchParty
-from partsong.running import Stop
-from partsong.sketch.count import CountSketch
-from partsong.sketch.crossing import placed_rows, transposed_times, walk
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.hadamard import Hadamard
-from partsong.sketch.proportion import Proportion
-from partsong.sketch.subsampling import Subsampling
-from partsong.streams import stream
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods.dsanls import SketchExchange, SketchParty, SketchServer
+from partsong.methods.exact import SharedStatistics
+from partsong.sketch.crossing import Proportion, placed_rows, transposed_times, walk
+from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
+from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.normal_equations import Penalty, RuleState
+from partsong.solvers.update_rules import (
+    CoordinateDescent,
+    InertialPalm,
+    Multiplicative,
+    ProjectedGradient,
+    ProximalDescent,
+)
+from partsong.training.loop import Earlier, Task, conclude, pursue
+from partsong.training.stopping import Stop
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
 N, M, K, SEED = 61, 34, 3, 3
@@ -534,7 +529,7 @@ def test_blocks_that_do_not_fit_are_refused():
 def test_products_for_the_equations_are_those_of_the_sketched_matrix(kind, form, tmp_path, monkeypatch):
     X = np.round(10 * data()).astype(np.int16 if form == "int" else np.float64)
     if form == "wide":
-        monkeypatch.setattr("partsong.data.tiles.TILE_BYTES", 4096)
+        monkeypatch.setattr("partsong.data.dense.TILE_BYTES", 4096)
     if form == "tensor":
         import_torch = pytest.importorskip("torch")
         matrix = as_matrix(import_torch.from_numpy(X))

@@ -10,31 +10,24 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregate.barycenter import FixedPoint
-from partsong.aggregate.linear import Mean, WeightedMean
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.barycenter import FixedPoint
+from partsong.aggregation.linear import Mean, WeightedMean
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.local.alternate import Alternate, Rows, start_rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.coupling import Pull
-from partsong.local.gradient import InertialPalm
-from partsong.local.momentum import Extrapolation
-from partsong.local.proximal import ProximalDescent
-from partsong.local.rules import RuleState
-from partsong.local.sketched import exact_columns, exact_rows, sketched_columns, sketched_rows
-from partsong.programs.consensus import Consensus
-from partsong.programs.sketched_consensus import MeanServer, SketchedConsensus, SteppingParty
-from partsong.sketch.count import CountSketch
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.hadamard import Hadamard
-from partsong.sketch.proportion import Proportion
-from partsong.sketch.subsampling import Subsampling
-from partsong.streams import key, stream
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods.averaging import Consensus
+from partsong.methods.secure_sketched import MeanServer, SketchedConsensus, SteppingParty
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
+from partsong.solvers.alternating import Alternate, Extrapolation, Rows, start_rows
+from partsong.solvers.coupling import Pull
+from partsong.solvers.normal_equations import RuleState
+from partsong.solvers.sketched import exact_columns, exact_rows, sketched_columns, sketched_rows
+from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, ProximalDescent
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
 SOME = Proportion(ratio=0.5)

@@ -10,30 +10,20 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Message, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.local.alternate import Alternate, start_rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.momentum import Extrapolation
-from partsong.local.proximal import ProximalDescent
-from partsong.local.rules import RuleState
-from partsong.programs.sketched_statistics import (
-    SketchedStatistics,
-    SketchedStatisticsParty,
-    SketchedStatisticsServer,
-)
-from partsong.sketch.count import CountSketch
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.hadamard import Hadamard
-from partsong.sketch.proportion import Proportion
-from partsong.sketch.recover import most_sketches, recover_from_sketches
-from partsong.sketch.subsampling import Subsampling
-from partsong.streams import key, stream
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods.secure_sketched import SketchedStatistics, SketchedStatisticsParty, SketchedStatisticsServer
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
+from partsong.sketch.placed import most_sketches, recover_from_sketches
+from partsong.solvers.alternating import Alternate, Extrapolation, start_rows
+from partsong.solvers.normal_equations import RuleState
+from partsong.solvers.update_rules import CoordinateDescent, ProximalDescent
 
 K, M, SEED = 3, 12, 5
 SOME = Proportion(ratio=0.5)

@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong import kernels, threads
-from partsong.data import tiles
-from partsong.data.matrix import as_matrix
+from partsong import kernels
+from partsong.core import runtime
+from partsong.data import dense as tiles
+from partsong.data.conversion import as_matrix
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ParameterError, ShapeError
-from partsong.sketch import placing, products
-from partsong.sketch.count import CountSketch
-from partsong.sketch.gaussian import Gaussian
-from partsong.sketch.hadamard import FEW, Hadamard
+from partsong.sketch import operator, placed
+from partsong.sketch.kinds import FEW, CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.operator import dimension_for
-from partsong.sketch.recover import most_sketches, recover_from_sketches
-from partsong.sketch.subsampling import Subsampling
+from partsong.sketch.placed import most_sketches, recover_from_sketches
 
 KINDS = [Gaussian, Subsampling, CountSketch, Hadamard]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -222,12 +220,12 @@ def test_small_pieces_and_threads_change_nothing(form, kind, tmp_path, monkeypat
         return wide.sketch(A, 90), high.sketch_transposed(A, 60), wider.sketch(A, 90), higher.sketch_transposed(A, 60)
 
     expected = results()
-    monkeypatch.setattr(products, "BYTES", 1 << 12)
-    monkeypatch.setattr(placing, "TOGETHER", 1000)
+    monkeypatch.setattr(operator, "BYTES", 1 << 12)
+    monkeypatch.setattr(placed, "TOGETHER", 1000)
     monkeypatch.setattr(tiles, "TILE_BYTES", 1 << 14)
     monkeypatch.setattr(tiles, "MAPPED_TILE_BYTES", 1 << 14)
-    monkeypatch.setattr(threads, "SMALL_WORK", 0)
-    with threads.kernels_on(3):
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
+    with runtime.kernels_on(3):
         for found, wanted in zip(results(), expected, strict=True):
             assert_allclose(found, wanted, atol=1e-11)
 

@@ -5,12 +5,12 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
-from partsong.data.matrix import as_matrix
-from partsong.fitting import RowFit, beginning_of
-from partsong.local import start as start_module
-from partsong.local.start import anchors
-from partsong.settings import solver_of
-from partsong.streams import stream
+from partsong.core.streams import stream
+from partsong.data.conversion import as_matrix
+from partsong.estimators.parameters import solver_of
+from partsong.solvers import initialization as start_module
+from partsong.solvers.initialization import anchors
+from partsong.training.loop import RowFit, beginning_of
 
 INITS = ["anchors", "random", "nndsvd", "nndsvda"]
 

@@ -11,14 +11,13 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong import recipes
-from partsong.aggregate.disjoint import breadth, span_of
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Message, Outcome, Schedule, Shard
-from partsong.data.matrix import as_matrix
+from partsong.aggregation.linear import breadth, span_of
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Message, Outcome, Schedule, Shard
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import (
     CompositionError,
     DivergenceError,
@@ -28,16 +27,23 @@ from partsong.errors import (
     StepTooLarge,
     UploadError,
 )
-from partsong.evaluate.equilibrium import equilibrium
-from partsong.local.game import Game, Standing, first_weights
-from partsong.local.orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.local.self_play import ShrinkOthers, ShrinkSmallest
-from partsong.local.step_sizes import ConstantStep, DecayingStep, SafeStep
-from partsong.programs.consensus import Consensus
-from partsong.programs.strata_play import PlayInStrata
-from partsong.running import Follower, Stop
-from partsong.simulation import simulate
-from partsong.streams import key, stream
+from partsong.evaluation.equilibrium import equilibrium
+from partsong.methods import recipes
+from partsong.methods.averaging import Consensus
+from partsong.methods.game import PlayInStrata
+from partsong.solvers.game import (
+    ConstantStep,
+    DecayingStep,
+    Game,
+    SafeStep,
+    ShrinkOthers,
+    ShrinkSmallest,
+    Standing,
+    first_weights,
+)
+from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
+from partsong.training.simulation import simulate
+from partsong.training.stopping import Follower, Stop
 
 K, M = 4, 14
 GAMES = {
@@ -454,7 +460,7 @@ def test_consensus_tells_a_step_too_large_while_numbers_are_finite(order, eta):
 
 
 def test_a_game_has_neither_sketch_nor_pull():
-    from partsong.local.coupling import Pull
+    from partsong.solvers.coupling import Pull
 
     with pytest.raises(CompositionError, match="without a pull"):
         Consensus(K, game=Game(), coupling=Pull(0.1))

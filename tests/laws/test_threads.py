@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong import threads
+from partsong.core import runtime
 
 BIG = """
 import hashlib, sys
 import numpy as np
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.methods import recipes
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel
+from partsong.engines.local import Sequential
 
 X = np.random.default_rng(0).random((8000, 301), np.float32)
 shards = [Shard(str(i), as_matrix(part)) for i, part in enumerate(np.array_split(X, 3))]
@@ -81,9 +81,9 @@ def test_blas_is_held_to_one_thread_within_and_set_free_after():
 
     before = counts()
     seen = []
-    with threads.kernels_on(2):
+    with runtime.kernels_on(2):
         seen.append(counts())
-        with threads.kernels_on(1):
+        with runtime.kernels_on(1):
             seen.append(counts())
         seen.append(counts())
     assert all(set(found) == {1} for found in seen)
@@ -97,7 +97,7 @@ def test_blas_is_held_to_one_thread_within_and_set_free_after():
 
 
 def held_counts(counts):
-    with threads.kernels_on(2):
+    with runtime.kernels_on(2):
         return counts()
 
 
@@ -138,7 +138,7 @@ def test_side_by_side_keeps_names_raises_the_first_error_and_leaves_nobody_waiti
     import signal
     import time
 
-    from partsong.engines.parallel import side_by_side
+    from partsong.engines.local import side_by_side
 
     assert side_by_side(str.upper, ["a", "b", "c"], 2) == {"a": "A", "b": "B", "c": "C"}
     with pytest.raises(ZeroDivisionError):

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong.aggregate.reduction import InTheOpen
+from partsong.aggregation.plaintext import InTheOpen
 from partsong.cli.choices import state_types
-from partsong.core import Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.sequential import Sequential
-from partsong.federation import states
-from partsong.io.checkpoint_file import load_checkpoint, save_checkpoint
-from partsong.program_states import program_states
-from partsong.programs.cooccurrence_sums import CooccurrenceSums
-from partsong.programs.federated_lda import FederatedLDA
-from partsong.programs.frequency_sums import FrequencySums
-from partsong.streams import key
-from partsong.topic_recipes import fednmf, fednmf_mi
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.federation import wire
+from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.methods.counts import CooccurrenceSums, FrequencySums
+from partsong.methods.fedlda import FederatedLDA
+from partsong.methods.fednmf import fednmf, fednmf_mi
+from partsong.methods.registry import program_states
 
 QUICK = {"epochs": 2, "batch": 8, "rate": 0.1}
 PROGRAMS = {
@@ -55,15 +54,15 @@ def test_sites_and_servers_can_keep_their_states(name, tmp_path):
     program = (PROGRAMS | COUNTS)[name]
     point = run(program, 1)[-1].checkpoint
     for number, state in enumerate((point.server, *point.parties.values())):
-        states.save_state(tmp_path / f"{number}.state", state)
-        again, _ = states.load_state(tmp_path / f"{number}.state")
+        wire.save_state(tmp_path / f"{number}.state", state)
+        again, _ = wire.load_state(tmp_path / f"{number}.state")
         assert type(again) is type(state)
         assert repr(again) == repr(state)
 
 
 def test_there_is_one_list_of_states():
     assert set(program_states()) <= set(state_types())
-    assert set(program_states()) <= set(states.state_types())
+    assert set(program_states()) <= set(wire.state_types())
 
 
 def test_a_mixture_is_completed_without_penalties_of_least_squares():

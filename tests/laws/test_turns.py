@@ -6,24 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from partsong import recipes, threads
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.transport import Sinkhorn
-from partsong.core import Schedule, Shard
+from partsong.aggregation.alignment import Assignment, PartialAssignment, Sinkhorn
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core import runtime
+from partsong.core.interfaces import Schedule, Shard
+from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
-from partsong.data.matrix import as_matrix
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
-from partsong.kernels import compiled_turns
-from partsong.kernels.turns import Move
-from partsong.local.alternate import Alternate, Rows
-from partsong.local.coordinate import CoordinateDescent
-from partsong.local.coupling import AlignedPull, NoPull, Pull, Tether
-from partsong.local.equations import Penalty
-from partsong.local.gradient import InertialPalm, ProjectedGradient
-from partsong.local.multiplicative import Multiplicative
-from partsong.local.turns import TurnsAtOnce, singly, take_turns
+from partsong.engines.local import Parallel, Sequential
+from partsong.kernels import fused_steps
+from partsong.kernels.fused_steps import Move
+from partsong.methods import recipes
+from partsong.solvers.alternating import Alternate, Rows, TurnsAtOnce, singly, take_turns
+from partsong.solvers.coupling import AlignedPull, NoPull, Pull, Tether
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, Multiplicative, ProjectedGradient
 
 RULES = {
     "iPALM": InertialPalm(),
@@ -84,7 +80,7 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
         solver = Alternate(RULES[rule], penalty, penalty)
         rows, columns, tether = begun(solver, dtype)
         kept = [F.copy() for F in (rows.W, columns.Ht, tether.Ht)]
-        with threads.kernels_on(1):
+        with runtime.kernels_on(1):
             W, H = take_turns(solver, matrix, rows, columns, coupling, tether, TURNS)
             assert sum(calls) == TURNS
             assert max(calls) <= min(4, getattr(coupling, "every", 4))
@@ -106,7 +102,7 @@ def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypat
     monkeypatch.setattr(DenseMatrix, "take_turns", lambda *given: pytest.fail("not known to compiled code"))
     solver = Alternate(rule)
     rows, columns, tether = begun(solver, np.float64)
-    with threads.kernels_on(1):
+    with runtime.kernels_on(1):
         _, H = take_turns(solver, data(False, np.float64), rows, columns, NoPull(), tether, 3)
     assert H.memory.count == 3
 
@@ -139,7 +135,7 @@ class Named(InertialPalm):
 )
 def test_what_a_subclass_inherits_does_not_speak_for_its_steps(rule, coupling):
     solver = Alternate(rule)
-    with threads.kernels_on(1):
+    with runtime.kernels_on(1):
         found = take_turns(solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, Tether(HT), 5)
         expected = singly(solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, Tether(HT), 5)
     assert (found[1].Ht == expected[1].Ht).all()
@@ -155,7 +151,7 @@ def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
     ready = DenseMatrix(X, np.dtype(np.float64))
     for matrix, is_ready in ((mapped, False), (by_column, False), (integers, False), (ready, True)):
         assert isinstance(matrix, TurnsAtOnce)
-        with threads.kernels_on(1):
+        with runtime.kernels_on(1):
             assert (matrix.most_turns(5, Move("descend")) > 0) is is_ready
 
 
@@ -165,7 +161,7 @@ def test_a_call_ends_soon_enough_to_be_interrupted(shape, move):
     """Operations of one call, products and steps and what every turn has, are bounded: about a tenth of a second."""
     n, m, k = shape
     X = np.zeros((n, m), np.float32)
-    with threads.kernels_on(1):
+    with runtime.kernels_on(1):
         turns = DenseMatrix(X, X.dtype).most_turns(k, move)
         by_rows = as_matrix(sparse.csr_matrix(X)).most_turns(k, move)
     one = 4 * n * m * k + 2 * (n + m) * k**2 * move.sweeps
@@ -182,7 +178,7 @@ def test_sums_over_many_rows_keep_their_digits(rows, columns, rank, offset):
     X = draw.random((rows, rank)) @ draw.random((rank, columns)) + offset
     W, Ht = draw.random((rows, rank)) + offset, draw.random((columns, rank))
     solver, found = Alternate(CoordinateDescent()), {}
-    with threads.kernels_on(1):
+    with runtime.kernels_on(1):
         for dtype, way in ((np.float64, take_turns), (np.float32, take_turns), (np.float32, singly)):
             start = Rows(W.astype(dtype), None, solver.rule.init(W)), solver.begin(Ht.astype(dtype))
             _, columns_ = way(solver, as_matrix(X.astype(dtype)), *start, NoPull(), Tether(Ht), 20)
@@ -230,7 +226,7 @@ def test_the_largest_eigenvalue_is_never_too_small(gram, is_signed, warm):
     v = np.ones(k)
     expected = max(0.0, float(np.linalg.eigvalsh(gram)[-1]))
     for _ in range(2 if warm else 1):
-        found = compiled_turns.largest_eigenvalue(gram, v)
+        found = fused_steps.largest_eigenvalue(gram, v)
         assert found == pytest.approx(expected, rel=1e-10, abs=1e-300)
         assert (v > 0).all() or expected == 0
 
@@ -239,7 +235,7 @@ def test_the_largest_eigenvalue_is_never_too_small(gram, is_signed, warm):
 def test_a_gram_that_is_not_finite_has_an_infinite_eigenvalue(bad):
     gram = np.eye(3)
     gram[0, 1] = gram[1, 0] = bad
-    assert compiled_turns.largest_eigenvalue(gram, np.ones(3)) == np.inf
+    assert fused_steps.largest_eigenvalue(gram, np.ones(3)) == np.inf
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -252,7 +248,7 @@ def test_what_vanishes_becomes_zero(rule, dtype):
     draw = np.random.default_rng(1)
     rows = Rows(draw.random((30, 3)).astype(dtype), None, solver.rule.init(X))
     Ht = draw.random((12, 3)).astype(dtype)
-    with threads.kernels_on(1):
+    with runtime.kernels_on(1):
         _, H = take_turns(solver, as_matrix(X), rows, solver.begin(Ht), NoPull(), Tether(Ht), 3000)
     assert not ((H.Ht > 0) & (H.Ht < np.finfo(dtype).tiny)).any()
     assert (H.Ht[6:] == 0).any()

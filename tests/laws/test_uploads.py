@@ -12,16 +12,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong import recipes
-from partsong.aggregate.linear import AlignedMean, add
-from partsong.aggregate.reduction import InTheOpen
-from partsong.align.assignment import Assignment, PartialAssignment
-from partsong.align.transport import PartialSinkhorn
-from partsong.core import Layout, Message, Reducible, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.engines.company import exchange_of
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn
+from partsong.aggregation.linear import AlignedMean, add
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Reducible, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Parallel, Sequential
+from partsong.engines.upload_checks import exchange_of
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -31,10 +29,10 @@ from partsong.errors import (
     PartyError,
     UploadError,
 )
-from partsong.privacy.masking import MaskedSum
-from partsong.programs.uploading import AlignedUpload
-from partsong.running import Course, Follower, Stop
-from partsong.streams import key
+from partsong.methods import recipes
+from partsong.methods.averaging import AlignedUpload
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.training.stopping import Course, Follower, Stop
 
 PROGRAMS = {
     "exact": recipes.shared_statistics(4),

@@ -17,24 +17,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Message, Schedule, Shard
-from partsong.engines.parallel import Parallel
-from partsong.engines.sequential import Sequential
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, DataError, ParameterError, PartyError
-from partsong.text import agreement as agreement_module
-from partsong.text import cells as cells_module
-from partsong.text.agreed import LongWordsWarning, agree, masks_for_words
-from partsong.text.agreed_words import CellSums
-from partsong.text.agreement import VocabularyAgreement
-from partsong.text.agreement_steps import DONE, TABLES, Step
-from partsong.text.cells import Cells
-from partsong.text.held_words import HeldWords, word_shards
-from partsong.text.keys import fresh_key, key_from_seed, names_of, session_key
-from partsong.text.letters import are_wide
-from partsong.text.packing import MOST_IN_A_CELL, Packing
-from partsong.text.tables import Tables
-from partsong.text.words import Words
+from partsong.topics.agreement import encoding as cells_module
+from partsong.topics.agreement import protocol as agreement_module
+from partsong.topics.agreement.encoding import (
+    MOST_IN_A_CELL,
+    Cells,
+    Packing,
+    are_wide,
+    fresh_key,
+    key_from_seed,
+    names_of,
+    session_key,
+)
+from partsong.topics.agreement.protocol import (
+    DONE,
+    TABLES,
+    LongWordsWarning,
+    Step,
+    VocabularyAgreement,
+    agree,
+    masks_for_words,
+)
+from partsong.topics.agreement.tables import CellSums, HeldWords, Tables, word_shards
+from partsong.topics.tokenizer import Words
 
 ALL = Words("none", shortest=1)
 KEY = key_from_seed(3)

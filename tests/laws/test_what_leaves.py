@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partsong import recipes
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Layout, Schedule, Shard
-from partsong.data.matrix import as_matrix
-from partsong.data.two_sided import two_sided_blocks
-from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.sequential import Sequential
-from partsong.engines.virtual_clock import Durations
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks.runner import attack
+from partsong.core.interfaces import Layout, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.blocks import two_sided_blocks
+from partsong.data.conversion import as_matrix
+from partsong.engines.asynchronous import Asynchronous, Durations
+from partsong.engines.local import Sequential
 from partsong.errors import PartyError
-from partsong.evaluate.leakage import attack
-from partsong.streams import key
+from partsong.methods import recipes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "what-leaves-a-party.md").read_text("utf-8")
 K, M, ROWS, SEED = 3, 59, (37, 41, 43), 11

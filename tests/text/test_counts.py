@@ -8,10 +8,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
 
 from partsong.errors import DataError, FeatureError, ParameterError, ShapeError
-from partsong.text.counts import count, tf_idf
-from partsong.text.keys import fresh_key
-from partsong.text.vocabulary import HashedVocabulary, Vocabulary, require_one_vocabulary
-from partsong.text.words import LETTERS, Words
+from partsong.topics.agreement.encoding import fresh_key
+from partsong.topics.tokenizer import LETTERS, Words
+from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, count, require_one_vocabulary, tf_idf
 
 texts = st.lists(st.text(alphabet="ab cdé'X1-_ß", max_size=25), min_size=1, max_size=12)
 some_texts = texts.filter(lambda listed: any(Words("none").of(text) for text in listed))

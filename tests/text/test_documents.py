@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partsong.errors import DataError, DataTypeError, FileError, FormatError, ParameterError, PartsongError
-from partsong.text.documents import as_documents, read_documents
+from partsong.topics.documents import as_documents, read_documents
 
 SECRET = "geheimwort"
 TEXTS = ["a first text", "", 'with "quotes", commas\nand a line break', "zoë at the café"]

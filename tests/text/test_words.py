@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partsong.errors import DataTypeError, FormatError, ParameterError
-from partsong.text import letter_runs
-from partsong.text.letter_runs import LETTERS, find_runs, marks
-from partsong.text.stop_words import LISTS
-from partsong.text.vocabulary import Vocabulary
-from partsong.text.words import Words, stop_words_of
+from partsong.topics import tokenizer
+from partsong.topics.tokenizer import LETTERS, LISTS, Words, find_runs, marks, stop_words_of
+from partsong.topics.vocabulary import Vocabulary
 
 
 def test_words_are_runs_of_letters_in_lower_case():
@@ -77,7 +75,7 @@ def test_texts_without_marks_and_joiners_are_split_by_the_pattern_alone(text):
 
 
 def test_marks_are_looked_up_when_a_text_needs_them():
-    for made in (letter_runs.marks, letter_runs._likely, letter_runs._with_marks):
+    for made in (tokenizer.marks, tokenizer._likely, tokenizer._with_marks):
         made.cache_clear()
     assert Words("none").of("Größe – “quoted” слово λόγος €5") == ["größe", "quoted", "слово", "λόγος"]
     assert marks.cache_info().misses == 0

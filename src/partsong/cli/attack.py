@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong.cli.choices import one_of
-from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.cli.outputs import put_json, require_writable, visible
+from partsong.cli.output import guarded, put_json, require_writable, visible
 from partsong.errors import FormatError, ParameterError
 from partsong.io.opening import Wanted, place_of
 
 if TYPE_CHECKING:
-    from partsong.evaluate.leakage_recovered import PartyFindings
+    from partsong.attacks.findings import PartyFindings
 
 ATTACKERS = ("server", "colluders")
 SEEN = {
@@ -68,11 +67,10 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it."""
-    from partsong.cli.attack_data import Truth, truth_of
-    from partsong.cli.attack_run import recorded_run, require_recorded, settings_of
-    from partsong.evaluate.leakage_parties import Attacker, findings
-    from partsong.evaluate.leakage_recovered import verdict_of
-    from partsong.evaluate.leakage_transcript import read_record
+    from partsong.attacks.findings import verdict_of
+    from partsong.attacks.runner import Attacker, findings
+    from partsong.attacks.transcript import read_record
+    from partsong.cli.attack_run import Truth, recorded_run, require_recorded, settings_of, truth_of
 
     if report is not None:
         require_writable("--report", report, (".html",))
@@ -102,7 +100,7 @@ def attack(
         "report": report,
     }
     if report is not None:
-        from partsong.evaluate.leakage_section import write_page
+        from partsong.reporting.attack_report import write_page
 
         write_page(report, f"Attack on {run.name}", found)
     if as_json:

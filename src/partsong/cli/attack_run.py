@@ -4,22 +4,76 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import MISSING, fields, replace
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+import typer
+
 from partsong.cli.choices import CENTRALISED, DTYPES, METHODS
-from partsong.cli.run_folder import SETTINGS
-from partsong.cli.traffic import LIST
-from partsong.errors import FileError, FormatError, PartsongError
+from partsong.cli.inputs import read_table, with_known_cells
+from partsong.errors import FileError, FormatError, PartsongError, ShapeError
+from partsong.io.opening import Wanted, place_of
+from partsong.io.party_folder import is_parts_folder, read_parts
+from partsong.training.run_folder import LIST, MODEL, SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from partsong.attacks.runner import RecordedRun
+    from partsong.attacks.transcript import Record
     from partsong.cli.fit_settings import FederationSettings
     from partsong.data.table import Table
-    from partsong.evaluate.leakage_parties import RecordedRun
-    from partsong.evaluate.leakage_transcript import Record
+
+
+# ---- attack data ------------------------------------------------------------------------------------------------
+#
+# Rows that the findings of an attack are held against.
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What rows have to fit: the folder and the record of the run, the one party that is meant, and unknown cells."""
+
+    folder: Path
+    record: Record
+    party: str | None
+    missing: str | None
+
+
+def truth_of(data: Sequence[Path], about: Truth, wanted: Wanted) -> dict[str, Table]:
+    """Tables by party, with their columns in the order of the run."""
+    parties = about.record.parties
+    found: dict[str, Table] = {}
+    for path in data:
+        place = place_of(path)
+        if is_parts_folder(place):
+            found |= read_parts(place)
+        elif about.party is None and len(parties) > 1:
+            raise typer.BadParameter(f"{path}: say whose rows these are by --party.", param_hint="--data")
+        else:
+            found[about.party or parties[0]] = read_table(path, wanted)
+    known = {name: table for name, table in found.items() if name in parties}
+    if data and not known:
+        raise FileError(f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run.")
+    return {name: with_known_cells(_in_order(table, about), about.missing) for name, table in known.items()}
+
+
+def _in_order(table: Table, about: Truth) -> Table:
+    """By name where the model of the run and the table have names; else as it is."""
+    from partsong.cli.model import matched
+    from partsong.io.model_file import load_model
+
+    place, width = about.folder / MODEL, about.record.n_features
+    if place.is_file():
+        return matched(table, load_model(place), drop_extra=False)
+    if width is not None and table.X.shape[1] != width:
+        raise ShapeError(f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Bring its own rows.")
+    return table
+
+
+# ---- attack run -------------------------------------------------------------------------------------------------
 
 BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What code for sound settings raises on others."""
@@ -71,13 +125,12 @@ def settings_of(folder: Path) -> FederationSettings:
 
 def recorded_run(folder: Path, settings: FederationSettings, record: Record, rows: Mapping[str, Table]) -> RecordedRun:
     """The run as `partsong fit` set it up; a party whose rows are not at hand has a blank one in their place."""
-    from partsong.cli.fit_tasks import task_of
-    from partsong.cli.gaps import with_known_cells
-    from partsong.cli.holdings import Holdings
-    from partsong.core import Layout
+    from partsong.attacks.runner import RecordedRun
+    from partsong.cli.fit_session import task_of
+    from partsong.cli.inputs import Holdings
+    from partsong.core.interfaces import Layout
     from partsong.data.table import Table
     from partsong.engines.asynchronous import Asynchronous
-    from partsong.evaluate.leakage_parties import RecordedRun
 
     blank = with_known_cells(Table(_blank(folder, settings, record)), settings.missing)
     tables = {name: rows.get(name, blank) for name in record.parties}
@@ -122,7 +175,7 @@ def _width_of(record: Record) -> int | None:
 
 def _require_uploads(record: Record, program: Any, layout: Any) -> None:
     """Hold every upload to what its program says of it, as engines do."""
-    from partsong.engines.boundary import check_upload, stated_by
+    from partsong.engines.upload_checks import check_upload, stated_by
 
     expected = stated_by(program, layout)
     for index, sent in enumerate(record.traffic):

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from partsong.data.names import repeated
-from partsong.data.scan import BLOCK_BYTES, blanks, is_sparse, places
-from partsong.data.table import Table
+from partsong.data.issues import BLOCK_BYTES, blanks, is_sparse, places
+from partsong.data.table import Table, repeated
 
 Marks = tuple[tuple[str, Any], ...]
 

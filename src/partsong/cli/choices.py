@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from partsong.methods import ASYNCHRONOUS, LOCAL_ONLY
-from partsong.methods import METHODS as FEDERATED
-from partsong.methods import SKETCHED as SKETCHED_AVERAGES
+from partsong.methods.registry import ASYNCHRONOUS, LOCAL_ONLY
+from partsong.methods.registry import METHODS as FEDERATED
+from partsong.methods.registry import SKETCHED as SKETCHED_AVERAGES
 
 if TYPE_CHECKING:
-    from partsong.cli.fit_settings import FederationSettings
-    from partsong.cli.game_settings import GameSettings
-    from partsong.core import Engine
-    from partsong.local.game import Game
+    from partsong.cli.fit_settings import FederationSettings, GameSettings
+    from partsong.core.interfaces import Engine
+    from partsong.solvers.game import Game
 
 SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls")
 GAME = "game"
@@ -102,9 +101,9 @@ def positive(value: float | None) -> float | None:
 
 def program_named(settings: FederationSettings) -> Any:
     """The program of a federation."""
-    from partsong import recipes
-    from partsong.programs.strata_play import PlayInStrata
-    from partsong.settings import alignment_of, program_of
+    from partsong.estimators.parameters import alignment_of, program_of
+    from partsong.methods import recipes
+    from partsong.methods.game import PlayInStrata
 
     rank, steps = settings.n_components, settings.local_steps
     if settings.method == LOCAL_ONLY:
@@ -116,7 +115,7 @@ def program_named(settings: FederationSettings) -> Any:
 
 def game_named(settings: GameSettings) -> Game:
     """The game that these settings are about."""
-    from partsong.game_names import game_named as named
+    from partsong.methods.recipes import game_named as named
 
     parts = ("play", "step", "step_decay", "self_play", "shrink", "leader")
     return named({part: getattr(settings, part) for part in parts})
@@ -124,15 +123,14 @@ def game_named(settings: GameSettings) -> Game:
 
 def engine_named(name: str, threads: int, record: bool) -> Engine:
     """The engine of a simulated federation; both give the same bits."""
-    from partsong.engines.parallel import Parallel
-    from partsong.engines.sequential import Sequential
+    from partsong.engines.local import Parallel, Sequential
 
     return Sequential(record=record) if name == "sequential" else Parallel(threads, record=record)
 
 
 def state_types() -> tuple[type, ...]:
     """All that a checkpoint of the command line may hold."""
-    from partsong.engines.pieces import Midway, Piece
-    from partsong.program_states import program_states
+    from partsong.engines.asynchronous import Midway, Piece
+    from partsong.methods.registry import program_states
 
     return (*program_states(), Midway, Piece)

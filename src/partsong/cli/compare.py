@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong.cli.choices import FAULTY, faulty_named, unknown
-from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, OptionalInt, OptionalPath, examples
-from partsong.cli.outputs import put_json, require_writable, visible, warn
-from partsong.cli.termination import exit_code
+from partsong.cli.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
-from partsong.methods import METHODS
+from partsong.methods.registry import METHODS
 
 if TYPE_CHECKING:
-    from partsong.compare_result import Comparison
+    from partsong.estimators.compare import Comparison
 
 EPILOG = examples(
     "partsong split counts.csv --parties 5 --by hospital -o parts/ && partsong compare parts/ -k 10",
@@ -78,16 +76,16 @@ def compare(
     """Compare models that parties learn alone, together, and from pooled rows; in simulation."""
     if report is not None:
         require_writable("--report", report, (".html",))
-    from partsong.cli.parts_folder import is_parts_folder, read_parts
+    from partsong.io.party_folder import is_parts_folder, read_parts
 
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
-    from partsong.leaving_out import LEAVE_OUT, LeftOutWarning
+    from partsong.training.loop import LEAVE_OUT, LeftOutWarning
 
     missing: dict[str, str] = {}
     if faulty == LEAVE_OUT:
-        from partsong.cli.fit_parties import read_sound_parties
+        from partsong.cli.fit_report import read_sound_parties
 
         holdings, missing = read_sound_parties(place, None, ())
         tables = dict(holdings.tables)
@@ -98,8 +96,8 @@ def compare(
     import warnings
     from dataclasses import replace
 
-    from partsong.compare_methods import compare as compare_parties
-    from partsong.compare_result import IncompleteWarning
+    from partsong.estimators.compare import IncompleteWarning
+    from partsong.estimators.compare import compare as compare_parties
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", LeftOutWarning)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, examples
-from partsong.cli.outputs import put_json, require_writable
+from partsong.cli.output import guarded, put_json, require_writable
 
 if TYPE_CHECKING:
-    from partsong.evaluate.findings import MethodFindings
+    from partsong.reporting.run_report import MethodFindings
 
 EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "partsong demo --quick --json")
 
@@ -29,7 +28,7 @@ def demo(
     require_writable("--output", output, (".html",))
     from rich.console import Console
 
-    from partsong.demo import run_demo
+    from partsong.cli.demo_run import run_demo
 
     began = time.perf_counter()
     report = run_demo(output, seed, quick, Console(quiet=as_json))

@@ -1,38 +1,238 @@
-"""`partsong federation demo`: a server and four sites as processes of their own, on this machine."""
+"""A federation on one machine, with all that a real one has: TLS, keys, a roster, masked sums, a site that is killed.
+
+It ends by comparing the model, bit for bit, with the same run in one process.
+"""
 
 from __future__ import annotations
 
-import tempfile
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+import numpy as np
 
-from partsong.cli.guard import BAD_INPUT, guarded
-from partsong.cli.options import AsJson, OptionalPath, examples
-from partsong.cli.outputs import put_json
-from partsong.errors import FileError
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import stream
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.errors import PartsongError, PartyError
+from partsong.federation.experiment import Experiment
+from partsong.federation.flower.control import Control, controlling, require_flower
+from partsong.federation.flower.site_process import free_port
+from partsong.federation.server.state import Journal
+from partsong.federation.setup.credentials import require_address
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.site.plan import plan_of
+from partsong.io.model_file import load_model
 
-DEMO = examples("partsong federation demo", "partsong federation demo --keep here")
+NAMES = ("east", "north", "south", "west")
+EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 2\nmasked = true\nmask_bound = 1e6\nseed = 7\n'
+VICTIM = "north"
+PATIENCE = 120.0
+
+Tell = Callable[[str], None]
 
 
-@guarded
-def demo(
-    keep: Annotated[
-        OptionalPath, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """A federation on this machine, with one site killed on the way; ends by comparing bits with one process."""
-    from partsong.federation_demo import run_demo
+@dataclass(slots=True)
+class Processes:
+    """Processes of their own groups, each with a log; whoever is left in the end is killed with all its children."""
 
-    if keep is not None and keep.exists():
-        raise FileError(f"--keep {keep}: there is something already. Name a new folder.")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = keep or Path(scratch) / "demo"
-        folder.mkdir(parents=True)
-        told = run_demo(folder.resolve(), lambda line: typer.echo(line, err=as_json))
-    if as_json:
-        put_json(told)
-    if not told["is_same"]:
-        raise typer.Exit(BAD_INPUT)
+    folder: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, *words: str | Path) -> None:
+        """`partsong federation …`, in the background."""
+        command = [sys.executable, "-m", "partsong", "federation", *map(str, words)]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """As a power cut does."""
+        process = self.running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def require(self, name: str) -> None:
+        """Say what a process has last said, where it has ended."""
+        if self.running[name].poll() is not None:
+            last = (self.folder / f"{name}.log").read_text(errors="replace")[-800:]
+            raise PartyError(f"The process of {name!r} has ended: {last}")
+
+
+@contextmanager
+def processes(folder: Path) -> Iterator[Processes]:
+    """None of them is left when this ends, in whatever way."""
+    made = Processes(folder)
+    try:
+        yield made
+    finally:
+        for process in made.running.values():
+            process.terminate()
+        until = time.monotonic() + 5.0
+        while time.monotonic() < until and any(process.poll() is None for process in made.running.values()):
+            time.sleep(0.1)
+        for name in list(made.running):
+            made.kill(name)
+
+
+def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
+    """In a new folder; how long it took, and whether the bits are the same."""
+    require_flower()
+    began = time.perf_counter()
+    server, sites = set_up(folder)
+    tell(f"Made a federation of {len(sites)} sites, with keys and a roster: {server.roster().fingerprint}")
+    with processes(folder) as running:
+        start_server(running, server, lambda: warm(sites))
+        tell(f"The server runs at {server.address}, with TLS; it lets in nodes that it knows.")
+        with controlling(server) as control:
+            register(control, server)
+            for site in sites.values():
+                start_node(running, site)
+            wait_for(running, control, server, NAMES)
+            tell("All nodes are there. Running: " + EXPERIMENT.strip().replace("\n", ", "))
+            experiment = folder / "experiment.toml"
+            experiment.write_text(EXPERIMENT)
+            running.start("run", "run", experiment, "--folder", server.path, "--name", "demo", "--json")
+            _disturbed(running, server, sites[VICTIM], tell)
+        code = running.running["run"].wait(PATIENCE)
+    if code != 0:
+        raise PartyError(f"The run has ended with {code}: {(folder / 'run.log').read_text()[-800:]}")
+    is_same = compare(server, sites, "demo")
+    seconds = time.perf_counter() - began
+    tell(f"The model is {'' if is_same else 'NOT '}the same, bit for bit, as that of one process. {seconds:.0f} s")
+    told = json.loads((folder / "run.log").read_text().splitlines()[-1])
+    return {"is_same": is_same, "seconds": seconds, "rounds": told["rounds"], "absent": told["absent"]}
+
+
+def set_up(folder: Path, names: tuple[str, ...] = NAMES) -> tuple[ServerFolder, dict[str, SiteFolder]]:
+    """What coordinator and sites do by hand, without the telephone."""
+    server = ServerFolder.made(folder / "server", "demo", f"127.0.0.1:{free_port()}")
+    sites = {}
+    for name in names:
+        sites[name] = site_of(folder, server, name)
+        server.admit(sites[name].card())
+    for name in names:
+        server.invite(name, folder / f"{name}.zip")
+        sites[name].pin(server.roster())
+    return server, sites
+
+
+def site_of(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
+    """A site with rows and keys, which nobody knows yet."""
+    kit = server.invite(name, folder / f"{name}.zip")
+    np.save(folder / f"{name}.npy", rows_of(name))
+    return SiteFolder.joining(folder / f"site-{name}", _kit(kit, folder), folder / f"{name}.npy", {})
+
+
+def warm(sites: dict[str, SiteFolder]) -> None:
+    """One round in this process: kernels are then compiled, once for all processes, and in the cache."""
+    plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    shards = [Shard(name, as_matrix(rows_of(name, 20)), 1) for name in sorted(sites)]
+    next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=InTheOpen())))
+
+
+def start_server(running: Processes, server: ServerFolder, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Until it can be reached."""
+    running.start("server", "serve", "--folder", server.path)
+    meanwhile()
+    host, port = require_address(server.address)
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        running.require("server")
+        try:
+            socket.create_connection((host, port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise PartyError(f"The server did not begin in {PATIENCE:.0f} s.")
+
+
+def start_node(running: Processes, site: SiteFolder) -> None:
+    """As a site does, also after it was killed."""
+    kit = running.folder / f"{site.site}.zip"
+    running.start(site.site, "join", kit, "--folder", site.path, "--yes")
+
+
+def register(control: Control, server: ServerFolder) -> None:
+    """As `admit` does."""
+    for site, card in server.cards().items():
+        server.set_node(site, control.register(card.node_key, site))
+
+
+def wait_for(running: Processes, control: Control, server: ServerFolder, names: tuple[str, ...]) -> None:
+    """Until the nodes of these sites are there."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        nodes = control.nodes()
+        if all(nodes[server.node_of(name) or 0].status == "online" for name in names):
+            return
+        for name in names:
+            running.require(name)
+        time.sleep(0.5)
+    raise PartyError(f"Not all nodes were there after {PATIENCE:.0f} s.")
+
+
+def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> bool:
+    """Whether one process, with the participation that was recorded, gives the same bits."""
+    place = server.known_run(run)
+    experiment, record = Experiment.read(place.experiment), Journal(place.state).load()
+    if record is None:
+        return False
+    plan = plan_of(experiment.told(), len(sites), dict(server.roster().keys))
+    shards = [Shard(name, sites[name].opened().data.matrix(), sites[name].secret()) for name in sorted(sites)]
+    schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.silent())
+    *_, last = Sequential().run(plan.program, shards, schedule, reduction=plan.reduction)
+    program: Any = plan.program
+    expected = np.ascontiguousarray(np.asarray(program.components(last.checkpoint.server)))
+    found = load_model(place.model).components
+    return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+
+
+def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:
+    """Rows of one site: three parts, and some noise."""
+    rng = stream(7, "federation demo", name)
+    parts = stream(7, "federation demo parts").gamma(0.5, size=(3, n_columns))
+    return rng.gamma(0.5, size=(n_rows, 3)) @ parts + 0.05 * rng.random((n_rows, n_columns))
+
+
+def _kit(path: Path, folder: Path) -> Any:
+    import tempfile
+
+    from partsong.federation.setup.credentials import Kit
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        return Kit.read(path, Path(scratch))
+
+
+def _disturbed(running: Processes, server: ServerFolder, site: SiteFolder, tell: Tell) -> None:
+    """Follow the run; kill a site after the first round, and start it again."""
+    place, told, until = server.run("demo"), 0, time.monotonic() + 2 * PATIENCE
+    while running.running["run"].poll() is None and time.monotonic() < until:
+        lines = place.progress.read_text().splitlines() if place.progress.exists() else []
+        for line in lines[told:]:
+            found = json.loads(line)
+            tell(f"Exchange {found['round']} of {found['rounds']}: {', '.join(found['participants'])}")
+        if lines and told == 0:
+            running.kill(site.site)
+            tell(f"Killed {site.site} (kill -9), and started it again.")
+            start_node(running, site)
+        told = len(lines)
+        time.sleep(0.3)
+    if running.running["run"].poll() is None:
+        raise PartsongError("The run took too long.")

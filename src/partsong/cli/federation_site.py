@@ -12,30 +12,124 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.federation_texts import (
-    NO_SHARED_KEY_OF_WORDS,
-    check_texts,
-    leaves_of_texts,
-    reading_of,
-    where_policy_is,
-)
-from partsong.cli.guard import guarded
 from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.cli.outputs import put_json, visible, warn
-from partsong.cli.wording import as_options
+from partsong.cli.output import as_options, guarded, put_json, visible, warn
 from partsong.errors import DataError, FileError, FormatError, ParameterError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partsong.consortium.joining import Joining
-    from partsong.consortium.kit import Kit
-    from partsong.consortium.roster import Listed
-    from partsong.consortium.shared_key import SharedKey
-    from partsong.consortium.site_folder import SiteFolder
     from partsong.data.table import Table
     from partsong.federation.policy import Policy
+    from partsong.federation.setup.credentials import Kit, Listed, SharedKey
+    from partsong.federation.setup.site_folder import Joining, SiteFolder
+
+
+# ---- federation secret ------------------------------------------------------------------------------------------
+#
+# `partsong federation secret`: what sites share, and the coordinator does not know.
+
+SECRET = examples("partsong federation secret -o sites.key")
+
+
+@guarded
+def secret(
+    output: Annotated[
+        OptionalPath, typer.Option("--output", "-o", help="A new file for it, for its owner alone.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key that all sites share and the server does not know: names of columns are hashed with it.
+
+    One site makes it, and tells the others by telephone or by a letter that the coordinator does not read.
+    """
+    from partsong.federation.setup.credentials import SharedKey, write
+
+    key = SharedKey.made()
+    if output is not None:
+        if output.exists():
+            raise FileError(f"{output}: there is something already. Name a new file.")
+        write(output, key.text + "\n", private=True)
+    if as_json:
+        put_json({"file": output} if output is not None else {"shared_key": key.text})
+        return
+    typer.echo(key.text if output is None else f"The key is in {output}.")
+    typer.echo("For the sites alone, NOT for the coordinator: partsong federation join KIT --shared-key FILE", err=True)
+
+
+# ---- federation texts -------------------------------------------------------------------------------------------
+#
+# `partsong federation join` with texts: how they are read, what is checked, and what will leave.
+
+OF_TABLES = ("label", "transpose", "key", "header")
+NO_SHARED_KEY_OF_WORDS = (
+    "This site shares no key with the others, and will refuse every run over its texts: without one, whoever has a "
+    "list of words could test them. One site makes a key (partsong federation secret), tells the others by a way that "
+    "does not lead through the server, and all join with --shared-key."
+)
+FEDERATION_TEXTS_LEAVES = """What leaves this site, and what does not:
+  never    texts, weights of texts (W), names of files; words to the server
+  a run    in masked sums over all sites, under the key that sites share: of which hashes it has words that are in as
+           many of its texts as the experiment asks for ({documents} at least, by site.toml); then words at enough sites
+           ({parties} at least) themselves, which all sites read and the server cannot; then in how many of its texts
+           each of these is, and that there are {texts} texts; and the number type
+  a round  what the recipe sends: sums or factors of k × agreed words, of all texts; masked where site.toml says so
+           ({masked}), so that the server sees sums over at least {fewest} sites alone
+  always   names of arrays, refusals as codes, and counts; the reasons stay here, and no word is in them
+A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
+Every message is written to {audit} before it leaves.
+{policy}"""
+
+
+def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
+    """How the data are read: as texts where a column of them is named, or where they can be nothing else."""
+    from partsong.federation.setup.site_folder import USUAL_COLUMN, are_texts
+
+    if "text_column" not in reading and not are_texts(data):
+        if "encoding" in reading:
+            raise ParameterError("--encoding is for texts. Name their column as well: --text-column text.")
+        return reading
+    for name in OF_TABLES:
+        if name in reading:
+            raise ParameterError(f"--{name} is for tables, and these data are texts. Leave it out.")
+    return {"text_column": USUAL_COLUMN, **reading}
+
+
+def check_texts(data: Path, reading: dict[str, Any]) -> None:
+    """Whether they can be read, and how many of them are empty."""
+    from partsong.federation.setup.site_folder import texts_at
+
+    texts = texts_at(data, reading)
+    empty = sum(not text.strip() for text in texts)
+    if empty:
+        typer.echo(f"Note: {empty} of {len(texts)} texts are empty. They are kept, with weights of zero.", err=True)
+
+
+def leaves_of_texts(wished: Joining) -> str:
+    """For people, before they join."""
+    from partsong.federation.setup.site_folder import texts_at
+
+    site, policy = wished.site, wished.policy()
+    return FEDERATION_TEXTS_LEAVES.format(
+        documents=policy.words.minimum_documents,
+        parties=policy.words.minimum_parties,
+        texts=len(texts_at(site.data, dict(site.reading))),
+        masked="it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own",
+        fewest=policy.minimum_parties,
+        audit=site.path / "state" / "audit.jsonl",
+        policy=where_policy_is(wished),
+    )
+
+
+def where_policy_is(wished: Joining) -> str:
+    """Or will be: nothing is written before they have joined."""
+    place = wished.site.path / "site.toml"
+    is_there = f"is in {place}: look at it now."
+    return f"What may be asked of this site {is_there if place.exists() else f'will be in {place}, for you to change.'}"
+
+
+# ---- federation site --------------------------------------------------------------------------------------------
 
 JOIN = examples(
     "partsong federation join liver-north.zip --data mine.h5ad --shared-key sites.key",
@@ -118,10 +212,9 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
-    from partsong.consortium.joining import Joining
-    from partsong.consortium.kit import Kit
-    from partsong.consortium.locking import is_held
-    from partsong.consortium.roster import Listed
+    from partsong.federation.locks import is_held
+    from partsong.federation.setup.credentials import Kit, Listed
+    from partsong.federation.setup.site_folder import Joining
 
     shared = None if shared_key is None else _shared_key(shared_key)
     with tempfile.TemporaryDirectory() as scratch:
@@ -161,8 +254,8 @@ def _going_on(wished: Joining) -> Joining:
     """With the shared key of an earlier folder, where none is given; refused where a used folder has lost its policy or
     its key. Nothing is written.
     """
-    from partsong.consortium.continuing import key_going_on
-    from partsong.consortium.used_folder import require_policy
+    from partsong.federation.setup.site_folder import key_going_on
+    from partsong.federation.setup.site_keys import require_policy
 
     require_policy(wished.site.path)
     if wished.earlier is not None and wished.shared is None:
@@ -175,7 +268,7 @@ def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed 
     """The roster of a kit, where none is pinned, or where its fingerprint was compared; otherwise the pinned one stays,
     for a kit may be older than it.
     """
-    from partsong.consortium.roster import same_fingerprint
+    from partsong.federation.setup.credentials import same_fingerprint
 
     if pinned is None or kit.roster is None:
         return kit.roster
@@ -188,7 +281,7 @@ def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed 
 
 def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], as_json: bool) -> SiteFolder:
     """The site's folder as it would be, with data that were checked."""
-    from partsong.consortium.site_folder import SiteFolder
+    from partsong.federation.setup.site_folder import SiteFolder
 
     if data is None:
         if not (place / "joined.toml").exists():
@@ -205,7 +298,7 @@ def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], a
 
 def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
     """The site's folder, as it is now."""
-    from partsong.consortium.used_folder import has_policy
+    from partsong.federation.setup.site_keys import has_policy
 
     site, policy = wished.site, wished.site.path / "site.toml"
     is_made = not has_policy(site.path)
@@ -220,7 +313,7 @@ def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
 
 
 def _shared_key(place: Path) -> SharedKey:
-    from partsong.consortium.shared_key import SharedKey
+    from partsong.federation.setup.credentials import SharedKey
 
     try:
         return SharedKey.read(sys.stdin.readline() if str(place) == "-" else place.read_text(encoding="utf-8"))
@@ -232,9 +325,8 @@ def _shared_key(place: Path) -> SharedKey:
 
 def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     """What `partsong check` says; data that cannot be factorized are refused."""
-    from partsong.cli.holdings import read_table
-    from partsong.data.check import inspect
-    from partsong.data.identifiers import identifier_findings
+    from partsong.cli.inputs import read_table
+    from partsong.data.validation import identifier_findings, inspect
 
     try:
         table = read_table(data, wanted)
@@ -315,7 +407,7 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
 
 def _compare(pinned: Listed | None, fingerprint: str) -> None:
     """A fingerprint without a roster is about the one that is pinned."""
-    from partsong.consortium.roster import same_fingerprint
+    from partsong.federation.setup.credentials import same_fingerprint
 
     if pinned is None:
         raise ParameterError("--fingerprint is of a roster, and this site has none yet. Give it too: --roster FILE.")
@@ -327,9 +419,9 @@ def _compare(pinned: Listed | None, fingerprint: str) -> None:
 
 
 def _start(site: SiteFolder, drop: Path | None) -> None:
-    from partsong.consortium.file_drop import answer_in
-    from partsong.flower_app import supernode
-    from partsong.flower_app.leaving import STOPPED
+    from partsong.federation.flower import site_process as supernode
+    from partsong.federation.flower.site_process import STOPPED
+    from partsong.federation.transports.files import answer_in
 
     way = f"calls {site.address}" if drop is None else f"answers what is dropped in {drop / site.site / 'in'}"
     typer.echo(f"Starting the node of {site.site!r}; it {way}. End with Ctrl-C.", err=True)

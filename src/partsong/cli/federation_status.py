@@ -3,21 +3,271 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from partsong.cli.federation_mending import Mending, reason
-from partsong.cli.federation_site_status import show_site, site_told
-from partsong.cli.guard import BAD_INPUT, guarded
 from partsong.cli.options import AsJson, examples
-from partsong.cli.outputs import put_json, visible
-from partsong.errors import PartsongError
+from partsong.cli.output import BAD_INPUT, failure, guarded, put_json, visible
+from partsong.errors import BrokenChain, FileError, FormatError, PartsongError
 
 if TYPE_CHECKING:
-    from partsong.consortium.server_folder import RunPlace, ServerFolder
+    from partsong.federation.ledger import Books, SiteLedger
+    from partsong.federation.policy import Policy
+    from partsong.federation.setup.credentials import Listed
+    from partsong.federation.setup.run_place import RunPlace
+    from partsong.federation.setup.server_folder import ServerFolder
+    from partsong.federation.setup.site_folder import SiteFolder
+
+
+# ---- federation books -------------------------------------------------------------------------------------------
+#
+# What `partsong federation status` says of a site's ledger and audit log: what was spent, whether both are whole.
+
+SECOND_LOOK = 0.2
+"""Seconds after which both files are read again, if they do not tell of each other."""
+UNKNOWN: Mapping[str, Any] = {
+    "releases": None,
+    "releases_without_noise": None,
+    "epsilon_spent": None,
+    "epsilon_of": [],
+}
+
+
+def books_told(state: Path, policy: Policy | None) -> dict[str, Any]:
+    """What was spent, how the log is, and why the site refuses everything, where it does (`refuses`). `policy` None: it
+    is gone, no budget is known, and ε is that of the usual δ.
+    """
+    return {**_spent(policy, _ledger(state)), "audit": _audit_told(_log(state)), "refuses": _why_it_refuses(state)}
+
+
+def show_books(told: Mapping[str, Any]) -> list[str]:
+    """The same in lines for people; where `to_mend` has the policy, its budget is not known."""
+    audit, verifying = told["audit"], f"partsong audit verify {quote(str(told['folder']))}"
+    lines = [_released(told)]
+    if audit["is_sound"]:
+        lines.append(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
+    else:
+        lines.append(f"Audit log: EDITED at line {audit['first_bad_line']}: {verifying}")
+    if told["refuses"] is not None:
+        lines.append(f"THE SITE REFUSES EVERY REQUEST (ledger): {told['refuses']}")
+    return lines
+
+
+def _released(told: Mapping[str, Any]) -> str:
+    if told["releases"] is None:
+        return "Released: unknown, for the ledger cannot be read"
+    allowed, spent = told["epsilon_allowed"], told["epsilon_of"]
+    none = "its budget is not known" if "policy" in told["to_mend"] else "no budget in site.toml"
+    budget = none if allowed is None else f"of {allowed:g} allowed"
+    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
+    of_what = "ε spent by the others" if noiseless else "ε spent"
+    if len(spent) > 1:
+        each = " and ".join(f"{one['epsilon']:.4g} about a {one['unit']} ({_relation(one)})" for one in spent)
+        cost = f"{each}, which do not compose to one ε"
+    else:
+        cost = f"{spent[0]['epsilon'] if spent else 0:.4g}"
+    return f"Released: {told['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
+
+
+def _relation(one: Mapping[str, Any]) -> str:
+    return f"{one['relation']}, {one['releases']} releases"
+
+
+def _spent(policy: Policy | None, ledger: SiteLedger) -> dict[str, Any]:
+    from partsong.privacy.ledger import USUAL_DELTA
+
+    allowance = None if policy is None else policy.privacy
+    allowed = {"epsilon_allowed": None if allowance is None else allowance.epsilon}
+    try:
+        books = ledger.books()
+    except FormatError:
+        return {**UNKNOWN, **allowed}
+    spent = _by_promise(books, USUAL_DELTA if allowance is None else allowance.delta)
+    told = {"releases": books.serial, "releases_without_noise": books.noiseless, **allowed}
+    return {**told, "epsilon_spent": spent[0]["epsilon"] if len(spent) == 1 else None, "epsilon_of": spent}
+
+
+def _by_promise(books: Books, delta: float) -> list[dict[str, Any]]:
+    """ε of the releases about each unit and relation: only those add up to one promise."""
+    from partsong.privacy.accounting import Ledger
+
+    found = []
+    for unit, relation in sorted({(release.unit, release.relation) for release in books.releases}):
+        own = {one: n for one, n in books.releases.items() if (one.unit, one.relation) == (unit, relation)}
+        spent = Ledger(tuple(own.items()))
+        promise = {"unit": unit, "relation": relation, "releases": len(spent)}
+        found.append({**promise, "epsilon": float(spent.epsilon(delta))})
+    return found
+
+
+def _why_it_refuses(state: Path) -> str | None:
+    """What the site says to itself before it answers anything. The two files are read one after the other, without the
+    lock of a site that may be at work: what was charged and logged in between is seen at a second look.
+    """
+    why = _not_whole(state)
+    if why is not None:
+        time.sleep(SECOND_LOOK)
+        why = _not_whole(state)
+    return why
+
+
+def _not_whole(state: Path) -> str | None:
+    from partsong.federation.audit_log import Audit, require_whole
+    from partsong.federation.wire import Denied
+
+    try:
+        require_whole(_ledger(state), Audit(_log(state)))
+    except Denied as error:
+        return str(error)
+    return None
+
+
+def _audit_told(path: Path) -> dict[str, Any]:
+    from partsong.federation.audit_log import verified
+
+    try:
+        found = verified(path)
+    except BrokenChain as error:
+        return {"file": path, "is_sound": False, "first_bad_line": error.line}
+    return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
+
+
+def _ledger(state: Path) -> SiteLedger:
+    from partsong.federation.ledger import SiteLedger
+
+    return SiteLedger(state / "ledger.jsonl")
+
+
+def _log(state: Path) -> Path:
+    return state / "audit.jsonl"
+
+
+# ---- federation mending -----------------------------------------------------------------------------------------
+#
+# What `partsong federation status` finds missing or damaged: told as lines, while all else is shown.
+
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What has to be mended, with the way out of each: `found` by what it is."""
+
+    found: dict[str, str] = field(default_factory=dict)
+
+    def tried(self, what: str, look: Callable[[], Seen]) -> Seen | None:
+        """What is seen there; None where it is missing or damaged, which is written down."""
+        try:
+            return look()
+        except (PartsongError, OSError) as error:
+            self.found[what] = reason(error)
+            return None
+
+
+def reason(error: PartsongError | OSError) -> str:
+    """An error with what was added to it, in one line."""
+    return str(failure(error, BAD_INPUT)["error"])
+
+
+# ---- federation site status -------------------------------------------------------------------------------------
+#
+# `partsong federation status` at a site: what has left, what was spent, where results are, what is to be mended.
+
+PIN_AGAIN = (
+    "Put your own copy back. If there is none, {}have the fingerprint read to you by two other sites, by telephone, "
+    "and give what you hear: partsong federation join KIT --roster roster.toml --fingerprint FINGERPRINT"
+)
+
+
+def site_told(site: SiteFolder) -> dict[str, Any]:
+    """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results.
+
+    `to_mend` is what it must not be without and has lost, or is damaged: `roster`, `shared_key`, `secret`, `policy`.
+    """
+    from partsong.federation.locks import is_held
+
+    mending = Mending()
+    roster = mending.tried("roster", lambda: _pinned(site))
+    key = mending.tried("shared_key", site.shared_key)
+    mending.tried("secret", site.secret)
+    policy = mending.tried("policy", lambda: _policy(site))
+    books = books_told(site.path / "state", policy)
+    told: dict[str, Any] = {name: getattr(site, name) for name in ("site", "federation", "address")}
+    told |= {"folder": site.path, "node": "running" if is_held(site.path / "node.lock") else "stopped"}
+    told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": key is not None}
+    return {**told, "to_mend": mending.found, **books, "runs": _runs(site.path)}
+
+
+def show_site(told: dict[str, Any]) -> None:
+    """The same in lines for people."""
+    mend = told["to_mend"]
+    none_yet = "none yet: partsong federation join KIT --roster roster.toml"
+    no_key = "NONE: the server can test likely names of columns"
+    typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
+    typer.echo(f"Roster: {told['fingerprint'] or ('TO MEND' if 'roster' in mend else none_yet)}")
+    typer.echo(f"Shared key: {'TO MEND' if 'shared_key' in mend else 'yes' if told['shared_key'] else no_key}")
+    for text in mend.values():
+        typer.echo(f"TO MEND: {visible(text)}")
+    for line in show_books(told):
+        typer.echo(line)
+    for name, run in told["runs"].items():
+        where = f": {run['result']}" if run["result"] else ""
+        typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
+
+
+def _pinned(site: SiteFolder) -> Listed | None:
+    """The roster; None where none was pinned yet, an error with the way out where it is gone, or damaged."""
+    from partsong.federation.setup.site_keys import ROSTER, has_had
+
+    try:
+        found = site.roster()
+    except PartsongError as error:
+        error.add_note(f"The site has pinned it, and answers nobody without it. {PIN_AGAIN.format('remove it, and ')}")
+        raise
+    if found is None and has_had(site.path, ROSTER):
+        place = site.path / "roster.toml"
+        raise FileError(
+            f"{place} is gone: this site has pinned a roster, and answers nobody without it. {PIN_AGAIN.format('')}"
+        )
+    return found
+
+
+def _policy(site: SiteFolder) -> Policy:
+    """As it is in site.toml, which every error about it names."""
+    from partsong.federation.setup.site_keys import require_policy
+
+    require_policy(site.path)
+    place = str(site.path / "site.toml")
+    try:
+        return site.policy()
+    except PartsongError as error:
+        if place not in str(error):
+            error.add_note(f"It is in {place}.")
+        raise
+
+
+def _runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Those that were begun at a site, and where their results are."""
+    from partsong.federation.site.results import MODEL
+    from partsong.federation.site.state import VOCABULARY
+
+    names = {path.name for place in ("state/runs", "results") for path in (folder / place).glob("[!.]*")}
+    runs: dict[str, dict[str, Any]] = {}
+    for name in sorted(names):
+        result = folder / "results" / name
+        has_result, are_agreed = (result / MODEL).exists(), (folder / "state" / "runs" / name / VOCABULARY).exists()
+        status = "over" if has_result or are_agreed else "begun"
+        runs[name] = {"status": status, "result": result if has_result else None}
+    return runs
+
+
+# ---- federation status ------------------------------------------------------------------------------------------
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
 
@@ -38,12 +288,12 @@ def status(
     refuse the server, for its certificate has expired, and where a file is missing or damaged; all else is shown.
     """
     if (folder / "joined.toml").exists():
-        from partsong.consortium.site_folder import SiteFolder
+        from partsong.federation.setup.site_folder import SiteFolder
 
         told = site_told(SiteFolder.at(folder))
         show = show_site
     else:
-        from partsong.consortium.server_folder import ServerFolder
+        from partsong.federation.setup.server_folder import ServerFolder
 
         told = server_told(ServerFolder.at(folder))
         show = _show_server
@@ -58,7 +308,7 @@ def status(
 
 def server_told(server: ServerFolder) -> dict[str, Any]:
     """Sites and runs, as the coordinator sees them; `to_mend`: its `authority`, `certificate`, `coordinator_key`."""
-    from partsong.consortium.locking import is_held
+    from partsong.federation.locks import is_held
 
     mending = Mending()
     authority = mending.tried("authority", lambda: server.authority)
@@ -106,7 +356,7 @@ def _show_server(told: dict[str, Any]) -> None:
 
 def _sites(server: ServerFolder) -> dict[str, str]:
     """Who is there, by a server that runs and can be asked."""
-    from partsong.flower_app.control import controlling
+    from partsong.federation.flower.control import controlling
 
     with controlling(server) as control:
         nodes = control.nodes()
@@ -136,8 +386,8 @@ def _is_expired(told: dict[str, Any]) -> bool:
 
 def _served_days(server: ServerFolder) -> int | None:
     """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
-    from partsong.consortium.certificates import days_left, fingerprint
-    from partsong.flower_app.control import shown_certificate
+    from partsong.federation.flower.control import shown_certificate
+    from partsong.federation.setup.credentials import days_left, fingerprint
 
     own, shown = (server.path / "server.crt").read_bytes(), shown_certificate(server)
     return None if fingerprint(shown) == fingerprint(own) else _whole_days(days_left(shown))
@@ -155,8 +405,8 @@ def _run_told(place: RunPlace) -> dict[str, Any]:
 
 def _how_it_is(place: RunPlace) -> dict[str, Any]:
     """Running, starting, done, failed and why, or broken off and how it goes on."""
-    from partsong.consortium.locking import is_held
-    from partsong.consortium.run_files import is_starting, result_in
+    from partsong.federation.locks import is_held
+    from partsong.federation.setup.server_folder import is_starting, result_in
 
     if is_held(place.lock):
         return {"status": "running"}
@@ -170,7 +420,7 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
 
 def _resuming(place: RunPlace) -> str | None:
     """The command that goes on with a run that was broken off, by the engine that it had last; None where none had."""
-    from partsong.consortium.run_files import settings_in
+    from partsong.federation.setup.server_folder import settings_in
 
     settings = settings_in(place)
     experiment, folder = quote(str(place.experiment)), quote(str(place.folder.parent.parent))

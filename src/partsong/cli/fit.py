@@ -30,34 +30,38 @@ from partsong.cli.choices import (
     positive,
 )
 from partsong.cli.fit_settings import FitOptions
-from partsong.cli.game_options import Leader, Missing, Play, SelfPlay, Shrink, Step, StepDecay
-from partsong.cli.guard import guarded
 from partsong.cli.options import (
     AsJson,
+    Clip,
+    Delta,
+    Epsilon,
     Header,
+    HtmlReport,
     Key,
     Label,
+    Leader,
+    Masked,
+    MaskedBound,
+    Missing,
+    Noise,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
     OptionalText,
-    Threads,
-    Transpose,
-    examples,
-)
-from partsong.cli.privacy_options import (
-    Clip,
-    Delta,
-    Epsilon,
-    HtmlReport,
-    Masked,
-    MaskedBound,
-    Noise,
+    Play,
     Relation,
     RowBound,
+    SelfPlay,
+    Shrink,
+    Step,
+    StepDecay,
+    Threads,
+    Transpose,
     Unit,
+    examples,
 )
-from partsong.methods import ALIGNED, ALIGNMENT, ALIGNMENTS, STARTS
+from partsong.cli.output import guarded
+from partsong.methods.registry import ALIGNED, ALIGNMENT, ALIGNMENTS, STARTS
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
@@ -348,7 +352,7 @@ def fit(
     options = dict(locals())
     given = given_names(options.pop("ctx"))
     if engine in RANKED:
-        from partsong.cli.ranks_session import run_over_ranks
+        from partsong.cli.fit_session import run_over_ranks
 
         run_over_ranks(FitOptions(**options), given)
     else:

@@ -2,27 +2,204 @@
 
 from __future__ import annotations
 
+import platform
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import typer
 
-from partsong.cli.fit_parties import by_party
+from partsong import __version__
+from partsong.cli.choices import IGNORE
 from partsong.cli.fit_settings import FitOptions, Settings
-from partsong.cli.holdings import Holdings
-from partsong.cli.outputs import put_json, visible, warn
-from partsong.cli.run_folder import MODEL
-from partsong.cli.wording import as_options
-from partsong.core import Outcome
-from partsong.finished import Finished
-from partsong.fitting import Task, warn_of_nothing
-from partsong.leaving_out import LeftOut
-from partsong.methods import ASYNCHRONOUS, ONE_ROUND
-from partsong.running import HistoryRow, Run
-from partsong.spending import Spending
+from partsong.cli.inputs import Holdings, require_known, require_usable, warn_of_identifiers, with_known_cells
+from partsong.cli.output import as_options, put_json, visible, warn, warn_of_formulas, write_json
+from partsong.cli.ranks import RankSettings, listing_path, shard_path
+from partsong.cli.ranks import told as ranks_settings_told
+from partsong.core.interfaces import Layout, Message, Outcome, Round
+from partsong.data.observed import ObservedMatrix
+from partsong.engines.asynchronous import Asynchronous
+from partsong.engines.collective import Communicator, together
+from partsong.errors import FormatError, PartsongError
+from partsong.estimators import compare
+from partsong.estimators.compare import Contestant, at_parties, findings_of
+from partsong.io import model_file
+from partsong.io.model_file import Model, save_model
+from partsong.io.opening import place_of
+from partsong.io.party_folder import in_one_order, listed, read_part
+from partsong.io.write import replacing, write_weights
+from partsong.methods.registry import ASYNCHRONOUS, ONE_ROUND
+from partsong.privacy.ledger import Spending
+from partsong.reporting.html import percent
+from partsong.reporting.run_report import Party, Report, write_report
+from partsong.training import run_folder
+from partsong.training.loop import Columns, LeftOut, Task, of_other_columns, require_somebody, warn_of_nothing
+from partsong.training.result import Finished
+from partsong.training.run_folder import MODEL
+from partsong.training.stopping import HistoryRow, Run
+
+if TYPE_CHECKING:
+    from partsong.data.table import Table
+    from partsong.io.blocks import Source
+
+
+# ---- fit page ---------------------------------------------------------------------------------------------------
+#
+# `partsong fit --report`: a page on one fit between parties, for whoever holds all parts.
+
+MOST_BYTES = 2**30
+"""Traffic beyond this is not kept for attacks."""
+TOO_MUCH = "More was sent than is kept for attacks. Record it with --record, and run `partsong attack`."
+MOST_NUMBERS = 2**22
+"""Rows of more numbers than these are not written out to be compared with what attacks find."""
+RESUMED = (
+    "Attacks take all rounds, and this run went on from a checkpoint. Record all of it with --record, and run "
+    "`partsong attack`."
+)
+NEVER_SENT = "The rows X_p and the weights W_p never left a party."
+OPEN = " What was sent in the open can tell of its rows, the more the fewer rows a party has."
+
+
+@dataclass(slots=True)
+class Witness(compare.Witness):
+    """What a run lets be seen on its way, and its messages, as far as they fit into memory."""
+
+    traffic: list[tuple[tuple[str, int, Message], ...]] = field(default_factory=list)
+    size: int = 0
+
+    def see(self, done: Round, row: HistoryRow) -> None:
+        """Note a round."""
+        compare.Witness.see(self, done, row)
+        self.size += sum(message.nbytes for _, _, message in done.traffic)
+        if self.size <= MOST_BYTES:
+            self.traffic.append(done.traffic)
+        else:
+            self.traffic.clear()
+
+
+def write_fit_report(path: Path, task: Task, result: Result, witness: Witness) -> None:
+    """What the fit came to, what left each party and what it cost, and what attacks make of it."""
+    settings, layout = result.settings, Layout.of(task.shards, task.schedule.seed)
+    contestant = Contestant(
+        settings.method, "", task.program, task.schedule.rounds, getattr(settings, "start", "common")
+    )
+    parties = at_parties(task.program, task.shards, result.done, witness)
+    found = findings_of(contestant, result.run, result.done, parties, witness)
+    is_open = not task.reduction.hides_uploads and task.spending is None
+    report = Report(
+        title=f"{len(task.shards)} parties, {settings.method}",
+        lead=f"A relative error of {percent(found.relative_error)} with {settings.n_components} components: "
+        f"{result.ending}.",
+        parties=tuple(Party(shard.name, shard.matrix.shape[0], {}) for shard in task.shards),
+        methods=(found,),
+        image_shape=None,
+        feature_names=result.holdings.feature_names,
+        settings={name: str(value) for name, value in asdict(settings).items() if value is not None},
+        versions={"partsong": __version__, "python": platform.python_version(), "numpy": np.__version__},
+        never_sent=NEVER_SENT + (OPEN if is_open else ""),
+        privacy=None if task.spending is None else task.spending.told(),
+        is_masked=task.reduction.hides_uploads,
+        attacks=RESUMED if result.options.resume is not None else _attacks(task, layout, witness),
+    )
+    write_report(path, report)
+
+
+def _attacks(task: Task, layout: Layout, witness: Witness) -> Any:
+    """What a curious server makes of the traffic; the rows are at hand to say how near it comes."""
+    from partsong.attacks.runner import RecordedRun, findings
+
+    if witness.size > MOST_BYTES:
+        return TOO_MUCH
+    is_asynchronous = isinstance(task.engine, Asynchronous)
+    run = RecordedRun(witness.traffic, task.program, layout, task.reduction, is_asynchronous)
+    truth = {shard.name: _rows(shard.matrix) for shard in task.shards if _is_small(shard.matrix)}
+    return tuple(findings(run, truth=truth))
+
+
+def _is_small(matrix: Any) -> bool:
+    """Whether a party's rows may be written out to be compared; of one that has gaps nobody knows them."""
+    return matrix.shape[0] * matrix.shape[1] <= MOST_NUMBERS and not isinstance(matrix, ObservedMatrix)
+
+
+def _rows(matrix: Any) -> Any:
+    return matrix.columns(np.arange(matrix.shape[1]))
+
+
+# ---- fit parties ------------------------------------------------------------------------------------------------
+#
+# The parties of a fit in which faulty ones are left out: whose part is read, who stays away, and what is told.
+
+LATE = "The run that is resumed began without it, and goes on so."
+
+
+def faulty_of(options: FitOptions, given: Collection[str], context: Mapping[str, Any] | None) -> str:
+    """What a faulty party leads to: as given, else as in the run that is resumed."""
+    stored = {} if context is None else context["settings"]
+    return options.faulty if "faulty" in given else str(stored.get("faulty", options.faulty))
+
+
+def missing_of(options: FitOptions, given: Collection[str], context: Mapping[str, Any] | None) -> str:
+    """What unknown cells lead to: as given, else as in the run that is resumed."""
+    stored = {} if context is None else context["settings"]
+    return options.missing if "missing" in given else str(stored.get("missing") or options.missing)
+
+
+def read_sound_parties(
+    path: Path, dtype: str | None, late: Collection[str], missing: str = "refuse"
+) -> tuple[Holdings, dict[str, str]]:
+    """The parties whose files can be used, and of the others why not; the list of parts itself has to be right.
+
+    Those who are `late` are left out, whatever has become of their files: the run that is resumed began without them.
+    """
+    folder, faults = place_of(path), dict[str, str]()
+    tables: dict[str, Table] = {}
+    parts = listed(folder)
+    for part in parts:
+        try:
+            tables[part.name] = read_part(folder, part)
+        except PartsongError as error:
+            faults[part.name] = str(error)
+    faults |= of_other_columns({name: Columns(t.X.shape[1], t.feature_names) for name, t in tables.items()})
+    for name in tables.keys() - faults.keys():
+        try:
+            tables[name] = with_known_cells(tables[name], missing)
+            if missing == IGNORE:
+                require_known([tables[name]])
+            require_usable(tables[name], dtype, party=name)
+        except PartsongError as error:
+            faults[name] = str(error)
+    faults |= {name: LATE for name in tables if name in late and name not in faults}
+    faults = {part.name: faults[part.name] for part in parts if part.name in faults}
+    kept = {name: table for name, table in tables.items() if name not in faults}
+    require_somebody(kept, faults)
+    warn_of_identifiers(kept.values())
+    return Holdings(in_one_order(kept), is_federation=True), faults
+
+
+def left_out_before(path: Path, context: Mapping[str, Any], rounds: int) -> list[LeftOut]:
+    """Who was left out of the first rounds of a run, as its checkpoint tells; those of older versions do not."""
+    try:
+        found = [LeftOut(int(at), str(party), str(reason)) for at, party, reason in context.get("left_out", [])]
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{path}: does not tell who was left out of which round. Start the run anew.") from error
+    return [entry for entry in found if entry.iteration <= rounds]
+
+
+def by_party(left_out: Iterable[LeftOut]) -> dict[str, dict[str, Any]]:
+    """For each party the number of rounds that it was left out of, the first of them, and the reason given there."""
+    told: dict[str, dict[str, Any]] = {}
+    for entry in left_out:
+        known = told.setdefault(entry.party, {"rounds": 0, "first": entry.iteration, "reason": entry.reason})
+        known["rounds"] += 1
+    return told
+
+
+# ---- fit report -------------------------------------------------------------------------------------------------
 
 ENDINGS = {
     Outcome.CONVERGED: "converged",
@@ -189,5 +366,189 @@ def _lines(result: Result) -> list[tuple[str, str]]:
     for party, told in said["left_out"].items():
         rounds = f"{told['rounds']} of {said['iterations']} rounds, first {told['first']}"
         lines.append(("left out", f"{visible(party)}: {rounds}"))
+    outputs = {"model": said["model"], "weights": said["weights"], "run folder": said["run_folder"]}
+    return lines + [(name, str(path)) for name, path in outputs.items() if path is not None]
+
+
+# ---- ranks outputs ----------------------------------------------------------------------------------------------
+#
+# What a fit over ranks leaves behind: rows of W from each; from rank 0 the list of them, the model and the report.
+
+Sent = tuple[int, str, int, int]
+
+RANKS_OUTPUTS_TROUBLE = "The fit diverged: check the data and the penalties, or take another method."
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """A fit over ranks that has ended, as one of them sees it."""
+
+    options: FitOptions
+    settings: RankSettings
+    source: Source
+    rows: tuple[int, int]
+    run: Run
+    done: Finished
+    sent: list[Sent]
+    seconds: float
+
+    @property
+    def iterations(self) -> int:
+        """How many were made; one of sketches takes two exchanges, and where nobody waits each arrival is one."""
+        rounds = self.run.history[-1].iteration if self.run.history else 0
+        if self.settings.is_asynchronous:
+            return rounds
+        return rounds // 2 if self.settings.is_sketched else self.run.rounds
+
+    def save(self, communicator: Communicator) -> None:
+        """All files as drafts first; then the shards get their names, the list of them, and at last the model.
+
+        A list of earlier shards goes before any of these is replaced. Where a name cannot be given, at whatever rank,
+        shards that have theirs are removed.
+        """
+        weights, is_first = self.options.weights, communicator.rank == 0
+        path = None if weights is None else shard_path(weights, communicator.rank, communicator.size)
+        with ExitStack() as undone, ExitStack() as last, ExitStack() as drafts:
+
+            def write() -> None:
+                if path is not None and self.done.weights:
+                    self._write_shard(path, drafts.enter_context(replacing(path)))
+                if is_first:
+                    self._write_model(last)
+
+            def name_shard() -> None:
+                drafts.close()
+                if path is not None and self.done.weights:
+                    undone.callback(_remove, path)
+
+            together(communicator, write)
+            together(communicator, self._forget_earlier if is_first else _nothing)
+            together(communicator, name_shard)
+            together(communicator, partial(self._conclude, last, undone) if is_first else _nothing)
+            undone.pop_all()
+
+    def _write_model(self, last: ExitStack) -> None:
+        """Drafts of the model, and of the list of shards, which is named first."""
+        weights, output, kept = self.options.weights, self.options.output, self._run_folder
+        places = [] if output is None else [output]
+        places += [] if kept is None else [kept.path / run_folder.MODEL]
+        for place in places:
+            save_model(last.enter_context(replacing(place)), self.model())
+        if weights is not None:
+            write_json(last.enter_context(replacing(listing_path(weights))), self._listing(weights))
+
+    def _forget_earlier(self) -> None:
+        if self.options.weights is not None:
+            listing_path(self.options.weights).unlink(missing_ok=True)
+
+    def _conclude(self, last: ExitStack, undone: ExitStack) -> None:
+        """What is removed again if it fails was not there before."""
+        kept = self._run_folder
+        if self.options.weights is not None:
+            undone.callback(_remove, listing_path(self.options.weights))
+        if kept is not None:
+            for name in (run_folder.RESULT, run_folder.MODEL):
+                undone.callback(_remove, kept.path / name)
+            kept.end(self.run.history, self.sent, self.as_dict())
+        last.close()
+
+    @property
+    def _run_folder(self) -> run_folder.RunFolder | None:
+        folder = self.options.run_folder
+        return None if folder is None else run_folder.RunFolder(place_of(folder))
+
+    def _write_shard(self, path: Path, draft: Path) -> None:
+        names = None if path.name.lower().endswith(".npy") else self.source.sample_names(self.rows)
+        write_weights(draft, self.done.W, names)
+        warn_of_formulas(path, names)
+
+    def _listing(self, weights: Path) -> dict[str, Any]:
+        n, ranks = self.source.shape[0], self.settings.ranks
+        shards = [
+            {"rank": rank, "rows": self.settings.rows_at(rank, n), "file": shard_path(weights, rank, ranks).name}
+            for rank in self.settings.workers
+        ]
+        shape = [n, self.settings.n_components]
+        return {"format": "partsong-weight-shards", "version": 1, "shape": shape, "shards": shards}
+
+    def model(self) -> Model:
+        """H, names of features, settings, iterations made, and how many ranks there were."""
+        counted = {"n_samples": self.source.shape[0], "parties": 1, "iterations": self.iterations}
+        return Model(
+            components=self.done.H,
+            feature_names=self.source.feature_names,
+            settings={**ranks_settings_told(self.settings), **counted},
+            seed=self.settings.seed,
+            relative_error=self.done.relative_error,
+            shares=self.done.shares,
+            created=model_file.now(),
+            versions=model_file.package_versions(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON contract of a fit, with engine, ranks and sums; bytes are the mean over ranks, or over workers."""
+        options, history = self.options, self.run.history
+        folder, workers = options.run_folder, len(self.settings.workers)
+        down = sum(row.bytes_down for row in history)
+        game = {"game": self.settings.rules()} if self.settings.is_game else {}
+        return {
+            "model": options.output or (None if folder is None else folder / run_folder.MODEL),
+            "method": self.settings.method,
+            **game,
+            "n_components": self.settings.n_components,
+            "shape": self.source.shape,
+            "parties": 1,
+            "engine": self.settings.engine,
+            "ranks": self.settings.ranks,
+            "sums": self.settings.sums,
+            "dtype": self.settings.dtype,
+            "seed": self.settings.seed,
+            "outcome": str(self.run.outcome),
+            "iterations": self.iterations,
+            "seconds": round(self.seconds, 6),
+            "relative_error": self.done.relative_error,
+            "explained_variance": 1.0 - self.done.relative_error**2,
+            "bytes_up_per_rank": round(sum(row.bytes_up for row in history) / workers),
+            "bytes_down_per_rank": round(down / workers) if self.settings.is_asynchronous else down,
+            "weights": None if options.weights is None else listing_path(options.weights),
+            "run_folder": folder,
+        }
+
+    def report(self) -> None:
+        """One JSON object, or a few lines, or nothing; for rank 0 alone."""
+        if self.run.outcome is Outcome.DIVERGED:
+            why = PLAYED if self.settings.is_game else RANKS_OUTPUTS_TROUBLE
+            typer.echo(visible(f"{why} {as_options(self.run.trouble)}".rstrip()), err=True)
+        said = self.as_dict()
+        if self.options.as_json:
+            put_json(said)
+        elif not self.options.quiet:
+            lines = _ranks_outputs_lines(said, ENDINGS[self.run.outcome])
+            if self.settings.is_game:
+                lines.insert(2, ("game", self.settings.in_words()))
+            for name, value in lines:
+                typer.echo(f"{name:<15}{value}")
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # there is an error that matters more
+        path.unlink(missing_ok=True)
+
+
+def _nothing() -> None:
+    """What other ranks do while rank 0 writes."""
+
+
+def _ranks_outputs_lines(said: dict[str, Any], ending: str) -> list[tuple[str, str]]:
+    rows, columns = said["shape"]
+    how = ", ".join(filter(None, (said["engine"], said["sums"])))
+    lines = [
+        ("data", f"{rows} × {columns} over {said['ranks']} rank(s), {said['method']} ({how})"),
+        ("components", f"{said['n_components']}"),
+        ("relative error", f"{said['relative_error']:.6f}  (explains {100 * said['explained_variance']:.2f} %)"),
+        ("iterations", f"{said['iterations']} in {said['seconds']:.2f} s: {ending}"),
+        ("seed", f"{said['seed']}"),
+        ("sent per rank", f"{said['bytes_up_per_rank']:,} bytes up, {said['bytes_down_per_rank']:,} down"),
+    ]
     outputs = {"model": said["model"], "weights": said["weights"], "run folder": said["run_folder"]}
     return lines + [(name, str(path)) for name, path in outputs.items() if path is not None]

@@ -2,53 +2,268 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
 
-from partsong.cli import run_folder, traffic
-from partsong.cli.checkpoints import CheckpointFile, Journal, Sent, charged, open_checkpoint
-from partsong.cli.choices import GAME, IGNORE
-from partsong.cli.fit_outputs import require_companions, require_outputs
-from partsong.cli.fit_page import Witness, write_fit_report
-from partsong.cli.fit_parties import faulty_of, left_out_before, missing_of, read_sound_parties
-from partsong.cli.fit_report import Result, report, warn_of_empty_model
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.cli.choices import GAME, IGNORE, MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, game_named, program_named
+from partsong.cli.fit_report import (
+    RankResult,
+    Result,
+    Witness,
+    faulty_of,
+    left_out_before,
+    missing_of,
+    read_sound_parties,
+    report,
+    warn_of_empty_model,
+    write_fit_report,
+)
+from partsong.cli.fit_report import Sent as RanksOutputsSent
 from partsong.cli.fit_settings import (
+    FOR_GAMES,
+    FOR_NOISE,
+    FOR_PRIVACY,
     FederationSettings,
     FitOptions,
+    RowSettings,
     Settings,
+    promise_of,
     require_fitting_options,
+    require_game,
     require_one_process,
+    require_privacy,
     require_same_run,
     run_of,
     settle,
 )
-from partsong.cli.fit_tasks import model_of, task_of, using_threads
-from partsong.cli.game_settings import require_game
-from partsong.cli.holdings import ALONE, Holdings, fingerprint, read_holdings, require_meaningful
-from partsong.cli.outputs import require_writable, warn, warn_of_formulas
-from partsong.cli.parts_folder import is_parts_folder
-from partsong.cli.privacy_settings import require_privacy
-from partsong.cli.run_folder import RunFolder
-from partsong.cli.termination import exit_code
-from partsong.cli.traffic import Recorder
-from partsong.core import Outcome, Round
-from partsong.finished import Finished
-from partsong.fitting import Earlier, Task, conclude, pursue
-from partsong.interrupts import Interrupts, held
-from partsong.io import provenance
-from partsong.io.model_file import save_model
+from partsong.cli.inputs import (
+    ALONE,
+    NOTHING_KNOWN,
+    Holdings,
+    fingerprint,
+    header_notes,
+    read_holdings,
+    require_meaningful,
+    warn_of,
+    warn_of_identifiers,
+    warn_of_unknown_columns,
+    with_known_cells,
+)
+from partsong.cli.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
+from partsong.cli.ranks import (
+    RankSettings,
+    agreed_code,
+    common_seed,
+    company,
+    heard,
+    part,
+    require_enough,
+    require_fitting,
+    require_same_file,
+    require_same_options,
+    with_one_voice,
+)
+from partsong.cli.ranks import require_outputs as ranks_files_require_outputs
+from partsong.cli.ranks import settle as ranks_settings_settle
+from partsong.core import runtime
+from partsong.core.interfaces import Engine, Matrix, Outcome, Round, Schedule, Shard
+from partsong.core.runtime import Interrupts, held
+from partsong.core.streams import key
+from partsong.data.blocks import TwoSided, block_range
+from partsong.data.conversion import as_matrix
+from partsong.data.issues import extremes
+from partsong.data.observed import ObservedMatrix, observed
+from partsong.data.table import Table
+from partsong.data.validation import require_factorizable
+from partsong.engines.collective import Communicator, share, together
+from partsong.engines.mpi_async import AsynchronousMpi
+from partsong.errors import DataError, FileError, FormatError
+from partsong.estimators.parameters import row_solver_of, sketch_of
+from partsong.io import model_file
+from partsong.io.blocks import Source, open_source, require_sound
+from partsong.io.model_file import Model, save_model
 from partsong.io.opening import Wanted, place_of
-from partsong.io.weights import write_weights
-from partsong.leaving_out import LEAVE_OUT, Attendance
-from partsong.progress import Watch, progress
-from partsong.running import HistoryRow, Run
-from partsong.spending import Spending
+from partsong.io.party_folder import is_parts_folder
+from partsong.io.write import write_weights
+from partsong.methods.privacy_request import masks_for, privacy_told
+from partsong.privacy.ledger import Spending, without_names
+from partsong.training import run_folder
+from partsong.training.distributed import Attention, Ranks, Unison, completed, program_for, pursued, pursued_by_arrivals
+from partsong.training.loop import LEAVE_OUT, Attendance, Earlier, RowFit, Task, conclude, pursue, rows_task
+from partsong.training.progress import Watch, progress
+from partsong.training.result import Finished
+from partsong.training.run_folder import CheckpointFile, Journal, Recorder, RunFolder, Sent, charged, open_checkpoint
+from partsong.training.simulation import simulation_by_name
+from partsong.training.stopping import HistoryRow, Run, Stop
+
+# ---- fit outputs ------------------------------------------------------------------------------------------------
+#
+# What a fit is to write, looked at before it begins: options that need each other, names, folders, earlier files.
+
+
+def require_companions(options: FitOptions, given: Collection[str]) -> None:
+    """Refuse options that do nothing without another one."""
+    if options.output is None and options.run_folder is None:
+        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
+    if options.record and options.run_folder is None:
+        raise typer.BadParameter("needs --run-folder, where the traffic is kept.", param_hint="--record")
+    if options.overwrite and options.run_folder is None:
+        raise typer.BadParameter("needs --run-folder; other files are replaced anyway.", param_hint="--overwrite")
+    if "checkpoint_every" in given and options.checkpoint is None:
+        raise typer.BadParameter("needs --checkpoint, the file to write.", param_hint="--checkpoint-every")
+
+
+def require_outputs(options: FitOptions) -> None:
+    """Refuse, before anything is read, what could not be written afterwards, or would overwrite something else."""
+    outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
+    require_distinct({"DATA": options.data, **outputs, "--report": options.report})
+    require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
+    if options.run_folder is not None:
+        folder = place_of(options.run_folder)
+        others = {"DATA": options.data, "--weights": options.weights, "--checkpoint": options.checkpoint}
+        for name in run_folder.OWN:
+            require_distinct({"--run-folder": folder / name, **others})
+        run_folder.make_usable(folder, options.overwrite)
+    endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": ()}
+    for option, path in outputs.items():
+        if path is not None:
+            require_writable(option, path, endings[option])
+    if options.report is not None:
+        require_writable("--report", options.report, (".html",))
+    if options.checkpoint is not None and place_of(options.checkpoint).exists():
+        _require_checkpoint(place_of(options.checkpoint), is_resumed=options.resume is not None)
+
+
+def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
+    """Only a checkpoint is ever overwritten by one; what a private run has spent is never lost."""
+    try:
+        _, _, context = open_checkpoint(path)
+    except FormatError as error:
+        raise FileError(f"--checkpoint {path}: this file is something else. Choose another name.") from error
+    if context.get("ledger") and not is_resumed:
+        raise FileError(
+            f"--checkpoint {path}: this file holds what an earlier run has spent on privacy, which adds up with what "
+            "this one will spend. Go on with it by --resume, or choose another name and keep it."
+        )
+
+
+# ---- fit tasks --------------------------------------------------------------------------------------------------
+#
+# Settings and data to a task that can be run, and its end to a model that can be saved.
+
+THREADS = "PARTSONG_NUM_THREADS"
+HARDWARE = {"threads", "engine", "time_budget"}
+"""Settings that say nothing about a model."""
+
+
+def task_of(settings: Settings, holdings: Holdings, *, record: bool) -> Task:
+    """The task; its start is computed when it is pursued."""
+    if isinstance(settings, RowSettings):
+        return rows_task(matrix_of(holdings.tables[ALONE], settings), _row_fit(settings))
+    return _federation(settings, holdings, record)
+
+
+def matrix_of(table: Table, settings: Settings) -> Matrix:
+    """The rows in the precision of the fit; what is not known is not in it."""
+    return observed(table.X, settings.dtype) if settings.knows_some else as_matrix(table.X, settings.dtype)
+
+
+def _row_fit(settings: RowSettings) -> RowFit:
+    return RowFit(
+        rank=settings.n_components,
+        solver=row_solver_of(settings.solver, settings.alpha_w, settings.alpha_h, settings.l1_ratio),
+        init=settings.init,
+        seed=settings.seed,
+        max_iter=settings.max_iter,
+        stop=Stop(settings.tol, settings.time_budget),
+        threads=settings.threads,
+        sketch=sketch_of(settings.solver, settings.sketch, settings.sketch_ratio),
+        game=game_named(settings) if settings.is_game else None,
+    )
+
+
+def _federation(settings: FederationSettings, holdings: Holdings, record: bool) -> Task:
+    """The same parties, secrets and streams as FederatedNMF makes of a list of matrices."""
+    shards = [
+        Shard(name, matrix_of(table, settings), key(settings.seed, "secret", name))
+        for name, table in holdings.tables.items()
+    ]
+    program, privacy, spending = program_named(settings), promise_of(settings), None
+    if privacy is not None:
+        noisy = privacy.program(program, settings.rounds, len(shards), settings.masked is not None)
+        program, spending = noisy, Spending(noisy.release, privacy.delta, most=noisy.most)
+    masks = None if settings.masked is None else masks_for(privacy, len(shards), settings.masked)
+    reduction = InTheOpen() if masks is None else masks
+    schedule = Schedule(settings.rounds, settings.seed, faulty=settings.faulty)
+    stop, engine = Stop(settings.tol, settings.time_budget), engine_named(settings.engine, settings.threads, record)
+    task = simulation_by_name(
+        settings.method, program, shards, settings.rounds, schedule, stop, engine, reduction, spending
+    )
+    return replace(task, threads=settings.threads)
+
+
+def model_of(
+    settings: Settings, holdings: Holdings, done: Finished, iterations: int, spending: Spending | None = None
+) -> Model:
+    """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths.
+
+    With noise it holds nothing that is not a function of what was released: no error, shares or number of rows.
+    """
+    told = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in HARDWARE and name != "seed" and not (value is None and name in FOR_GAMES | FOR_PRIVACY)
+    }
+    n_samples, _ = holdings.shape
+    if spending is None:
+        told["n_samples"] = n_samples
+    else:
+        told = {name: value for name, value in told.items() if name not in FOR_NOISE} | {
+            "privacy": privacy_told(promise_of(settings)),  # type: ignore[arg-type]
+            "privacy_spent": without_names(spending.told()),
+            "dtype": str(done.H.dtype),
+        }
+    if getattr(settings, "unit", None) == "row":
+        del told["local_steps"]
+    told |= {"masked": True} if told.pop("masked", None) is not None else {}
+    return Model(
+        components=done.H,
+        feature_names=holdings.feature_names,
+        settings={**told, "parties": len(holdings.tables), "iterations": iterations},
+        seed=settings.seed,
+        relative_error=None if spending is not None else done.relative_error,
+        shares=None if spending is not None else done.shares,
+        created=model_file.now(),
+        versions=model_file.package_versions(),
+    )
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Within this block all of partsong goes by this number of threads."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = str(count)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
+        else:
+            os.environ[THREADS] = before
+
+
+# ---- fit session ------------------------------------------------------------------------------------------------
 
 FINISHING = (
     "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save that of the iterations before, "
@@ -68,7 +283,7 @@ class Session:
     earlier: Earlier | None = None
     sent: list[Sent] = field(default_factory=list)
     context: Mapping[str, Any] = field(default_factory=dict)
-    started: str = field(default_factory=provenance.now)
+    started: str = field(default_factory=model_file.now)
 
     @property
     def folder(self) -> RunFolder | None:
@@ -182,12 +397,12 @@ def _fit(session: Session) -> bool:
 
 def _begin(session: Session, folder: RunFolder) -> None:
     """A run folder for this run; where the one that is resumed left its traffic there, that is kept so far."""
-    versions = provenance.machine_versions(session.settings.threads)
+    versions = model_file.machine_versions(session.settings.threads)
     is_same = session.earlier is not None and folder.run() == session.run
-    kept = traffic.recorded(folder.path, session.sent) if is_same else {}
+    kept = run_folder.recorded(folder.path, session.sent) if is_same else {}
     folder.begin(_asked(session), versions, kept)
     if session.earlier is not None:
-        said = traffic.gap(folder.path, kept, session.earlier.checkpoint.index, is_recorded=session.options.record)
+        said = run_folder.gap(folder.path, kept, session.earlier.checkpoint.index, is_recorded=session.options.record)
         if said:
             warn(said)
 
@@ -268,3 +483,162 @@ def _save(session: Session, done: Finished, result: Result) -> None:
         warn_of_formulas(options.weights, sample_names)
     if session.folder is not None:
         session.folder.end(result.history, result.sent, result.as_dict())
+
+
+# ---- ranks session ----------------------------------------------------------------------------------------------
+#
+# One fit over ranks, start to end: all look at everything first, each reads its block, all compute, rank 0 tells.
+
+FINISHING_ALL = (
+    "Interrupted: all ranks end after this iteration, and the model is saved. A second Ctrl-C gives up, and nothing is."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """All that one rank knows before the first iteration."""
+
+    options: FitOptions
+    settings: RankSettings
+    source: Source
+    engine: Engine
+    communicator: Communicator
+    matrix: Matrix | None
+    rows: tuple[int, int]
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The party that this rank is, unless it holds no rows."""
+        name = f"rank-{self.communicator.rank:06d}"
+        return [] if self.matrix is None else [Shard(name, self.matrix, key(self.settings.seed, "secret", name))]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.communicator.rank == 0
+
+
+def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
+    """Fit, save and tell; exit codes are those of a fit in one process, the same at all ranks."""
+    with company(options.engine, options.sums) as (engine, communicator):
+        work = partial(_run, options, given, engine, communicator)
+        result, code = with_one_voice(communicator, options.as_json, work)
+        if result is not None and communicator.rank == 0:
+            result.report()
+        if result is not None and result.run.outcome is Outcome.INTERRUPTED:
+            code, _ = agreed_code(communicator, exit_code())
+            part(communicator)
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(options: FitOptions, given: Collection[str], engine: Engine, communicator: Communicator) -> RankResult:
+    wanted = Wanted(options.label, options.transpose, options.key, options.header)
+    together(communicator, lambda: _require_usage(options, given, wanted, communicator.size))
+    require_same_options(communicator, options)
+    together(communicator, lambda: ranks_files_require_outputs(options, communicator.rank, communicator.size))
+    readable = replace(wanted, gaps=options.missing == IGNORE)
+    source = together(communicator, lambda: open_source(options.data, readable))
+    require_same_file(communicator, source)
+    require_enough(source, options.method, communicator.size)
+    seed = common_seed(communicator, options)
+    settings = together(communicator, partial(ranks_settings_settle, options, source, seed, communicator.size))
+    rows = settings.rows_at(communicator.rank, source.shape[0])
+    engine = AsynchronousMpi() if settings.is_asynchronous else engine
+    with using_threads(settings.threads):
+        matrix = _read(settings, source, communicator, rows, wanted)
+        source = source.after_reading(rows)
+        return _ranks_session_fit(Seat(options, settings, source, engine, communicator, matrix, rows))
+
+
+def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted, ranks: int) -> None:
+    require_fitting(options, given, ranks)
+    require_meaningful(options.data, wanted)
+
+
+def _read(
+    settings: RankSettings, source: Source, communicator: Communicator, rows: tuple[int, int], wanted: Wanted
+) -> Matrix | None:
+    """This rank's rows, and its columns where the method needs them; refused at all ranks where one has bad values."""
+
+    def read() -> tuple[Matrix | None, float]:
+        if communicator.rank not in settings.workers:
+            return None, 0.0
+        X = source.block(rows)
+        table = with_known_cells(Table(X, source.feature_names, source=str(source.path)), settings.missing)
+        require_sound(table.X, source, rows[0], dtype=settings.dtype)
+        if communicator.rank == settings.workers.start:
+            warn_of(table, header_notes(replace(table, X=X), wanted))
+            warn_of_identifiers([table])
+        if settings.knows_some:
+            return observed(table.X, settings.dtype), extremes(table.X)[1]
+        matrix = as_matrix(X, settings.dtype)
+        if settings.is_sketched:
+            columns = block_range(source.shape[1], communicator.size, communicator.rank)
+            below = as_matrix(source.block(columns=columns), settings.dtype)
+            return TwoSided(matrix, below, rows[0], columns[0], source.shape[0]), extremes(X)[1]
+        return matrix, extremes(X)[1]
+
+    matrix, high = together(communicator, read)
+    with heard():
+        highest = max(float(text) for text in share(communicator, repr(high)))
+    if isinstance(matrix, ObservedMatrix):
+        counts = Ranks(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
+        if not counts.any():
+            raise DataError(f"{source.path}: {NOTHING_KNOWN}")
+        if communicator.rank == 0:
+            warn_of_unknown_columns(counts, source.feature_names, is_random=True)
+    try:
+        require_factorizable(np.full((1, 1), highest), None, settings.dtype)
+    except DataError as error:
+        raise DataError(f"{source.path}: {error}") from error
+    return matrix
+
+
+def _ranks_session_fit(seat: Seat) -> RankResult:
+    began, options, settings = time.perf_counter(), seat.options, seat.settings
+    communicator, shards = seat.communicator, seat.shards
+    program, rounds = program_for(settings, seat.source.shape[0])
+    schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
+    stop = Stop(settings.tol * getattr(program, "every", 1))
+    task = Task(program, shards, schedule, stop, seat.engine, threads=settings.threads)
+    together(communicator, lambda: _ranks_session_begin(seat))
+    sent: list[RanksOutputsSent] = []
+    with held(FINISHING_ALL if seat.is_first else "") as pressed:
+        run = _ranks_session_rounds(seat, task, pressed, began, sent)
+        with runtime.kernels_on(settings.threads):
+            done = completed(program, run, shards, communicator, settings.seed)
+        seconds = time.perf_counter() - began
+        result = RankResult(options, settings, seat.source, seat.rows, run, done, sent, seconds)
+        result.save(communicator)
+        if seat.is_first:
+            warn_of_empty_model(task, done)
+        return result
+
+
+def _ranks_session_begin(seat: Seat) -> None:
+    options = seat.options
+    if options.run_folder is None or not seat.is_first:
+        return
+    folder = RunFolder(place_of(options.run_folder))
+    reading: dict[str, Any] = {name: getattr(options, name) for name in ("data", "label", "transpose", "key", "header")}
+    asked = {**reading, **asdict(seat.settings), "started": model_file.now()}
+    folder.begin(asked, model_file.machine_versions(seat.settings.threads), {})
+
+
+def _ranks_session_rounds(
+    seat: Seat, task: Task, pressed: Interrupts, began: float, sent: list[RanksOutputsSent]
+) -> Run:
+    settings, (rows, columns) = seat.settings, seat.source.shape
+    is_shown = seat.is_first and not seat.options.quiet and sys.stderr.isatty()
+    title = f"{rows} × {columns} over {settings.ranks}"
+    with progress(int(is_shown), task.schedule.rounds, settings.time_budget, title) as bar:
+
+        def watch(done: Round, row: HistoryRow) -> None:
+            sent.extend((done.index + 1, name, up, done.bytes_down) for name, up in sorted(done.bytes_up.items()))
+            bar(done, row)
+
+        if settings.is_asynchronous:
+            attention = Attention(pressed, len(settings.workers), began, settings.time_budget)
+            return pursued_by_arrivals(task, seat.communicator, attention, watch)
+        return pursued(task, Unison(seat.communicator, pressed, began, settings.time_budget), watch)

@@ -7,26 +7,238 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED, GAME, METHODS, RANKED
-from partsong.cli.game_settings import GameSettings, complete_game
-from partsong.cli.holdings import ALONE, Holdings
-from partsong.cli.privacy_settings import FOR_PRIVACY, complete_privacy
-from partsong.cli.wording import option
+from partsong.cli.choices import (
+    AT_ONCE,
+    CENTRALISED,
+    GAME,
+    IGNORE,
+    MASKED_BOUND,
+    METHODS,
+    MISSING,
+    NOISES,
+    PLAYS,
+    RANKED,
+    RELATIONS_OF,
+    SAFE,
+    SELF_PLAYS,
+    SHRINK,
+    UNITS,
+)
+from partsong.cli.inputs import ALONE, Holdings
+from partsong.cli.output import option
 from partsong.errors import ParameterError
-from partsong.methods import (
+from partsong.methods.registry import (
     ALIGNED,
+    ASYNCHRONOUS,
     COMMON_ONLY,
     LOCAL_STEPS,
     MOST_ROUNDS,
     ONE_ROUND,
     PRIVATE_ROUNDS,
+    SENDS_H,
     alignment_for,
     start_of,
 )
+
+if TYPE_CHECKING:
+    from partsong.methods.privacy_request import Privacy
+
+
+# ---- game settings ----------------------------------------------------------------------------------------------
+#
+# A game from the command line: which of its options need each other, and what is said of it afterwards.
+
+FOR_GAMES = {"play", "step", "step_decay", "self_play", "shrink", "leader", "missing"}
+PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
+DEFAULTS = {"play": PLAYS[0], "step": SAFE, "self_play": SELF_PLAYS[0], "missing": MISSING[0]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameSettings:
+    """How a game is played; all of it None where there is none. `step` is "safe" or η."""
+
+    play: str | None = None
+    step: str | float | None = None
+    step_decay: float | None = None
+    self_play: str | None = None
+    shrink: float | None = None
+    leader: str | None = None
+    missing: str | None = None
+
+    @property
+    def is_game(self) -> bool:
+        """Whether there is one."""
+        return self.play is not None
+
+    @property
+    def knows_some(self) -> bool:
+        """Whether cells may be unknown."""
+        return self.missing == IGNORE
+
+    def rules(self) -> dict[str, Any]:
+        """What is said of it in JSON."""
+        return {name: getattr(self, name) for name in GameSettings.__dataclass_fields__}
+
+    def in_words(self) -> str:
+        """The same in one line."""
+        step = "safe steps" if self.step == SAFE else f"steps of {self.step:g}"
+        told = [f"{self.play} play", step if self.step_decay is None else f"{step} / (1 + {self.step_decay:g} t)"]
+        told += [] if self.shrink is None else [f"self-play {self.self_play} ({self.shrink:g})"]
+        told += [] if self.leader is None else [f"{self.leader} lead"]
+        return ", ".join(told + (["known cells only"] if self.knows_some else []))
+
+
+def complete_game(known: dict[str, Any], given: Collection[str], *, is_between_parties: bool) -> None:
+    """Settings of the game that was asked for, or None for each; refuses those that make no sense."""
+    is_game = GAME in (known.get("solver"), known["method"])
+    require_game(known, given, is_game=is_game, is_between_parties=is_between_parties)
+    if not is_game:
+        known |= dict.fromkeys(FOR_GAMES)
+        return
+    known |= {name: default for name, default in DEFAULTS.items() if known[name] is None}
+    known["shrink"] = shrink_of(known)
+
+
+def shrink_of(known: Mapping[str, Any]) -> float | None:
+    """The factor of self-play, where there is any."""
+    if known["self_play"] == SELF_PLAYS[0]:
+        return None
+    return SHRINK if known["shrink"] is None else float(known["shrink"])
+
+
+def require_game(known: Mapping[str, Any], given: Collection[str], *, is_game: bool, is_between_parties: bool) -> None:
+    """Refuse options of games where nobody plays, and those that make no sense together."""
+    if not is_game:
+        idle = sorted(FOR_GAMES.intersection(given))
+        if idle:
+            flags = ", ".join(map(option, idle))
+            raise typer.BadParameter(
+                f"only for games: --solver {GAME} for a file, --method {GAME} for a folder of parts or over ranks.",
+                param_hint=flags,
+            )
+        return
+    for name, is_wrong, why in _conflicts(known, given, is_between_parties):
+        if is_wrong:
+            raise typer.BadParameter(why, param_hint=option(name))
+
+
+def _conflicts(
+    known: Mapping[str, Any], given: Collection[str], is_between_parties: bool
+) -> list[tuple[str, bool, str]]:
+    """Option, whether it is wrong here, and why."""
+    play, missing = known["play"], known["missing"]
+    cells = ", ".join(name for name in PLAYS if name not in AT_ONCE)
+    penalty = next((name for name in PENALTIES if known.get(name)), PENALTIES[0])
+    is_decay_idle = known["step_decay"] is not None and known["step"] in (SAFE, None)
+    is_shrink_idle = "shrink" in given and known["self_play"] in (SELF_PLAYS[0], None)
+    is_partial = missing == IGNORE and known.get("init") not in (None, "auto", "random")
+    return [
+        ("step_decay", is_decay_idle, f"needs a number as --step: steps by norms ({SAFE}) set their own pace."),
+        ("shrink", is_shrink_idle, f"needs --self-play {' or '.join(SELF_PLAYS[1:])}."),
+        (
+            "leader",
+            known["leader"] is not None and play in AT_ONCE,
+            f"for players who meet in pairs; with --play {play} all players of a side move at once.",
+        ),
+        (
+            "play",
+            is_between_parties and play in AT_ONCE,
+            f"{play} moves all players at once, which takes all rows in one place. Between parties: {cells}.",
+        ),
+        (penalty, bool(known.get(penalty)), "a game has no penalties. Leave it out; --self-play shapes H instead."),
+        ("init", is_partial, "needs all cells, and --missing ignore leaves some out. Say random, or nothing."),
+    ]
+
+
+# ---- privacy settings -------------------------------------------------------------------------------------------
+#
+# Privacy from the command line: which of its options need each other, and the promise that they make.
+
+ROW, PARTY = UNITS
+FOR_NOISE = {"epsilon", "delta", "unit", "row_bound", "clip", "noise", "relation"}
+FOR_ROWS, FOR_UPLOADS = {"row_bound"}, {"clip", "noise"}
+FOR_PRIVACY = FOR_NOISE | {"masked", "masked_bound"}
+
+
+def require_privacy(known: Mapping[str, Any], given: Collection[str]) -> None:
+    """Refuse options that mean nothing together, before any data are read."""
+    for name, is_wrong, why in _privacy_settings_conflicts(known, given):
+        if is_wrong:
+            raise typer.BadParameter(why, param_hint=option(name))
+
+
+def complete_privacy(known: dict[str, Any], given: Collection[str]) -> None:
+    """Defaults of the promise that is asked for; None for each setting where there is none.
+
+    `masked` becomes the public bound of masked numbers, None where there are no masks.
+    """
+    require_privacy(known, given)
+    bound = MASKED_BOUND if known["masked_bound"] is None else known["masked_bound"]
+    is_kept = isinstance(known["masked"], float) and "masked_bound" not in given
+    known["masked"] = known["masked"] if is_kept else bound if known["masked"] else None
+    del known["masked_bound"]
+    if known["epsilon"] is None:
+        known |= dict.fromkeys(FOR_NOISE)
+        return
+    known["tol"] = 0.0
+    known["delta"] = 1e-5 if known["delta"] is None else known["delta"]
+    known["relation"] = known["relation"] or RELATIONS_OF[known["unit"]][0]
+    if known["unit"] == PARTY:
+        known["clip"] = 1.0 if known["clip"] is None else known["clip"]
+        known["noise"] = known["noise"] or NOISES[0]
+
+
+def promise_of(settings: FederationSettings) -> Privacy | None:
+    """The promise as a value."""
+    from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
+
+    if settings.epsilon is None or settings.delta is None or settings.relation is None:
+        return None
+    if settings.unit == PARTY:
+        clip, kind = settings.clip or 1.0, settings.noise or NOISES[0]
+        return PartyPrivacy(settings.epsilon, settings.delta, clip, kind, settings.relation)
+    assert settings.row_bound is not None
+    return RowPrivacy(settings.epsilon, settings.row_bound, settings.delta, settings.relation)
+
+
+def _privacy_settings_conflicts(known: Mapping[str, Any], given: Collection[str]) -> list[tuple[str, bool, str]]:
+    """Option, whether it is wrong here, and why."""
+    method, unit = known["method"], known["unit"]
+    if known["epsilon"] is None:
+        idle = next(iter(sorted(FOR_NOISE.intersection(given))), "")
+        return [(idle, bool(idle), "needs --epsilon: there is no noise without it."), *_masks(known, given)]
+    foreign = next(iter(sorted((FOR_UPLOADS if unit == ROW else FOR_ROWS).intersection(given))), "")
+    others = ", ".join(RELATIONS_OF.get(unit, ()))
+    is_relation_wrong = known["relation"] is not None and known["relation"] not in RELATIONS_OF.get(unit, ())
+    measured = next((name for name in ("time_budget", "tol") if name in given and known[name]), "")
+    return [
+        ("unit", unit is None, f"about whom is ε? {ROW}: any single row; {PARTY}: all data of a party."),
+        ("delta", known["delta"] is not None and known["delta"] >= 1, "δ must be below 1."),
+        (foreign, bool(foreign), f"not for --unit {unit}."),
+        ("relation", is_relation_wrong, f"--unit {unit} has {others}."),
+        ("method", unit == ROW and method != "exact", "--unit row is for exact, whose messages are sums over rows."),
+        ("method", unit == PARTY and method not in SENDS_H, f"--unit party is for {', '.join(SENDS_H)}."),
+        ("row_bound", unit == ROW and known["row_bound"] is None, "--unit row needs one: the norm of a large row."),
+        ("local_steps", unit == ROW and "local_steps" in given, "not for --unit row."),
+        (measured, bool(measured), "with --epsilon nothing measured may end a run; give --rounds."),
+        *_masks(known, given),
+    ]
+
+
+def _masks(known: Mapping[str, Any], given: Collection[str]) -> list[tuple[str, bool, str]]:
+    is_alone, is_bounded = known["masked"] and known["method"] in ASYNCHRONOUS, "masked_bound" in given
+    return [
+        ("masked_bound", is_bounded and not known["masked"], "needs --masked."),
+        ("masked_bound", is_bounded and known["epsilon"] is not None, "not with --epsilon: it follows from it."),
+        ("masked", bool(is_alone), f"{known['method']} hears one party at a time, and masks need several."),
+    ]
+
+
+# ---- fit settings -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +419,9 @@ def settle(
 
 
 def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings) -> dict[str, Any]:
-    from partsong import threads
-    from partsong.settings import rank_of
-    from partsong.streams import fresh_seed
+    from partsong.core import runtime as threads
+    from partsong.core.streams import fresh_seed
+    from partsong.estimators.parameters import rank_of
 
     rows, columns = holdings.shape
     is_private = known.get("epsilon") is not None

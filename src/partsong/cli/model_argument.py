@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partsong.cli.choices import MODEL_ENDINGS
-from partsong.cli.parts_folder import is_parts_folder
-from partsong.cli.run_folder import MODEL, is_run_folder
 from partsong.errors import FileError
 from partsong.io.opening import place_of
+from partsong.io.party_folder import is_parts_folder
+from partsong.training.run_folder import MODEL, is_run_folder
 
 if TYPE_CHECKING:
     from partsong.io.model_file import Model

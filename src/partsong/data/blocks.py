@@ -1,81 +1,190 @@
-"""The synthetic data of the FNMF paper: dense blocks under noise, at parties that may lack some of them."""
+"""A block of rows and a block of columns of one matrix: what a node holds where both factors are distributed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from partsong.errors import ParameterError
+from partsong.core.interfaces import Array, Matrix, type_name
+from partsong.core.streams import stream
+from partsong.data.conversion import as_matrix
+from partsong.errors import CompositionError, ParameterError, ShapeError
 
-NOISES = ("binomial", "gaussian", "exponential")
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFederation:
-    """One matrix per party, the parts H (k × m) they were made from, and which of them each party has (c × k)."""
-
-    matrices: tuple[np.ndarray, ...]
-    H: np.ndarray
-    present: np.ndarray
+GAP = 1e-6
+"""How far from zero by rounding the sum of all `covering` may be."""
 
 
-def block_federation(
-    rows: Sequence[int],
-    columns: int,
-    rank: int,
-    generator: np.random.Generator,
-    *,
-    absent: float = 0.0,
-    noise: str = "gaussian",
-    level: float = 0.1,
-) -> BlockFederation:
-    """X_p = Σ_j w_pj h_j + noise: part j is 1 on an interval of the columns and at a party on an interval of its rows.
+@dataclass(frozen=True, eq=False)
+class TwoSided:
+    """X[I, :] (|I| × m) and X[:, J] (n × |J|) for neighbouring rows I and columns J.
 
-    Parts cover between 1/20 and 1/6 of the columns, and at a party that has them as large a share of its rows; entries
-    of w are drawn from U(0.5, 1.5). Each party lacks each part with probability `absent`, but never all of them. Noise:
-    "binomial" adds Bernoulli(level), "gaussian" max(0, N(0, level²)), "exponential" Exp with mean `level`.
+    As a Matrix it is its rows; whoever needs the columns asks for `column_block`. A plain matrix X is both sides of
+    itself: `TwoSided.of(X)`.
     """
-    _check(rows, columns, rank, absent, noise, level)
-    H = np.zeros((rank, columns))
-    for part in H:
-        part[_interval(columns, generator)] = 1.0
-    present = generator.random((len(rows), rank)) >= absent
-    for party in present:
-        if not party.any():
-            party[generator.integers(rank)] = True
-    matrices = []
-    for n, has in zip(rows, present, strict=True):
-        W = np.zeros((n, rank))
-        for j in np.flatnonzero(has):
-            where = _interval(n, generator)
-            W[where, j] = generator.uniform(0.5, 1.5, where.stop - where.start)
-        matrices.append(W @ H + _noise(noise, level, (n, columns), generator))
-    return BlockFederation(tuple(matrices), H, present)
+
+    row_block: Matrix
+    column_block: Matrix
+    first_row: int
+    first_column: int
+    n_rows: int
+
+    def __post_init__(self) -> None:
+        (height, m), (n, width) = self.row_block.shape, self.column_block.shape
+        if n != self.n_rows:
+            raise ShapeError(
+                f"A column block holds its columns in all rows; this one has {n} rows, and the matrix {self.n_rows}."
+            )
+        for noun, first, length, size in (
+            ("rows", self.first_row, height, n),
+            ("columns", self.first_column, width, m),
+        ):
+            if length < 1 or first < 0 or first + length > size:
+                raise ShapeError(
+                    f"A block of {length} {noun} from number {first} on is empty, or does not lie within the {size} "
+                    f"{noun} of the matrix. Take the ranges of `block_range`."
+                )
+        kinds = type_name(self.row_block.dtype), type_name(self.column_block.dtype)
+        if kinds[0] != kinds[1]:
+            raise CompositionError(
+                f"Rows are {kinds[0]} and columns {kinds[1]}: read both blocks of a matrix in one number type."
+            )
+
+    @staticmethod
+    def of(matrix: Matrix) -> TwoSided:
+        """A matrix that is whole, as both sides of itself; one that has two sides, as it is."""
+        return matrix if isinstance(matrix, TwoSided) else TwoSided(matrix, matrix, 0, 0, matrix.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the rows."""
+        return self.row_block.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The number type of both sides."""
+        return self.row_block.dtype
+
+    @property
+    def squared_norm(self) -> float:
+        """Of the rows."""
+        return self.row_block.squared_norm
+
+    @property
+    def stored(self) -> int:
+        """Entries of the rows."""
+        return self.row_block.stored
+
+    @property
+    def mean(self) -> float:
+        """Of the rows."""
+        return self.row_block.mean
+
+    def visit(self, Ht: Array, update: Callable[[int, int, Array], None], F: Array) -> tuple[Array, Array]:
+        """See core.Matrix."""
+        return self.row_block.visit(Ht, update, F)
+
+    def walk(self, Ht: Array, update: Callable[[int, int, Array], None]) -> None:
+        """See core.Matrix."""
+        self.row_block.walk(Ht, update)
+
+    def times(self, B: Array) -> Array:
+        """X[I] B."""
+        return self.row_block.times(B)
+
+    def transposed_times(self, A: Array) -> Array:
+        """X[I]ᵀ A."""
+        return self.row_block.transposed_times(A)
+
+    def rows(self, indices: Array) -> Matrix:
+        """Some of the rows, which have one side only."""
+        return self.row_block.rows(indices)
+
+    def columns(self, indices: Array) -> Array:
+        """Some of the columns of the rows."""
+        return self.row_block.columns(indices)
+
+    def column_energies(self) -> Any:
+        """Of the rows."""
+        return self.row_block.column_energies()
+
+    def gram_column(self, j: int) -> Any:
+        """X[I]ᵀ X[I]_j."""
+        return self.row_block.gram_column(j)
+
+    def native(self, values: Array) -> Array:
+        """In the number type and place of the rows."""
+        return self.row_block.native(values)
+
+    def squared_distance(self, W: Array, Ht: Array) -> float:
+        """‖X[I] − W H‖²."""
+        return self.row_block.squared_distance(W, Ht)
 
 
-def _interval(length: int, generator: np.random.Generator) -> slice:
-    low, high = max(1, length // 20), max(1, length // 6)
-    size = int(generator.integers(low, high + 1))
-    start = int(generator.integers(length - size + 1))
-    return slice(start, start + size)
+def block_range(size: int, parts: int, number: int) -> tuple[int, int]:
+    """Where block `number` of `parts` begins and ends: near-equal runs, of which the first have one more.
+
+    Node r of N reads X[slice(*block_range(n, N, r))] and X[:, slice(*block_range(m, N, r))].
+    """
+    if not 0 <= number < parts:
+        raise ParameterError(f"Blocks are counted from 0 to {parts - 1} for parts={parts}; got {number}.")
+    if parts > size:
+        raise ParameterError(f"{size} rows or columns cannot be split into {parts} blocks: none may be empty.")
+    length, rest = divmod(size, parts)
+    start = number * length + min(number, rest)
+    return start, start + length + (number < rest)
 
 
-def _noise(kind: str, level: float, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
-    if kind == "binomial":
-        return (generator.random(shape) < level).astype(np.float64)
-    if kind == "gaussian":
-        return np.maximum(0.0, level * generator.standard_normal(shape))
-    return generator.exponential(level, shape) if level > 0 else np.zeros(shape)
+def two_sided_blocks(X: Any, parts: int, *, rows_by_column: bool = False) -> list[TwoSided]:
+    """X as that many nodes would hold it, for simulations; rows are views where they can be, columns are copied.
+
+    With `rows_by_column` dense rows are copied too, in F order: a subsampling then reads the columns that it keeps and
+    no others, which makes a step of W about three times as fast.
+    """
+    whole = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "shape") else np.asarray(X)
+    if len(whole.shape) != 2 or not 1 <= parts <= min(whole.shape):
+        raise ParameterError(
+            f"Data of shape {tuple(whole.shape)} cannot be split into {parts} blocks of rows and as many of columns: "
+            "each needs at least one of both. Take fewer parts."
+        )
+    n, m = (int(size) for size in whole.shape)
+    by_column = rows_by_column and isinstance(whole, np.ndarray)
+    blocks = []
+    for number in range(parts):
+        (a, b), (c, d) = block_range(n, parts, number), block_range(m, parts, number)
+        rows = np.array(whole[a:b], order="F", subok=False) if by_column else whole[a:b]
+        blocks.append(TwoSided(as_matrix(rows), as_matrix(_contiguous(whole[:, c:d])), a, c, n))
+    return blocks
 
 
-def _check(rows: Sequence[int], columns: int, rank: int, absent: float, noise: str, level: float) -> None:
-    if not rows or min(rows) < 1 or columns < 1 or rank < 1:
-        raise ParameterError(f"Blocks need rows, columns and a rank of at least 1; got {rows}, {columns}, {rank}.")
-    if not 0 <= absent < 1:
-        raise ParameterError(f"absent is a probability below 1; got {absent}.")
-    if noise not in NOISES:
-        raise ParameterError(f"Unknown noise {noise!r}; choose one of {', '.join(NOISES)}.")
-    if not level >= 0 or (noise == "binomial" and level > 1):
-        raise ParameterError(f"The level of noise must be 0 or more (and a probability for binomial); got {level}.")
+def covering(matrix: TwoSided, parties: int) -> np.ndarray:
+    """Two numbers, for rows and columns, that add up to zero over all parties if their blocks cover X exactly once.
+
+    f(stop) − f(start) − (f(size) − f(0)) / parties, with a random f: the differences telescope where blocks join.
+    """
+    (height, m), (n, width) = matrix.row_block.shape, matrix.column_block.shape
+    sides = ((matrix.first_row, height, n), (matrix.first_column, width, m))
+
+    def f(place: int) -> float:
+        return float(stream(0, "block", place).random())
+
+    return np.array([f(a + length) - f(a) - (f(size) - f(0)) / parties for a, length, size in sides])
+
+
+def require_cover(total: Array) -> None:
+    """Refuse blocks whose `covering` do not add up to zero."""
+    for noun, gap in zip(("rows", "columns"), total, strict=True):
+        if abs(float(gap)) > GAP:
+            raise CompositionError(
+                f"The parties' blocks do not cover the {noun} of X exactly once: some {noun} are missing or at two "
+                "parties, or a party is absent. Take the ranges of data.two_sided.block_range."
+            )
+
+
+def _contiguous(columns: Any) -> Any:
+    """A dense block in one piece: in memory also where the whole is mapped from a file."""
+    if hasattr(columns, "contiguous"):
+        return columns.contiguous()
+    return columns if hasattr(columns, "tocsr") else np.array(columns, order="C", subok=False)

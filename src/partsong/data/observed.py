@@ -8,13 +8,100 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from partsong import kernels, threads
-from partsong.data.check import require_transformable
-from partsong.data.known_cells import known_cells
-from partsong.data.matrix import float_type
-from partsong.errors import CompositionError
-from partsong.kernels import compiled_observed, compiled_sparse
-from partsong.once import once
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.runtime import once
+from partsong.data.conversion import array_of, float_type, form_errors
+from partsong.data.issues import BLOCK_BYTES, few, is_sparse
+from partsong.data.validation import cell_errors, error_of, require_transformable
+from partsong.errors import CompositionError, DataError, DataTypeError, first_few
+from partsong.kernels import game, hals
+
+# ---- known cells ------------------------------------------------------------------------------------------------
+#
+# Which cells of a matrix are known, from any container that can tell.
+
+
+def known_cells(X: Any) -> Any:
+    """The cells that a sparse matrix stores, or that are not NaN in a dense array, as CSR with ascending columns.
+
+    Each has one value, in the type it came in; half precision becomes float32. Values are not looked at otherwise.
+    """
+    by_row = _stored_cells(X) if is_sparse(X) else _cells_that_are_numbers(X)
+    _require_no_twins(by_row)
+    return by_row
+
+
+def _stored_cells(X: Any) -> Any:
+    """A sparse matrix in CSR form with ascending columns; what it stores twice stays twice."""
+    from scipy.sparse import coo_array, csr_array
+
+    _require_form(X)
+    if X.format == "dia":
+        raise DataTypeError(
+            "A diagonal matrix (dia) stores zeros in cells that nobody filled in, so it does not tell which are known. "
+            "Pass coordinates (coo) or rows (csr) with an entry for each known cell."
+        )
+    if X.format not in ("csr", "csc"):
+        cells = X.tocoo(copy=False)
+        X = coo_array((cells.data, (cells.row, cells.col)), shape=X.shape)
+        X.has_canonical_format = True  # so that cells stored twice are not added up on the way, but found
+    given = X.tocsr()
+    by_row = csr_array((given.data, given.indices, given.indptr), shape=X.shape)
+    if not by_row.has_sorted_indices:
+        by_row = by_row.copy()
+        by_row.sort_indices()
+    if by_row.dtype.kind == "f" and np.isnan(by_row.data).any():
+        raise DataError(
+            f"NaN is stored in {int(np.isnan(by_row.data).sum())} cell(s), which are then neither known nor unknown. "
+            "Leave unknown cells out of a sparse matrix, or pass a dense array with NaN in them."
+        )
+    return by_row
+
+
+def _cells_that_are_numbers(X: Any) -> Any:
+    """A dense array without its NaN, in CSR form; looked at in blocks of rows."""
+    from scipy.sparse import csr_array
+
+    hidden = np.ma.getmaskarray(X) if isinstance(X, np.ma.MaskedArray) else None
+    array = np.asarray(X.data) if isinstance(X, np.ma.MaskedArray) else array_of(X)
+    _require_form(array)
+    n, m = array.shape
+    counts, columns, values = [], [], []
+    height = max(1, BLOCK_BYTES // (8 * m))
+    for start in range(0, n, height):
+        block = array[start : start + height]
+        is_known = ~np.isnan(block)
+        if hidden is not None:
+            is_known &= ~hidden[start : start + height]
+        counts.append(is_known.sum(axis=1))
+        columns.append(np.nonzero(is_known)[1].astype(np.int32 if array.size < 2**31 else np.int64))
+        values.append(np.asarray(block[is_known]))
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    data = np.concatenate(values)
+    data = data.astype(np.float32, copy=False) if data.dtype == np.float16 else data
+    return csr_array((data, np.concatenate(columns), starts), shape=(n, m))
+
+
+def _require_form(X: Any) -> None:
+    for finding in (*cell_errors(X), *form_errors(X)):
+        raise error_of(finding)
+
+
+def _require_no_twins(by_row: Any) -> None:
+    """Refuse cells with two values, which a sum would make a third of."""
+    equal = np.flatnonzero(by_row.indices[1:] == by_row.indices[:-1])
+    first, second = (np.searchsorted(by_row.indptr, at, side="right") for at in (equal, equal + 1))
+    twins = equal[first == second]
+    if twins.size:
+        rows = np.unique(first[first == second] - 1)
+        raise DataError(
+            f"{twins.size} cell(s) are stored more than once, in {first_few(few(rows), rows.size, 'row')}; counted "
+            "from 0. Keep one value for each (the latest, or their mean): adding them up would invent values."
+        )
+
+
+# ---- observed ---------------------------------------------------------------------------------------------------
 
 GATHER_COST = 4
 """What an entry costs beside its multiply-adds: factor rows are fetched at random."""
@@ -114,7 +201,7 @@ class ObservedMatrix:
     def gram_column(self, j: int) -> np.ndarray:
         """Σ_i x_ij x_i over the rows that know column j, with the known cells of each."""
         out, side = np.zeros(self.shape[1]), self.by_row
-        compiled_sparse.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
+        hals.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
         return out
 
     def native(self, values: Any) -> np.ndarray:
@@ -125,22 +212,22 @@ class ObservedMatrix:
         """Σ (x_ij − w_i·h_j)² over known cells, cell by cell in float64."""
         side = self.by_row
         entries = side.indptr, side.indices, side.data, W, Ht
-        add = compiled_observed.squared_distance
-        return float(sum(threads.over(self.pieces(Ht.shape[1]), lambda a, b: add(*entries, a, b))))
+        add = game.squared_distance
+        return float(sum(runtime.over(self.pieces(Ht.shape[1]), lambda a, b: add(*entries, a, b))))
 
     def residuals(self, W: np.ndarray, Ht: np.ndarray) -> np.ndarray:
         """x_ij − w_i·h_j of each known cell in float64, in the order of `by_row.data`."""
         side, out = self.by_row, np.empty(self.stored)
         entries = side.indptr, side.indices, side.data, W, Ht
-        fill = compiled_observed.residuals
-        threads.over(self.pieces(Ht.shape[1]), lambda a, b: fill(*entries, a, b, out))
+        fill = game.residuals
+        runtime.over(self.pieces(Ht.shape[1]), lambda a, b: fill(*entries, a, b, out))
         return out
 
     def pieces(self, per_entry: float, per_row: float = 0.0) -> list[tuple[int, int]]:
         """Ranges of rows with equal effort, one per thread; costs are in multiply-adds."""
         rows = self.shape[0]
         effort = self.by_row.indptr * (per_entry * GATHER_COST) + np.arange(rows + 1) * per_row
-        return threads.ranges(rows, 2.0 * float(effort[-1]), effort)
+        return runtime.ranges(rows, 2.0 * float(effort[-1]), effort)
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows that know column j, and its values there."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from partsong import kernels, threads
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.runtime import once
 from partsong.data.dense import FEW_COMPONENTS
-from partsong.kernels import compiled_sparse, compiled_transposed, on_numpy
-from partsong.kernels.turns import Move, Turns, most_turns
-from partsong.once import once
+from partsong.kernels import hals, numpy_backend
+from partsong.kernels.fused_steps import Move, Turns, most_turns
 
 TILE_ROWS = 4096
 CHUNK = 1 << 20
@@ -75,7 +76,7 @@ class SparseMatrix:
         """One pass over the rows, then one over the columns; see core.Matrix."""
         self.walk(Ht, update)
         is_cheap = F.shape[1] < FEW_COMPONENTS or F.size < 1.5 * self.stored
-        return on_numpy.gram(F, is_cheap), self.transposed_times(F)
+        return numpy_backend.gram(F, is_cheap), self.transposed_times(F)
 
     def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
         """One pass over the rows without sums; see core.Matrix."""
@@ -85,13 +86,13 @@ class SparseMatrix:
                 b = min(a + TILE_ROWS, stop)
                 update(a, b, _product(self.by_row, Ht, a, b))
 
-        threads.over(self._pieces(self.by_row, Ht.shape[1], 2 * Ht.shape[1]), work)
+        runtime.over(self._pieces(self.by_row, Ht.shape[1], 2 * Ht.shape[1]), work)
 
     def times(self, B: np.ndarray) -> np.ndarray:
         """X B."""
         out = np.empty((self.shape[0], B.shape[1]), self.dtype)
         B = np.ascontiguousarray(B, self.dtype)
-        threads.over(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
+        runtime.over(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
@@ -101,12 +102,12 @@ class SparseMatrix:
         side = self.by_row if self.by_column is None else self.by_column
         entries = side.indptr, side.indices, side.data, A
         if self.by_column is not None:
-            gather = compiled_transposed.gather_rows
-            threads.over(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
+            gather = hals.gather_rows
+            runtime.over(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
             return out
-        scatter = compiled_transposed.scatter_columns
+        scatter = hals.scatter_columns
         total = np.empty(out.shape, np.float64 if out.size <= EXACT_SUMS else self.dtype)
-        threads.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
+        runtime.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
 
     def most_turns(self, rank: int, move: Move) -> int:
@@ -119,7 +120,7 @@ class SparseMatrix:
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
     ) -> None:
         """By rows, then by columns; see local.turns."""
-        from partsong.kernels import compiled_turns
+        from partsong.kernels import fused_steps as compiled_turns
 
         by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
         compiled_turns.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
@@ -150,7 +151,7 @@ class SparseMatrix:
     def gram_column(self, j: int) -> np.ndarray:
         """Xᵀ x_j, from the rows where x_j is not zero."""
         out, side = np.zeros(self.shape[1]), self.by_row
-        compiled_sparse.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
+        hals.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
         return out
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,21 +172,21 @@ class SparseMatrix:
         """‖X − W H‖² by the trace formula, with products in float64."""
         side = self.by_row
         entries = side.indptr, side.indices, side.data, Ht
-        inner = compiled_transposed.inner_with_rows
-        parts = threads.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
-        return self.squared_norm - 2 * sum(parts) + float(np.vdot(on_numpy.gram(W), on_numpy.gram(Ht)))
+        inner = hals.inner_with_rows
+        parts = runtime.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
+        return self.squared_norm - 2 * sum(parts) + float(np.vdot(numpy_backend.gram(W), numpy_backend.gram(Ht)))
 
     def _pieces(self, side: Any, columns: int, per_row: int = 0) -> list[tuple[int, int]]:
         """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""
         rows = side.shape[0]
         effort = side.indptr * np.int64(GATHER_COST) + np.arange(rows + 1, dtype=np.int64) * per_row
-        return threads.ranges(rows, 2.0 * columns * float(effort[-1]), effort)
+        return runtime.ranges(rows, 2.0 * columns * float(effort[-1]), effort)
 
     def _column_pieces(self, columns: int) -> list[tuple[int, int]]:
         """Ranges of columns with equal numbers of entries."""
         counts = sum(np.bincount(self.by_row.indices[c], minlength=self.shape[1]) for c in _chunks(self.by_row.data))
         effort = np.concatenate([[0], np.cumsum(counts)]) * np.int64(GATHER_COST)
-        return threads.ranges(self.shape[1], 2.0 * columns * float(effort[-1]), effort.tolist())
+        return runtime.ranges(self.shape[1], 2.0 * columns * float(effort[-1]), effort.tolist())
 
 
 def _chunks(data: np.ndarray) -> list[slice]:
@@ -199,4 +200,4 @@ def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def _product_into(side: Any, B: np.ndarray, start: int, out: np.ndarray) -> None:
-    compiled_transposed.gather_rows(side.indptr, side.indices, side.data, B, start, out)
+    hals.gather_rows(side.indptr, side.indices, side.data, B, start, out)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partsong import kernels
-from partsong.once import once
+from partsong.core.runtime import once
 
 FEWEST_SUMMED, MOST_SUMMED = 64, 1024
 """Rows whose products are summed in the type of the data."""

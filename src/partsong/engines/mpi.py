@@ -6,20 +6,69 @@ with `-m mpi4py` it ends them.
 
 from __future__ import annotations
 
+import enum
+import struct
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from partsong.core import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.communicator import Buffer
-from partsong.engines.mpi_calls import TAG, have_arrived, in_pieces
-from partsong.engines.parcels import memory_order
-from partsong.engines.rank_round import IN_ORDER
-from partsong.engines.ranks import run_ranks
+from partsong.core.codec import memory_order
+from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
+from partsong.engines.collective import Buffer
+from partsong.engines.spmd import IN_ORDER, run_ranks
 from partsong.errors import MissingExtra
+
+# ---- mpi calls --------------------------------------------------------------------------------------------------
+#
+# What every call of MPI needs: buffers short enough for it, and patience until it is done.
+
+TAG = 20017
+"""Of our messages between two ranks; use a duplicate of the communicator to receive messages with any tag yourself."""
+
+PIECE = 1 << 30
+"""Bytes or numbers in one call: counts in MPI are 32-bit integers."""
+
+EAGER, PAUSE = 3e-4, 3e-5
+"""Seconds for which a rank looks for the others without a pause, and between two looks after that."""
+
+
+_unfinished: list[Any] = []
+"""Requests that nobody waits for any longer; MPI may still write to their buffers."""
+
+
+def have_arrived(*requests: Any, patience: float | None = None) -> bool:
+    """Wait for requests: at once for those who are about to come, without using up the core for those who are not.
+
+    False if they are not there after `patience` seconds. What was asked for goes on without us, then and after Ctrl-C.
+    """
+    began = time.monotonic()
+    try:
+        for request in requests:
+            while not request.Test():
+                waited = time.monotonic() - began
+                if patience is not None and waited > patience:
+                    _unfinished.extend(requests)
+                    return False
+                if waited > EAGER:
+                    time.sleep(PAUSE)
+    except BaseException:
+        _unfinished.extend(requests)
+        raise
+    return True
+
+
+def in_pieces(buffer: Buffer) -> Iterator[Any]:
+    """Views of a one-dimensional buffer, short enough for one call."""
+    flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else buffer
+    for start in range(0, len(flat), PIECE):
+        yield flat[start : start + PIECE]
+
+
+# ---- mpi --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +178,81 @@ class MpiCommunicator:
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
         self.comm.Abort(1)
+
+
+# ---- post -------------------------------------------------------------------------------------------------------
+#
+# Letters between one server and its workers over MPI: a word, and a parcel of any size or none.
+
+LETTERS = TAG + 1
+"""The tag of letters."""
+
+HEADER = struct.Struct("<BQ")
+
+
+class Word(enum.IntEnum):
+    """What a letter is about: the first four come from workers, the last two from the server."""
+
+    WORK = 0
+    REFUSED = 1
+    FAILED = 2
+    LEFT = 3
+    GO_ON = 4
+    END = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Who says what."""
+
+    sender: int
+    word: Word
+    parcel: Buffer
+
+
+class Post(Protocol):
+    """Letters from one rank to another, in the order in which they were sent."""
+
+    def send(self, to: int, word: Word, parcel: Buffer = b"") -> None:
+        """Returns once the parcel may be changed."""
+
+    def receive(self, patience: float | None = None) -> Letter | None:
+        """The next letter from anybody, or None if there is none after `patience` seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiPost:
+    """Upper-case methods of mpi4py; its lower-case ones would pickle."""
+
+    communicator: MpiCommunicator
+
+    def send(self, to: int, word: Word, parcel: Buffer = b"") -> None:
+        """A header of nine bytes, then the parcel in pieces; all at once, so that no interrupt leaves half a letter."""
+        comm = self.communicator.comm
+        header = np.frombuffer(HEADER.pack(word, len(parcel)), np.uint8)
+        have_arrived(*(comm.Isend(piece, dest=to, tag=LETTERS) for piece in (header, *in_pieces(parcel))))
+
+    def receive(self, patience: float | None = None) -> Letter | None:
+        """From whoever has written."""
+        comm, library = self.communicator.comm, self.communicator.library
+        probe = _Probe(comm, library.ANY_SOURCE, library.Status())
+        if not have_arrived(probe, patience=patience):
+            return None
+        sender, header = probe.status.Get_source(), np.empty(HEADER.size, np.uint8)
+        have_arrived(comm.Irecv(header, source=sender, tag=LETTERS))
+        word, size = HEADER.unpack(header.tobytes())
+        parcel = np.empty(size, np.uint8)
+        have_arrived(*(comm.Irecv(piece, source=sender, tag=LETTERS) for piece in in_pieces(parcel)))
+        return Letter(sender, Word(word), parcel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Whether a letter has come, asked as one asks a request."""
+
+    comm: Any
+    source: int
+    status: Any
+
+    def Test(self) -> bool:
+        return bool(self.comm.Iprobe(source=self.source, tag=LETTERS, status=self.status))

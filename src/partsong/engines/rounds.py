@@ -7,10 +7,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from partsong import threads
-from partsong.core import Checkpoint, Layout, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
-from partsong.engines.boundary import Expected, check_sum, check_together, check_upload, stated_by
-from partsong.engines.company import KEPT_OUT, WAYS_ON_WITH_ALL, Company, fixed_company, require_company
+from partsong.core import runtime
+from partsong.core.interfaces import (
+    Checkpoint,
+    Layout,
+    Message,
+    Occasion,
+    Program,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+    State,
+)
+from partsong.engines.upload_checks import (
+    KEPT_OUT,
+    WAYS_ON_WITH_ALL,
+    Company,
+    Expected,
+    check_sum,
+    check_together,
+    check_upload,
+    fixed_company,
+    require_company,
+    stated_by,
+)
 from partsong.errors import BudgetSpent, DivergenceError, PartsongError, PartyError, TooFewParties
 
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
@@ -105,7 +126,7 @@ def _one_round(setting: Setting, desk: Desk, point: Checkpoint, missing: Faults,
     began, program = time.perf_counter(), setting.program
     names = setting.schedule.participants(setting.layout.parties, point.index)
     asked = names if fixed is None else tuple(name for name in names if name in fixed)
-    with threads.kernels_on(setting.schedule.kernel_threads):
+    with runtime.kernels_on(setting.schedule.kernel_threads):
         ways_on = WAYS_ON if fixed is None else WAYS_ON_WITH_ALL
         worked = _work(setting, point, asked, missing, ways_on)
         require_company(fixed, worked.uploads, point.index, {**missing, **worked.faults})
@@ -144,7 +165,7 @@ def _joined(setting: Setting, point: Checkpoint) -> tuple[Checkpoint, Faults]:
     """
 
     def begin(name: str) -> State:
-        with threads.kernels_on(setting.schedule.kernel_threads), named(name, "start", point.index):
+        with runtime.kernels_on(setting.schedule.kernel_threads), named(name, "start", point.index):
             return setting.program.start_party(setting.shards[name], setting.layout)
 
     new = tuple(name for name in setting.layout.parties if name not in point.parties)
@@ -162,7 +183,7 @@ def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Fa
     program, schedule = setting.program, setting.schedule
 
     def work(name: str) -> tuple[State, Message]:
-        with threads.kernels_on(schedule.kernel_threads), named(name, "local", point.index):
+        with runtime.kernels_on(schedule.kernel_threads), named(name, "local", point.index):
             state, upload = program.local(setting.shards[name], point.parties[name], point.model)
         with named(name, "upload", point.index):
             check_upload(name, upload, setting.expected)

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from partsong.core import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.communicator import Buffer
-from partsong.engines.parcels import memory_order
-from partsong.engines.rank_round import IN_ORDER
-from partsong.engines.ranks import run_ranks
+from partsong.core.codec import memory_order
+from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
+from partsong.engines.collective import Buffer
+from partsong.engines.spmd import IN_ORDER, run_ranks
 from partsong.errors import CompositionError, MissingExtra, PartyError
 
 Result = TypeVar("Result")

@@ -2,28 +2,204 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from partsong.aggregate.reduction import InTheOpen
-from partsong.core import Program, Reduction, Schedule
-from partsong.errors import ParameterError
+import numpy as np
+
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.core.interfaces import Layout, Program, Reducible, Reduction, Schedule
+from partsong.core.parameters import nearest, only, read_toml, whole, words
+from partsong.core.streams import sampled
+from partsong.engines.upload_checks import check_together, stated_by
+from partsong.errors import CompositionError, ParameterError
+from partsong.estimators.parameters import physical_memory, require_privacy, stop_of
 from partsong.federation.columns import RULES, SAME
-from partsong.federation.keys import nearest, only, read_toml, whole
+from partsong.federation.method_keys import (
+    ALIGNING,
+    BY_SUMS,
+    IN_SUMS,
+    LDA,
+    OUTSIDE,
+    RECIPE_KEYS,
+    RECIPES,
+    THEN_EXACT,
+    TOPIC_KEYS,
+    TOPIC_METHODS,
+    RecipeKeys,
+    TopicKeys,
+    Usual,
+    exchanges_of,
+    require_own_names,
+)
 from partsong.federation.policy import Wish
-from partsong.federation.recipe_keys import RecipeKeys
-from partsong.federation.recipe_names import IN_SUMS, OUTSIDE, RECIPE_KEYS
-from partsong.federation.recipe_programs import Usual, exchanges_of
-from partsong.federation.topic_keys import RECIPES, TOPIC_KEYS, TOPIC_METHODS, TopicKeys, require_own_names
-from partsong.federation.topic_participation import DrawnSchedule, drawn, masks_over
-from partsong.federation.word_rule import TextRule
-from partsong.methods import ASYNCHRONOUS, ONE_ROUND
-from partsong.privacy.admission import Roster
-from partsong.promises import Privacy, masks_for, privacy_from
-from partsong.settings import require_privacy, stop_of
+from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
+from partsong.methods.registry import ASYNCHRONOUS, ONE_ROUND
+from partsong.secure_aggregation.messages import Roster
+from partsong.topics.agreement.protocol import DONE, Count, VocabularyAgreement
+from partsong.topics.fitting import weighting_of
+from partsong.topics.shared_vocabulary import AGREE, WordRule
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import TFIDF, Vocabulary, Weighing
+
+if TYPE_CHECKING:
+    from partsong.federation.site.plan import Plan
+
+
+# ---- topic participation ----------------------------------------------------------------------------------------
+#
+# Rounds over some of the sites, drawn from the seed: whoever knows the experiment and the names knows who is asked.
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSchedule(Schedule):
+    """A schedule whose rounds are over max(1, round(fraction·N)) sites each, as `participation.sampled` draws them.
+
+    Whom it names absent is missing as well.
+    """
+
+    fraction: float = 1.0
+
+    def participants(self, names: Sequence[str], index: int) -> tuple[str, ...]:
+        """The names that are drawn for a round, without those who are absent from it, in name order."""
+        away = _away(tuple(sorted(names)), self.rounds, self.fraction, self.seed).get(index, frozenset())
+        absent = {index: away | self.absent.get(index, frozenset())}
+        return Schedule(self.rounds, self.seed, absent).participants(names, index)
+
+
+def drawn(n_parties: int, fraction: float) -> int:
+    """How many of them are in each round."""
+    if fraction == 1:
+        return n_parties
+    names = tuple(map(str, range(n_parties)))
+    return n_parties - len(sampled(names, 1, fraction, 0).get(0, ()))
+
+
+def masks_over(masks: Any, method: str, n_parties: int, fraction: float) -> Any:
+    """Masked sums for a method of topics; refused where rounds would be over too few.
+
+    Two sums of fedlda of which one lacks a site differ, summed over topics, by how often that site uses each word: they
+    are over all sites, or there is none.
+    """
+    present = drawn(n_parties, fraction)
+    if present < masks.fewest:
+        raise ParameterError(
+            f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would know "
+            "what the other has sent. Let more take part, or run without masks."
+        )
+    return replace(masks, fewest=n_parties) if method == LDA else masks
+
+
+@lru_cache(maxsize=8)
+def _away(names: tuple[str, ...], rounds: int, fraction: float, seed: int) -> dict[int, frozenset[str]]:
+    return sampled(names, rounds, fraction, seed)
+
+
+# ---- word rounds ------------------------------------------------------------------------------------------------
+#
+# An agreement on words as a program of a federation, which is over when it says so.
+
+
+@dataclass(frozen=True, slots=True)
+class WordRounds(VocabularyAgreement):
+    """The same exchanges; it has no factor, and none is shared."""
+
+    @property
+    def rank(self) -> int:
+        """None."""
+        return 0
+
+    def components(self, server: Count) -> Any:
+        """None."""
+        return np.zeros((0, 0))
+
+    @staticmethod
+    def is_over(server: Count) -> bool:
+        """Whether all words are agreed on, and counted."""
+        return server.step.stage == DONE
+
+
+# ---- word rule --------------------------------------------------------------------------------------------------
+#
+# The table [words] of experiment.toml: which words of texts a run is about, by the names that topic models have.
+
+OF_THE_VOCABULARY = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
+OF_A_TEXT = ("language", "stop_words", "shortest", "lower", "strip_accents")
+WORD_RULE_KEYS = (*OF_THE_VOCABULARY, "weighting", *OF_A_TEXT)
+WHERE = "The table words of the experiment"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites, of which those in more than `max_share` of
+    all documents are dropped, and the `max_words` most frequent ones are kept; what a word is, and what it weighs.
+
+    All as in `FederatedTopicModel`, but for a pattern of one's own: sites run no expressions that a server sends.
+    """
+
+    rule: WordRule
+    words: Words
+    weighting: str
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any], method: str) -> TextRule:
+        """From the table of an experiment with that method; an unknown key is an error."""
+        only(table, WORD_RULE_KEYS, WHERE)
+        kept = {name: table[name] for name in OF_THE_VOCABULARY if table.get(name) is not None}
+        options = {name: table[name] for name in OF_A_TEXT if name in table}
+        for name in ("lower", "strip_accents"):
+            if not isinstance(options.get(name, False), bool):
+                raise ParameterError(f"{name} is true or false; got {options[name]!r}.")
+        if not isinstance(options.get("language", ""), str):
+            raise ParameterError(f"language must be a text; got {str(options['language'])[:60]!r}.")
+        options["stop_words"] = words(options, "stop_words", ())
+        rule = WordRule(AGREE, **{"min_documents": 1, **kept})
+        return TextRule(rule, Words(**options), weighting_of(table.get("weighting"), method))
+
+    @property
+    def min_documents(self) -> int:
+        """At each of these sites."""
+        return self.rule.min_documents
+
+    @property
+    def min_parties(self) -> int:
+        """Two, where nothing is said."""
+        return 2 if self.rule.min_parties is None else self.rule.min_parties
+
+    @property
+    def rounds(self) -> WordRounds:
+        """The protocol by which the words are found."""
+        return WordRounds(self.min_documents, self.min_parties, longest=self.rule.longest_word)
+
+    @property
+    def told(self) -> str:
+        """All of it as one text, which is the same at all sites that were asked for the same."""
+        sizes = self.min_documents, self.min_parties, self.rule.max_words, self.rule.longest_word
+        rule = [*sizes, float(self.rule.max_share)]
+        return json.dumps([rule, self.weighting, self.words.to_json()])
+
+    def n_kept(self, documents: Any, n_documents: int) -> int:
+        """How many of the agreed words are left, by their document frequencies, which is all that a server knows."""
+        few = int(np.count_nonzero(np.asarray(documents) <= float(self.rule.max_share) * max(1, n_documents)))
+        return few if self.rule.max_words is None else min(few, self.rule.max_words)
+
+    def weighing(self, agreed: Vocabulary) -> Weighing:
+        """What texts are in this run: the words that are left, and what they weigh."""
+        kept = self.rule.pruned(agreed)
+        own = Vocabulary(kept.words)
+        return (
+            Weighing(self.words, own, kept.documents, kept.n_documents)
+            if self.weighting == TFIDF
+            else Weighing(self.words, own)
+        )
+
+
+# ---- experiment -------------------------------------------------------------------------------------------------
 
 KEYS = (
     "method", "rank", "rounds", "local_steps", "align", "start", "seed", "masked", "mask_bound", "faulty", "columns",
@@ -194,3 +370,57 @@ class Experiment:
         counts_sums = self.is_asynchronous or self.method in IN_SUMS
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
         return Wish(self.method, self.rank, rounds, drawn(n_parties, self.topics.fraction), self.masked)
+
+
+# ---- early checks -----------------------------------------------------------------------------------------------
+#
+# What the server can see of an experiment before any site is asked: whether it fits here, and in itself.
+
+NUMBER = 8
+"""Bytes of one, in the sums that are kept most exactly."""
+
+
+def require_room(rank: int) -> None:
+    """Refuse a rank k of which k × k numbers, as in W_pᵀW_p or H Hᵀ, are more than this machine's memory."""
+    memory = physical_memory()
+    most = None if memory is None else math.isqrt(memory // NUMBER)
+    if memory is not None and most is not None and rank > most:
+        raise ParameterError(
+            f"rank = {str(rank)[:40]} is too large: rank × rank numbers have no room in the {memory / 2**30:.3g} GiB "
+            f"of memory of this machine, where {most} is the most. Choose far less: no more than sites have columns."
+        )
+
+
+def require_together(experiment: Experiment, plan: Plan, parties: tuple[str, ...]) -> None:
+    """Refuse masks over what is no sum, and all else that the engine would refuse once sites had answered.
+
+    Forms of uploads are looked at as of one column: how many there are is not known yet, and they do not depend on it.
+    """
+    if plan.reduction.hides_uploads and not isinstance(plan.program.aggregation, Reducible):
+        key, method = _sending(experiment)
+        instead = f'{key} = "{BY_SUMS}", which can be masked' if method in ALIGNING else "another method"
+        raise ParameterError(
+            f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Take {instead}; or '
+            "masked = false, which sites answer whose site.toml allows it."
+        )
+    expected = stated_by(plan.program, Layout(parties, 1, experiment.seed))
+    try:
+        check_together(plan.program, plan.reduction, expected)
+    except CompositionError as error:
+        key, method = _sending(experiment)
+        masked = "true" if experiment.masked else "false"
+        raise ParameterError(f'{key} = "{method}" with masked = {masked}: {error}') from error
+
+
+def out_of_memory(experiment: Experiment) -> ParameterError:
+    """The error where memory has run out in a run at the server."""
+    return ParameterError(
+        f"The server's memory is not enough for rank = {experiment.rank} and the columns that sites have agreed on: it "
+        "holds some matrices of rank × columns. Begin a run with a smaller rank, or on a machine with more memory."
+    )
+
+
+def _sending(experiment: Experiment) -> tuple[str, str]:
+    """The key that says how sites begin, and its value."""
+    is_relay = experiment.method == THEN_EXACT
+    return ("first", str(experiment.recipe.given["first"])) if is_relay else ("method", experiment.method)

@@ -4,19 +4,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
+from partsong.core.parameters import nearest, only, read_toml, whole, words
 from partsong.errors import ParameterError
-from partsong.federation.keys import nearest, only, read_toml, whole, words
-from partsong.federation.refusals import Denied
-from partsong.federation.topic_keys import RECIPES
-from partsong.federation.word_policy import WordPolicy
-from partsong.privacy.gaussian_curve import check_budget
-from partsong.spending import USUAL_DELTA
+from partsong.federation.method_keys import RECIPES
+from partsong.federation.site.state import require_same
+from partsong.federation.wire import Denied
+from partsong.methods.registry import ASYNCHRONOUS
+from partsong.privacy.accounting import check_budget
+from partsong.privacy.ledger import USUAL_DELTA
+from partsong.secure_aggregation.client import Seat
+from partsong.secure_aggregation.messages import Roster
+
+if TYPE_CHECKING:
+    from partsong.federation.experiment import TextRule
+    from partsong.federation.ledger import SiteLedger
+    from partsong.federation.site.plan import Data, Plan
+    from partsong.federation.site.state import Started
+
+
+# ---- word policy ------------------------------------------------------------------------------------------------
+#
+# The table [words] of site.toml: whether texts of this site may be worked on, and how common a word has to be.
+
+KEYS = ("allowed", "minimum_documents", "minimum_parties")
+
+
+@dataclass(frozen=True, slots=True)
+class WordPolicy:
+    """A rule that asks for words in fewer documents, or at fewer sites, than these is refused."""
+
+    allowed: bool = True
+    minimum_documents: int = 1
+    minimum_parties: int = 2
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> WordPolicy:
+        """From the table of a file; an unknown key is an error."""
+        only(table, KEYS, "The table words of site.toml")
+        allowed = table.get("allowed", True)
+        if not isinstance(allowed, bool):
+            raise ParameterError(f"words.allowed is true or false; got {allowed!r}.")
+        return WordPolicy(allowed, whole(table, "minimum_documents", 1), whole(table, "minimum_parties", 2))
+
+    def require(self, rule: TextRule) -> None:
+        """Refuse a rule that asks for less than this."""
+        if not self.allowed:
+            raise Denied("words", "site.toml does not allow runs over texts (words.allowed).")
+        for name, asked, least in (
+            ("documents", rule.min_documents, self.minimum_documents),
+            ("parties", rule.min_parties, self.minimum_parties),
+        ):
+            if asked < least:
+                raise Denied(
+                    "words", f"min_{name} = {asked} is asked for; site.toml asks for {least} (words.minimum_{name})."
+                )
+
+
+# ---- policy -----------------------------------------------------------------------------------------------------
 
 PRIVACY_KEYS = ("epsilon", "delta", "unit", "insecure_noise", "noiseless_before")
 POLICY_KEYS = (
@@ -181,3 +231,141 @@ def _allowance(table: Any) -> Allowance | None:
         raise ParameterError(f"epsilon and delta must be numbers; got {numbers}.")
     rest = (table.get("unit", "row"), table.get("insecure_noise", False), whole(table, "noiseless_before", 0, 0))
     return Allowance(float(numbers[0]), float(numbers[1]), *rest)
+
+
+# ---- consent ----------------------------------------------------------------------------------------------------
+#
+# Whether a site lets itself be asked for something: by site.toml as it is now, whatever was allowed when a run began.
+#
+#     hello, start, the key with    the plan, exactly the parties of the roster, the number of runs, and the budget for
+#     which names are asked for     all of its exchanges
+#     start again                   the plan, the same parties, the budget, the agreed columns and the same rows
+#     work, each phase of a sum,    the plan with the parties of this sum, the same parties, the exchange, the agreed
+#     the same answers again        columns, the same rows; and the books as they stand, this attempt's charge among
+# them
+#     names told to another site,   the plan, the same parties and the books
+#     the end of an agreement
+#     names read, the end of a run  nothing: they bring names or the model to the site, and nothing of the site's leaves
+#
+# "The same parties": each party of the run is still in the pinned roster, under the key that it had when the run began
+# here; who else is in the roster by now does not matter to a run that has begun. One over texts has begun with its
+# agreement on words.
+#
+# An answer that is asked for again may be the first that arrives, so that it is asked about like a new one. Whoever
+# refuses in the middle of a sum is in it as one who falls silent there. What has left before stays out of reach.
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What a site says now: its policy, and what that is about, which is its data, its books and its pinned roster."""
+
+    name: str
+    policy: Policy
+    data: Data
+    ledger: SiteLedger
+    roster: Roster | None
+
+    def require_plan(self, plan: Plan, parties: Collection[str]) -> None:
+        """Refuse what is not allowed in a new run of these parties: recipe, rounds, rows, masks and their bound, and
+        others than exactly those of the roster.
+        """
+        self._require_wish(plan, None)
+        if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
+            pinned = "" if self.roster is None else f" In the pinned roster are {', '.join(sorted(self.roster))}."
+            raise Denied("roster", f"The parties would be {', '.join(parties)}.{pinned}")
+
+    def require_begun(self, plan: Plan, started: Started, in_sum: int | None = None) -> None:
+        """Refuse what is not allowed any more in a run that has begun; its parties have to be the same.
+
+        `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round.
+        """
+        self._require_wish(plan, in_sum)
+        self._require_same_parties(started)
+
+    def _require_same_parties(self, started: Started) -> None:
+        """Refuse where a party of a run that has begun is not in the roster any more, or under another key than then. A
+        run that was begun without a roster, or by a version that did not keep the keys, has names alone to compare.
+        """
+        parties, keys = started.layout.parties, started.keys
+        if self.roster is None and not keys and self.name in parties:
+            return
+        roster = self.roster or {}
+        gone = sorted({*parties, self.name} - (set(roster) & set(parties)))
+        other = sorted(name for name, key in keys.items() if name in roster and roster[name].hex() != key)
+        told = [f"not in the pinned roster: {', '.join(gone)}"] if gone else []
+        told += [f"with another key there: {', '.join(other)}"] if other else []
+        if told:
+            raise Denied("roster", f"Of the parties with which this run began here are {'; '.join(told)}.")
+
+    def require_budget(self, plan: Plan, run: str) -> None:
+        """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is asked about by
+        itself, and what the books have must be covered.
+        """
+        self._require_within(plan, 0 if self.ledger.charges_of(run) else plan.exchanges)
+
+    def require_booked(self, plan: Plan) -> None:
+        """Refuse where the budget does not cover what the books have, or is about another promise than the plan's."""
+        self._require_within(plan, 0)
+
+    def require_exchange(self, plan: Plan, number: int) -> None:
+        """Refuse an exchange beyond those agreed on. Where nobody waits, pieces that came to nothing do not count at
+        the server: as many as a run may have lines, and no more than the policy's rounds, since each has a model of its
+        own.
+        """
+        most = plan.exchanges
+        if plan.wish.recipe in ASYNCHRONOUS:
+            most = min(plan.bounds.lines, self.policy.maximum_rounds)
+        if number >= most:
+            raise Denied("rounds", f"Exchange {number} is beyond the {most} allowed.")
+
+    def require_columns(self, started: Started) -> None:
+        """The agreed columns are here and may leave, and the rows are those that the run began with."""
+        columns = started.columns
+        self.data.order(columns)
+        kept = sorted(set(columns) - set(self.policy.leaving(columns)))
+        if kept:
+            counts = {"missing": len(kept), "extra": 0}
+            raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
+        require_same(self.data, started)
+
+    def require_in_sum(self, seat: Any, parties: Collection[str]) -> None:
+        """Refuse a sum that has fewer parties, by what was heard of it, than the policy asks for."""
+        known = known_in_sum(seat)
+        if known and len(known) < self.policy.minimum_parties:
+            raise Denied(
+                "parties",
+                f"Only {len(known)} parties would be in the sum, and site.toml asks for {self.policy.minimum_parties}; "
+                f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
+            )
+
+    def _require_wish(self, plan: Plan, in_sum: int | None) -> None:
+        wish = plan.wish if in_sum is None else replace(plan.wish, parties=in_sum)
+        self.policy.require(wish, self.data.n_rows)
+        self.policy.require_mask_bound(plan.mask_bound)
+
+    def _require_within(self, plan: Plan, more: int) -> None:
+        if self.policy.privacy is not None:
+            self.ledger.require_within(self.policy.privacy, plan.release, more)
+
+
+def keys_among(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:
+    """The public keys of a run's parties in hexadecimal digits, as a start keeps them; none without a roster."""
+    return {} if roster is None else {name: roster[name].hex() for name in sorted(parties)}
+
+
+def roster_among(roster: Roster | None, started: Started | None) -> Roster | None:
+    """The roster less those who are not of a run that has begun."""
+    if roster is None or started is None:
+        return roster
+    return {name: key for name, key in roster.items() if name in started.layout.parties}
+
+
+def known_in_sum(seat: Any) -> Collection[str]:
+    """Who can be in a masked sum, by what a party has heard of it: the survivors, those with whom it has masked, whose
+    keys were passed on, or who was asked. Nobody of a sum in the open, of which it hears no more than the request.
+    """
+    if not isinstance(seat, Seat):
+        return ()
+    admitted = None if seat.dealer is None else seat.dealer.admitted
+    heard = () if admitted is None else tuple(admitted.adverts)
+    return seat.survivors or seat.asked or heard or seat.draft.terms.participants

@@ -11,14 +11,36 @@ import enum
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from partsong.core import Message
-from partsong.errors import FormatError
+from partsong.core import codec
+from partsong.core.interfaces import Message
+from partsong.errors import (
+    BudgetSpent,
+    CompositionError,
+    DamagedState,
+    DivergenceError,
+    FeatureError,
+    FileError,
+    FormatError,
+    ParameterError,
+    PartsongError,
+    PartyError,
+    SiteRefused,
+    TooFewParties,
+    UploadError,
+)
+from partsong.io.model_file import JSON, FileKind, read_tensors, write_tensors
+from partsong.io.opening import parsing
+from partsong.methods.registry import program_states
+
+# ---- wire -------------------------------------------------------------------------------------------------------
 
 MOST_BYTES = 1 << 31
 """A longer message is refused before it is looked at."""
@@ -242,3 +264,300 @@ def _guarded(parse: Callable[[], Text]) -> Text:
 
 def _refuse(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------------
+#
+# Codes with which a site says no, and what they mean at the server; the reason, with names and values, stays there.
+
+CODES: Mapping[str, str] = {
+    "unreadable": "the request could not be read",
+    "unsigned": "the request was not signed by the coordinator that the site has pinned",
+    "not-addressed": "the request was for another party",
+    "not-started": "the site does not know this run; it has to be started there first",
+    "conflict": "another request was answered, or charged, under the same run, round, attempt and phase; or the "
+    "attempts of a round are not about one model",
+    "over": "the run is over at this site; nothing of it is worked on any more",
+    "attempts": "more attempts of a round, or of all rounds of a run, were asked for than a run can need",
+    "out-of-turn": "this phase is not the next one of the sum that the site is in",
+    "out-of-step": "the server and the site disagree on which rounds have counted, or an old round was asked for",
+    "round-closed": "a masked upload of this round has left the site; the round is not summed again",
+    "company": "the sum continues a round, and would be over other parties than the one before",
+    "behind": "the site's ledger is behind what the server has seen: it was restored from an older copy",
+    "ledger": "the site's ledger or audit log was edited, removed, or does not cover the other, and it answers nothing "
+    "until somebody has looked at it",
+    "recipe": "the site's policy does not allow this recipe",
+    "rounds": "the site's policy allows fewer rounds",
+    "runs": "the site's policy allows no further run",
+    "rows": "the site holds fewer rows than its policy asks for",
+    "parties": "fewer parties are in the sum than the site's policy asks for",
+    "masks": "the site's policy asks for masked sums",
+    "mask-bound": "the bound of masked numbers is smaller than the site's policy asks for",
+    "roster": "the parties are not those of the roster that the site has pinned, or one of them is not in it any more, "
+    "or has another key there than when the run began",
+    "shared-key": "the site hashes names of columns with another shared key than most sites, or with none",
+    "columns": "the site lacks columns that the others have, or may not let them leave",
+    "names": "the site does not tell names of columns to others",
+    "texts": "the experiment is about texts and the site holds a table, or the other way round",
+    "words": "the site's policy allows no run over texts, or asks for words in more documents or at more parties",
+    "no-shared-key": "a run over texts needs the key that sites share, and the site has none",
+    "no-words": "the site does not know on which words sites have agreed for this run",
+    "no-columns": "the site's policy lets no column leave",
+    "layout": "number type or columns of the site do not fit what was agreed on",
+    "data": "the site's data are not fit for a run, or have changed since this one began",
+    "model": "the model with which the run would end is none: not finite, negative, or too large",
+    "experiment": "the experiment cannot be read, or its parts do not go together",
+    "privacy-needed": "the site has a privacy budget, and the program adds no noise",
+    "privacy-unit": "the program's promise is about another unit or relation than the site's ledger",
+    "insecure-noise": "the program's noise comes from a seed, which the site's policy does not allow",
+    "noiseless": "the site has released without noise before it had a privacy budget, which does not cover that",
+    "budget": "the site's privacy budget is spent, over all runs",
+    "diverged": "the site's numbers are not finite, or too large",
+    "upload": "the site's upload is not what its program said it would be; under masks most often: it has a number "
+    "beyond mask_bound",
+    "too-few": "fewer parties than a sum needs in which each is hidden",
+    "protocol": "the site does not accept what the server has sent in this sum",
+    "storage": "the site could not read or write its own files",
+    "settings": "site.toml, another file of the site's settings, or its data cannot be used as they are",
+    "failed": "the site's work ended in an error",
+}
+"""Code -> what it means to somebody at the server."""
+
+KINDS: Mapping[str, type[PartyError]] = {
+    "budget": BudgetSpent,
+    "diverged": DivergenceError,
+    "upload": UploadError,
+    "too-few": TooFewParties,
+}
+
+
+class Denied(PartsongError):
+    """Raised at a site: the code that leaves it, the reason that does not, and counts that do."""
+
+    def __init__(self, code: str, reason: str = "", counts: Mapping[str, int] | None = None) -> None:
+        super().__init__(reason or code)
+        self.refusal = Refusal(code, dict(counts or {}))
+
+
+def refusal_of(error: PartsongError) -> Refusal:
+    """What leaves a site where its work ends in an error of ours: a code, and nothing of its text."""
+    if isinstance(error, Denied):
+        return error.refusal
+    kinds: tuple[tuple[type[PartsongError], str], ...] = (
+        (BudgetSpent, "budget"),
+        (DivergenceError, "diverged"),
+        (UploadError, "upload"),
+        (TooFewParties, "too-few"),
+        (FormatError, "unreadable"),
+        (FileError, "storage"),
+        (FeatureError, "columns"),
+        (CompositionError, "experiment"),
+        (ParameterError, "experiment"),
+    )
+    return Refusal(next((code for kind, code in kinds if isinstance(error, kind)), "failed"))
+
+
+def error_of(party: str, refusal: Refusal, index: int) -> PartyError:
+    """The error at the server; one of a kind that callers know, where there is one."""
+    kind = KINDS.get(refusal.code, SiteRefused)
+    counts = "".join(f", {name}: {count}" for name, count in sorted(refusal.counts.items()))
+    meaning = CODES.get(refusal.code, "a code that is not known here")
+    return kind(
+        f"Site {party!r} refuses in round {index} (code {refusal.code!r}{counts}): {meaning}. The reason is in the log "
+        "of the site; ask there."
+    )
+
+
+# ---- states -----------------------------------------------------------------------------------------------------
+#
+# States of programs and reductions as files, exactly: what a site or a server needs to go on after it was killed.
+#
+# Beside what checkpoints hold, states of a masked sum have keys (bytes) and mappings by pairs of names, and those of an
+# agreement on words many short pieces of bytes, which are joined. A source of randomness is not written: whoever reads
+# says which one is meant.
+
+KIND = FileKind("partsong-federation", 1, is_private=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder(codec.Encoder):
+    """Also bytes, mappings with tuples as keys, and objects that are `given` by name."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self, value: Any, where: str) -> Any:
+        """The node for a value."""
+        for name, known in self.given.items():
+            if value is known:
+                return {"given": name}
+        if isinstance(value, bytes):
+            return {"bytes": value.hex()}
+        if type(value) is tuple and value and all(type(item) is bytes for item in value):
+            joined, lengths = np.frombuffer(b"".join(value), np.uint8), np.array([len(item) for item in value])
+            return {"pieces": [self.encode(joined, where), self.encode(lengths, where)]}
+        if type(value) is frozenset:
+            return {"set": [self.encode(item, where) for item in sorted(value)]}
+        if isinstance(value, Mapping) and any(type(key) is tuple for key in value):
+            return {"pairs": [[self.encode(key, where), self.encode(item, where)] for key, item in value.items()]}
+        return codec.Encoder.encode(self, value, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder(codec.Decoder):
+    """The way back."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def decode(self, node: Any, tensors: codec.Tensors) -> Any:
+        """The value of a node."""
+        tags = set(node) if isinstance(node, dict) else set()
+        if tags == {"given"}:
+            return self.given[node["given"]]
+        if tags == {"bytes"}:
+            return bytes.fromhex(node["bytes"])
+        if tags == {"pieces"}:
+            joined, lengths = (self.decode(item, tensors) for item in node["pieces"])
+            ends, whole = np.cumsum(lengths).tolist(), joined.tobytes()
+            return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
+        if tags == {"set"}:
+            return frozenset(self.decode(item, tensors) for item in node["set"])
+        if tags == {"pairs"}:
+            return {self.decode(key, tensors): self.decode(item, tensors) for key, item in node["pairs"]}
+        return codec.Decoder.decode(self, node, tensors)
+
+
+def save_state(path: Path, state: Any, note: JSON = None, given: Mapping[str, Any] | None = None) -> None:
+    """Write a state atomically, for its owner alone; `note` is plain values beside it."""
+    encoder = Encoder(given=dict(given or {}))
+    tree = encoder.encode(state, path.name)
+    write_tensors(path, KIND, encoder.tensors, {"note": note, "tree": tree})
+
+
+def load_state(path: Path, given: Mapping[str, Any] | None = None, types: Sequence[type] = ()) -> tuple[Any, JSON]:
+    """Read a state and its note; only classes that are known here, and `types`, are ever made."""
+    try:
+        tensors, content = read_tensors(path, KIND)
+        with parsing(path, "a state"):
+            decoder = Decoder(codec.Decoder.knowing((*state_types(), *types)).known, dict(given or {}))
+            return decoder.decode(content["tree"], tensors), content["note"]
+    except PartsongError as error:
+        raise DamagedState(f"{path}: {error}") from error
+
+
+def state_types() -> tuple[type, ...]:
+    """All that states of synchronous programs and of reductions are made of."""
+    return (*program_states(), *_masked_types(), *_word_types())
+
+
+@cache
+def _masked_types() -> tuple[type, ...]:
+    from partsong.secure_aggregation.client import Dealer, Draft, Member, Place, Seat
+    from partsong.secure_aggregation.crypto import KeyPair
+    from partsong.secure_aggregation.messages import About, Admitted, Advert, Circle, Gathering, Piece, Terms
+    from partsong.secure_aggregation.secret_sharing import Secrets
+    from partsong.secure_aggregation.server import Desk, Register
+
+    party = (Member, Place, Draft, Dealer, Seat, Secrets, KeyPair)
+    return (*party, Desk, Register, Terms, Admitted, Circle, Gathering, Advert, About, Piece)
+
+
+@cache
+def _word_types() -> tuple[type, ...]:
+    from partsong.topics.agreement.protocol import Candidate, Count, Left, Step
+    from partsong.topics.agreement.tables import AgreedWords, Tables
+
+    return (Candidate, Left, AgreedWords, Tables, Count, Step)
+
+
+# ---- ways on ----------------------------------------------------------------------------------------------------
+#
+# What a coordinator can do about a site that did not answer as it was asked, by the code with which it has refused.
+
+USUAL = (
+    'Nothing is lost: resume the run once the site is back, or with faulty = "leave out" to go on without it where '
+    "that is possible."
+)
+POLICY = frozenset({
+    "recipe", "rounds", "runs", "rows", "parties", "masks", "mask-bound", "words", "no-columns", "texts", "experiment",
+    "privacy-needed", "privacy-unit", "insecure-noise", "noiseless", "budget",
+})  # fmt: skip
+"""Codes that the same experiment gets again, as long as the site's settings stay what they are."""
+LOST = frozenset({"not-started", "out-of-turn", "out-of-step"})
+"""Codes of a site whose files of the run are gone, or older than the run."""
+CLOSED = frozenset({"company", "round-closed", "conflict", "over", "attempts"})
+"""Codes of a site that answers this request in no way any more."""
+SPOILED: Mapping[str, str] = {
+    "upload": "The log of the site says what is wrong with its upload. Where a number is beyond its public bound, that "
+    'takes a larger mask_bound ("How large is mask_bound?" in docs/federation.md says how to choose it), and so a new '
+    "run.",
+    "diverged": "The log of the site says which numbers are not finite, or too large. Other settings (a smaller rate, "
+    "say), or data that are scaled alike at all sites, take a new run.",
+    "failed": "The log of the site says which error it was: have it mended there, then resume the run.",
+}
+"""Codes of what came to nothing by the site's own numbers or programs -> what it takes."""
+OTHER_DATA: Mapping[str, str] = {
+    "columns": "The log of the site says which of the agreed columns it lacks, or its site.toml does not let leave: "
+    "resume the run once they are there again and may leave.",
+    "data": "The log of the site says what its rows are not fit for, or that they are not those that the run began "
+    "with: resume the run once that is mended there.",
+    "layout": "The log of the site says how its rows or columns differ from what was agreed on: resume the run once "
+    "that is mended there.",
+}
+"""Codes of a site whose data are not, or not any more, what the run is about -> after what it can be resumed."""
+NOT_IN = "The run was never started there."
+"""Why a site has no result that was not in a run."""
+
+
+def way_on(refusal: Refusal | None, site: str, run: str) -> str:
+    """A sentence or two; without a refusal the site was not heard, or what it sent was not used."""
+    code = "" if refusal is None else refusal.code
+    if code in POLICY:
+        return (
+            "Resuming the run cannot help as long as both stay as they are: change the experiment, or ask the steward "
+            "of that site to change its site.toml. Once that allows the run, resume it as it is. A changed experiment "
+            "may keep its name as long as no site has begun with the run; later it needs another --name, and another "
+            "seed."
+        )
+    if code == "roster":
+        return (
+            "Before a run has begun, all sites have to pin the same roster, which has its parties and no others "
+            "(partsong federation join KIT --roster roster.toml); then resume it. A run that has begun cannot go on "
+            "without one of its parties, or with another key of it: begin a new run, under another --name and with "
+            "another seed."
+        )
+    if code in OTHER_DATA:
+        return (
+            f"{OTHER_DATA[code]} Where that is not to be, begin a new run, under another --name and with another seed; "
+            'or resume this one with faulty = "leave out", which goes on without the site where that is possible.'
+        )
+    if code in LOST:
+        return (
+            f"If the site has lost its files of the run (state/runs/{run}): partsong federation readmit {site} --run "
+            f"{run}, then resume the run. Otherwise resume it once the site's newest files are back, or with faulty = "
+            '"leave out" to go on without it where that is possible.'
+        )
+    if code in CLOSED:
+        return (
+            'The site will say so again: resume the run with faulty = "leave out", which goes on without it where that '
+            "is possible, or begin a new run, under another --name and with another seed."
+        )
+    if code in SPOILED:
+        return (
+            f"{SPOILED[code]} If the site says so again when the run is resumed, begin a new run, under another --name "
+            "and with another seed: the rows and settings of a run that has begun stay what they are, and under masks "
+            'work that came to nothing closes the run at that site. Or resume it with faulty = "leave out", which goes '
+            "on without the site where that is possible."
+        )
+    return USUAL
+
+
+def way_to_result(why: str) -> str:
+    """How a site can come by what it lacks of a run that is done, by the text that says why it has no result."""
+    if why == NOT_IN:
+        return "A new run can have it in."
+    if "(code 'not-started'" in why:
+        return (
+            "It does not have this run any more: its files are lost, or it has joined in a new folder. Only with its "
+            "own files back could it be told the end; else a new run can have it in."
+        )
+    return "Once it is back, --resume tells it the end again."

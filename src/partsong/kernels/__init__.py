@@ -23,7 +23,7 @@ def of(array: Any) -> ModuleType:
     if isinstance(array, (np.ndarray, np.generic)):  # a union would be built anew at every call
         return _on_numpy()
     if type(array).__module__.partition(".")[0] == "torch":
-        from partsong.kernels import on_torch
+        from partsong.kernels import torch_backend as on_torch
 
         return on_torch
     raise DataTypeError(
@@ -34,6 +34,6 @@ def of(array: Any) -> ModuleType:
 
 @cache
 def _on_numpy() -> ModuleType:
-    from partsong.kernels import on_numpy
+    from partsong.kernels import numpy_backend as on_numpy
 
     return on_numpy

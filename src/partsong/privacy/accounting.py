@@ -3,15 +3,305 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from partsong.errors import CompositionError, FormatError, ParameterError
-from partsong.privacy.composition import Costs, composed_epsilon, concentrated_epsilon
-from partsong.privacy.gaussian_curve import check_budget, largest_mu
-from partsong.privacy.release import RELATIONS, Release
+from scipy import optimize, special
+
+from partsong.errors import CompositionError, FormatError, MissingExtra, ParameterError
+from partsong.privacy.randomness import Source, is_secure
+
+# ---- gaussian curve ---------------------------------------------------------------------------------------------
+#
+# Which (ε, δ) Gaussian noise gives, exactly: the curve of μ-GDP, where μ = sensitivity / σ.
+#
+#     δ(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)          (Balle & Wang, 2018, Theorem 8)
+#
+# T Gaussian releases, each chosen with the ones before in view, are together as good as one with μ² = Σ μ_t²
+# (Dong, Roth & Su, 2022, Corollary 3.3): composition needs no approximation.
+
+MARGIN, LOST_DIGITS = 1e-9, 2e-14
+"""Relative: δ is taken as this much smaller than asked for, or LOST_DIGITS times the larger of μ and 1/μ. That covers
+the rounding in its formula, where numbers of the size of μ, or as close as μ, are subtracted, and noise from tables."""
+HALVINGS = 200
+LEAST_DELTA = 1e-300
+"""A smaller δ is as good as none."""
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """ln δ(ε; μ), by φ(a) (R(a) − R(a + μ)) with a = ε/μ − μ/2 and the ratio of Mills R = (1 − Φ)/φ: stable."""
+    if mu <= 0:
+        return -math.inf
+    a = epsilon / mu - mu / 2
+    if a < -5:
+        second = math.exp(-a * a / 2) * float(special.erfcx((a + mu) / math.sqrt(2))) / 2  # e^ε φ(a + μ) = φ(a)
+        return math.log1p(-(float(special.ndtr(a)) + second))
+    mills = float(special.erfcx(a / math.sqrt(2)) - special.erfcx((a + mu) / math.sqrt(2)))
+    return -a * a / 2 - math.log(2) + math.log(mills) if mills > 0 else -math.inf
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The smallest ε with δ(ε; μ) ≤ δ, rounded up; 0 where none is needed."""
+    check_delta(delta)
+    target = math.log(delta) + math.log1p(-_margin(mu))
+    if mu <= 0 or log_delta(0.0, mu) <= target:
+        return 0.0
+    high = 1.0
+    while log_delta(high, mu) > target:
+        high *= 2
+    return _first(lambda epsilon: log_delta(epsilon, mu) <= target, 0.0, high)
+
+
+def largest_mu(epsilon: float, delta: float) -> float:
+    """The largest μ with δ(ε; μ) ≤ δ, rounded down: all that Gaussian releases may add up to.
+
+    Twice the margin, so that `gaussian_epsilon` of the answer does not exceed ε by its last bit.
+    """
+    check_budget(epsilon, delta)
+
+    def fits(mu: float) -> bool:
+        return log_delta(epsilon, mu) <= math.log(delta) + math.log1p(-2 * _margin(mu))
+
+    low, high = 0.0, 1.0
+    while fits(high):
+        low, high = high, 2 * high
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """The smallest σ for one release with (ε, δ), right for every ε (Balle & Wang, 2018)."""
+    if not (math.isfinite(sensitivity) and sensitivity > 0):
+        raise ParameterError(f"A sensitivity must be a positive number; got {sensitivity!r}.")
+    return math.nextafter(sensitivity / largest_mu(epsilon, delta), math.inf)
+
+
+def check_budget(epsilon: float, delta: float, *, needs_delta: bool = True) -> None:
+    """Refuse an ε or δ that promises nothing or cannot be had."""
+    if not (isinstance(epsilon, (int, float)) and math.isfinite(epsilon) and epsilon > 0):
+        raise ParameterError(
+            f"epsilon must be a positive number; got {epsilon!r}. Smaller is more private: 1 is strong, 10 is weak, "
+            "and 0 would allow nothing to be sent."
+        )
+    check_delta(delta, needs_delta=needs_delta)
+
+
+def check_delta(delta: float, *, needs_delta: bool = True) -> None:
+    """Refuse a δ outside its range; only Laplace noise can have δ = 0."""
+    if not (isinstance(delta, (int, float)) and 0 <= delta < 1):
+        raise ParameterError(
+            f"delta must be from 0 to below 1; got {delta!r}. "
+            "It should be well below 1 / (number of units), such as 1e-5."
+        )
+    if needs_delta and delta < LEAST_DELTA:
+        raise ParameterError(
+            f"Gaussian noise needs delta > 0; got {delta!r}. "
+            "Give one such as 1e-5, or use Laplace noise with delta = 0."
+        )
+
+
+def _margin(mu: float) -> float:
+    return min(0.4, max(MARGIN, LOST_DIGITS * max(mu, 1 / mu))) if mu > 0 else MARGIN
+
+
+def _first(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """The smallest number in (low, high] from which on `holds`, rounded up."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+# ---- composition ------------------------------------------------------------------------------------------------
+#
+# Many releases, one ε: exactly for Gaussian noise, by privacy loss distributions for any mixture.
+#
+# A composition is a tuple of (kind, noise multiplier, count). No amplification by sampling is claimed anywhere.
+
+Costs = tuple[tuple[str, float, int], ...]
+
+FINEST_INTERVAL = 1e-4
+FAINTEST, LARGEST_LOSS = 0.01, 1e5
+"""A multiplier of Laplace noise below which, and a sum of ε beyond which, loss distributions run out of numbers."""
+CELLS = 2e5
+"""About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
+
+
+def composed_epsilon(costs: Costs, delta: float) -> float:
+    """The smallest ε that we can prove: all of `costs` together are (ε, δ)-private; ∞ where something has no noise.
+
+    Gaussian alone: exact. Laplace alone with δ = 0: the sum of their ε. Else dp-accounting's pessimistic estimate; or,
+    where one is smaller, the sum of the ε of Laplace noise and of the one of all Gaussian noise, or what zCDP says.
+    """
+    if any(kind == "none" for kind, _, _ in costs):
+        return math.inf
+    mu, pure = gaussian_mu(costs), pure_epsilon(costs)
+    check_delta(delta, needs_delta=mu > 0)
+    if pure == 0:
+        return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
+    if delta < LEAST_DELTA:
+        return pure
+    if mu == 0 and sum(count for _, _, count in costs) == 1:
+        return laplace_epsilon(pure, delta)
+    kept = delta * (1 - MARGIN)
+    simple = min(pure + (gaussian_epsilon(mu, delta) if mu > 0 else 0.0), concentrated_epsilon(costs, kept))
+    is_faint = any(kind == "laplace" and multiplier < FAINTEST for kind, multiplier, _ in costs)
+    return simple if is_faint or pure > LARGEST_LOSS else min(loss_distribution_epsilon(costs, kept), simple)
+
+
+def gaussian_mu(costs: Costs) -> float:
+    """μ of all Gaussian releases together: μ² = Σ 1 / multiplier²."""
+    return math.sqrt(math.fsum(n / z**2 for kind, z, n in costs if kind == "gaussian"))
+
+
+def pure_epsilon(costs: Costs) -> float:
+    """Σ 1 / multiplier of all Laplace releases."""
+    return math.fsum(n / z for kind, z, n in costs if kind == "laplace")
+
+
+def laplace_epsilon(pure: float, delta: float) -> float:
+    """ε of one Laplace release with δ > 0: from δ(ε) = 1 − exp((ε − 1/multiplier) / 2)."""
+    return max(0.0, pure + 2 * math.log1p(-delta * (1 - MARGIN)))
+
+
+@lru_cache(maxsize=4096)
+def loss_distribution_epsilon(costs: Costs, delta: float, *, one_by_one: bool = False) -> float:
+    """ε by the PLD accountant of dp-accounting.
+
+    Gaussian releases go in as the single one that they amount to, unless `one_by_one`.
+    """
+    events, accounting = _dp_accounting()
+    mu, pure = gaussian_mu(costs), pure_epsilon(costs)
+    interval = max(FINEST_INTERVAL, (pure + mu * mu / 2 + 8 * mu) / CELLS)
+    accountant = accounting.PLDAccountant(value_discretization_interval=interval)
+    for kind, multiplier, count in costs:
+        if kind == "laplace":
+            accountant.compose(events.LaplaceDpEvent(multiplier), count)
+        elif one_by_one:
+            accountant.compose(events.GaussianDpEvent(multiplier), count)
+    if mu > 0 and not one_by_one:
+        accountant.compose(events.GaussianDpEvent(1 / mu))
+    return float(accountant.get_epsilon(delta))
+
+
+def concentrated_epsilon(costs: Costs, delta: float) -> float:
+    """A looser ε that needs no other package: zCDP with ρ = Σ 1 / (2 multiplier²), for Gaussian and Laplace alike.
+
+    δ = min_α exp((α − 1)(αρ − ε)) / (α − 1) · (1 − 1/α)^α          (Canonne, Kamath & Steinke, 2020)
+    """
+    check_delta(delta)
+    if any(kind == "none" for kind, _, _ in costs):
+        return math.inf
+    rho = math.fsum(n / (2 * z * z) for _, z, n in costs)
+    if rho == 0:
+        return 0.0
+
+    def epsilon_at(log_order: float) -> float:
+        excess = math.exp(log_order)  # α − 1
+        order = 1 + excess
+        return order * rho + (math.log(1 / delta) - math.log(excess) + order * math.log1p(-1 / order)) / excess
+
+    best = optimize.minimize_scalar(epsilon_at, bounds=(-20.0, 20.0), method="bounded")
+    return max(0.0, float(best.fun))
+
+
+def _dp_accounting() -> tuple[Any, Any]:
+    try:
+        import dp_accounting
+        from dp_accounting import pld
+    except ImportError as error:
+        raise MissingExtra(
+            'Adding up Laplace noise over rounds needs dp-accounting: pip install "partsong[privacy]". '
+            "Gaussian noise alone does not need it."
+        ) from error
+    return dp_accounting, pld
+
+
+# ---- release ----------------------------------------------------------------------------------------------------
+#
+# What one noisy message costs: the kind of noise, how much of it, and about whom the promise is.
+
+KINDS = ("gaussian", "laplace", "none")
+RELATIONS = {
+    ("party", "replace"): "all data of one party are exchanged for any other data",
+    ("party", "zero-out"): "one party's contribution is exchanged for none, that is for the public reference",
+    ("row", "add-or-remove"): "one row is added or taken away",
+    ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
+}
+"""Unit and relation -> which two worlds look alike."""
+LEAST, MOST = 1e-9, 1e15
+"""Between which multipliers lie that can be accounted for without running out of numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One use of a mechanism; `noise_multiplier` is the scale of the noise over the sensitivity in its norm.
+
+    σ/Δ₂ for Gaussian noise, b/Δ₁ for Laplace. `kind` "none": sent as it is. Not secure: the noise came from a seed.
+    """
+
+    kind: str
+    noise_multiplier: float
+    unit: str = "party"
+    relation: str = "replace"
+    is_secure: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ParameterError(f"A release is one of {', '.join(KINDS)}; got {self.kind!r}.")
+        check_relation(self.unit, self.relation)
+        is_some = LEAST <= self.noise_multiplier <= MOST
+        if not is_some and not (self.kind == "none" and self.noise_multiplier == 0):
+            raise ParameterError(
+                f"A noise multiplier must be a positive number, from {LEAST:g} to {MOST:g}; got "
+                f"{self.noise_multiplier!r}. `multiplier_for` finds one for a budget."
+            )
+
+    def drawn_from(self, source: Source) -> Release:
+        """This release, marked if its noise came from an insecure source."""
+        return replace(self, is_secure=self.is_secure and is_secure(source))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            "kind": self.kind,
+            "noise_multiplier": self.noise_multiplier,
+            "unit": self.unit,
+            "relation": self.relation,
+            "is_secure": self.is_secure,
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Release:
+        """The release that `to_json` wrote; a flag that is no flag is not taken for one."""
+        if not isinstance(values["is_secure"], bool):
+            raise ParameterError(f"is_secure is true or false; got {values['is_secure']!r}.")
+        return Release(
+            str(values["kind"]),
+            float(values["noise_multiplier"]),
+            str(values["unit"]),
+            str(values["relation"]),
+            values["is_secure"],
+        )
+
+
+def check_relation(unit: str, relation: str) -> None:
+    """Refuse a relation that the unit does not have."""
+    if (unit, relation) not in RELATIONS:
+        known = ", ".join(f"{a}: {b}" for a, b in RELATIONS)
+        raise ParameterError(f"No promise is made for unit {unit!r} with relation {relation!r}. Known are {known}.")
+
+
+# ---- accounting -------------------------------------------------------------------------------------------------
 
 PRECISION = 1e-4
 """Relative: to which a multiplier is found by halving; rounded toward more noise."""

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from partsong import kernels
-from partsong.core import Array
+from partsong.core.interfaces import Array
 from partsong.errors import DivergenceError, ParameterError, ShapeError
-from partsong.privacy.noise import RoundedGaussian, RoundedLaplace
+from partsong.privacy.accounting import Release, check_relation
+from partsong.privacy.discrete_noise import RoundedGaussian, RoundedLaplace
 from partsong.privacy.randomness import Source, system_source
-from partsong.privacy.release import Release, check_relation
 
 SMALLEST_CLIP, LARGEST_CLIP = 1e-100, 1e100
 LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-4, 1e6

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from partsong.core.streams import Name, stream
 from partsong.errors import PartsongError
-from partsong.streams import Name, stream
 
 Source = Callable[[int], bytes]
 """A number of bytes in, as many uniform bytes out; no byte is handed out twice."""

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from partsong import kernels, threads
-from partsong.core import Array, Matrix
-from partsong.data.dense import DenseMatrix
-from partsong.data.mapped import mapping
-from partsong.data.matrix import as_matrix
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Matrix
+from partsong.core.streams import Name
+from partsong.data.conversion import as_matrix
+from partsong.data.dense import DenseMatrix, Tiles, even_ranges, mapping
 from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
-from partsong.data.tiles import Tiles, even_ranges
-from partsong.sketch.operator import Operator
-from partsong.sketch.spreading import spread
-from partsong.sketch.subsampling import ChosenCoordinates
+from partsong.errors import ParameterError
+from partsong.sketch.kinds import ChosenCoordinates, Subsampling
+from partsong.sketch.operator import Operator, Sketch, dimension_for
+from partsong.sketch.placed import spread
+
+# ---- crossing ---------------------------------------------------------------------------------------------------
 
 Update = Callable[[int, int, Array], None]
 
@@ -114,11 +118,36 @@ def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, update:
         for a, b in even_ranges(start, stop, HEIGHT):
             update(a, b, columns[indices, a:b].T @ C)
 
-    pieces = threads.ranges(matrix.shape[0], 2.0 * matrix.shape[0] * C.size)
-    threads.over(pieces, by_column if _is_by_column(matrix) else by_row)
+    pieces = runtime.ranges(matrix.shape[0], 2.0 * matrix.shape[0] * C.size)
+    runtime.over(pieces, by_column if _is_by_column(matrix) else by_row)
 
 
 def _csr(side: Any) -> Any:
     from scipy.sparse import csr_array
 
     return csr_array(side)
+
+
+# ---- proportion -------------------------------------------------------------------------------------------------
+#
+# Sketches whose dimension goes with what is sketched.
+
+
+@dataclass(frozen=True, slots=True)
+class Proportion:
+    """A kind of sketch with d = ⌈ratio·size⌉, not below the rank and not above the size."""
+
+    kind: Callable[[int], Sketch] = Subsampling
+    ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ratio, Real) or isinstance(self.ratio, bool) or not 0 < float(self.ratio) <= 1:
+            raise ParameterError(f"The ratio of a sketch must be above 0 and at most 1; got {self.ratio!r}.")
+
+    def dimension(self, size: int, rank: int) -> int:
+        """How many columns S has for so many coordinates."""
+        return dimension_for(size, rank, self.ratio)
+
+    def draw(self, size: int, rank: int, seed: int, *names: Name) -> Operator:
+        """S (size × d) from the stream of these names."""
+        return self.kind(self.dimension(size, rank)).draw(size, seed, *names)

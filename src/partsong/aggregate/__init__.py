@@ -1,1 +1,0 @@
-"""Many messages to one model: sums and means, reductions, server updates."""

@@ -1,0 +1,1 @@
+"""Many uploads to one."""

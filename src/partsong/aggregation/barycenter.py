@@ -1,0 +1,385 @@
+"""Barycenters: the matrix that is nearest to many whose rows come in different orders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.alignment import Assignment, Matching, are_same, is_soft, squared_distances
+from partsong.core.interfaces import Alignment, Array, Message, Plan, type_name
+from partsong.core.streams import stream
+from partsong.errors import ParameterError
+
+# ---- barycenter -------------------------------------------------------------------------------------------------
+
+ROUNDING = 8.0
+"""A sweep that moves H̄ by less than this many units in the last place of its size has moved nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Barycenter:
+    """H̄ (k × m), a plan for every matrix (P_j H_j lies in the order of H̄), and the loss of each sweep.
+
+    loss = Σ_j w_j ½‖H̄ − P_j H_j‖² over the rows that have a partner, with weights that add up to 1.
+    """
+
+    H: Array
+    plans: tuple[Plan, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromMean:
+    """Start from the average by position, as the FNMF paper does."""
+
+    def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
+        """Σ_j w_j H_j."""
+        return average(matrices, [Matching.identity(len(matrices[0]))] * len(matrices), weights, matrices[0])
+
+
+@dataclass(frozen=True, slots=True)
+class FromMedoid:
+    """Start from the matrix that is nearest to all others after alignment, out of `candidates` spread over them."""
+
+    candidates: int = 8
+
+    def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
+        """One of the matrices."""
+        count = min(self.candidates, len(matrices))
+        chosen = [matrices[i * len(matrices) // count] for i in range(count)]
+        if count == 1:
+            return chosen[0]
+        return min(chosen, key=lambda one: loss_of(one, matrices, _plans(align, one, matrices), weights))
+
+
+@dataclass(frozen=True, slots=True)
+class FromPrevious:
+    """Start from the model that the parties were sent; before there is one, from `otherwise`."""
+
+    otherwise: FromMean | FromMedoid = FromMedoid()
+
+    def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
+        """The previous model."""
+        return previous if previous is not None else self.otherwise.choose(matrices, weights, previous, align)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """P_j ← align(H̄, H_j), H̄ ← mean_j P_j H_j, by turns (Dalleiger & Gionis, 2025, Alg. 1).
+
+    For assignments each half-step is exact, so that the loss never rises. Rows without partners in any matrix keep
+    their values; partners are counted row by row. Ends once no plan changes, which needs no further mean, or once new
+    ones are no better: equal components may be told apart by rounding. Soft plans always change a little: with those it
+    ends once a sweep moves H̄ by less than `tol` of how far it has come from its start, and by less than the spread
+    √(2·loss) of what it is the mean of. Without the latter, copies in two orders would stay at their mean: a saddle,
+    which is left in small moves that grow. With a bound much below it, H̄ of unlike uploads goes on until its rows are
+    all the same.
+    """
+
+    align: Alignment = Assignment()
+    start: FromMean | FromMedoid | FromPrevious = FromPrevious()
+    sweeps: int = 30
+    tol: float = 0.1
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or self.tol < 0:
+            raise ParameterError(f"A barycenter needs sweeps ≥ 1 and tol ≥ 0; got {self}.")
+
+    def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
+        """The barycenter of matrices (each k × m)."""
+        shares = _shares(weights, self.weighted)
+        H = start = self.start.choose(matrices, shares, previous, self.align)
+        plans: tuple[Plan, ...] = ()
+        losses: list[float] = []
+        for _ in range(self.sweeps):
+            new = _plans(self.align, H, matrices)
+            if plans and all(map(are_same, plans, new)):
+                break
+            moved = [plan.apply(one) for one, plan in zip(matrices, new, strict=True)]
+            mean = _mean(moved, new, shares, H)
+            loss = _loss(mean, moved, new, shares)
+            if plans and not (self.align.is_partial or loss < losses[-1] or any(map(is_soft, (*plans, *new)))):
+                break
+            before, H, plans = H, mean, new
+            losses.append(loss)
+            if any(map(is_soft, plans)) and self._has_arrived(_distance(H, before), _distance(H, start), loss, H):
+                break
+        return Barycenter(H, plans, tuple(losses))
+
+    def _has_arrived(self, move: float, way: float, loss: float, H: Array) -> bool:
+        nothing = ROUNDING * float(np.finfo(type_name(H.dtype)).eps) * _size(H)
+        return move <= max(nothing, min(self.tol * way, float(np.sqrt(2 * loss))))
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m) in name order."""
+        return _aggregate(self, uploads, model)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """A merged group: its barycenter, what has gone into each row of it, Σ_j w_j (P_j 1), and its members' plans."""
+
+    H: Array
+    weights: np.ndarray
+    plans: dict[int, Plan]
+
+    @staticmethod
+    def leaf(j: int, H: Array, weight: float) -> _Node:
+        """Matrix j alone."""
+        return _Node(H, np.full(len(H), float(weight)), {j: Matching.identity(len(H))})
+
+    def merged(self, other: _Node, align: Alignment) -> _Node:
+        """Both groups, in the order of this one: Σ_j w_j P_j H_j over Σ_j w_j (P_j 1), row by row, with P after P_j."""
+        plan, on = align.plan(self.H, other.H), kernels.of(self.H)
+        mine, theirs = (on.like(node.weights[:, None], self.H) for node in (self, other))
+        weights = self.weights + plan.matrix @ other.weights
+        total = self.H * mine + plan.apply(other.H * theirs)
+        plans = {**self.plans, **{j: plan.after(own) for j, own in other.plans.items()}}
+        return _Node(_divided(total, weights, self.H), weights, plans)
+
+    def barycenter(self, matrices: Sequence[Array], shares: np.ndarray) -> Barycenter:
+        """Of all matrices, which this group is."""
+        plans = tuple(self.plans[j] for j in range(len(matrices)))
+        return Barycenter(self.H, plans, (loss_of(self.H, matrices, plans, shares),))
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """One pass: row l of H̄ ← (v_l H̄ + w_j P H_j)_l / (v_l + w_j (P 1)_l) with P = align(H̄, H_j), in the best of a few
+    random orders; v_l = Σ_i w_i (P_i 1)_l is what has gone into the row so far.
+
+    Usable while uploads arrive. (Ours for the paper's Alg. 3, whose text is not printed.)
+    """
+
+    align: Alignment = Assignment()
+    orders: int = 1
+    seed: int = 0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.orders < 1:
+            raise ParameterError(f"Streaming needs at least one order; got {self.orders}.")
+
+    def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
+        """The barycenter of matrices (each k × m)."""
+        shares = _shares(weights, self.weighted)
+        draw = stream(self.seed, "barycenter", "orders")
+        passes = [self._pass(matrices, shares, draw.permutation(len(matrices))) for _ in range(self.orders)]
+        return min(passes, key=lambda found: found.losses[-1])
+
+    def _pass(self, matrices: Sequence[Array], shares: np.ndarray, order: np.ndarray) -> Barycenter:
+        first, *rest = order.tolist()
+        found = _Node.leaf(first, matrices[first], shares[first])
+        for j in rest:
+            found = found.merged(_Node.leaf(j, matrices[j], shares[j]), self.align)
+        return found.barycenter(matrices, shares)
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m) in name order."""
+        return _aggregate(self, uploads, model)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchical:
+    """A balanced tree: neighbours are merged with P = align(A, B), level by level.
+
+        row l of the merged ← (v_A A + P (v_B B))_l / (v_A + P v_B)_l,   v: what has gone into each row, Σ_j w_j (P_j 1)
+
+    Plans are composed down to the leaves; sub-servers can merge their own. (Ours for the paper's Alg. 4, whose text is
+    not printed.)
+    """
+
+    align: Alignment = Assignment()
+    weighted: bool = False
+
+    def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
+        """The barycenter of matrices (each k × m)."""
+        shares = _shares(weights, self.weighted)
+        level = [_Node.leaf(j, H, shares[j]) for j, H in enumerate(matrices)]
+        while len(level) > 1:
+            pairs = [level[i].merged(level[i + 1], self.align) for i in range(0, len(level) - 1, 2)]
+            level = pairs + level[len(pairs) * 2 :]
+        (root,) = level
+        return root.barycenter(matrices, shares)
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m) in name order."""
+        return _aggregate(self, uploads, model)
+
+
+def average(matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
+    """Row l: Σ_j w_j (P_j H_j)_l / Σ_j w_j (P_j 1)_l, or the fallback's where nobody has such a row."""
+    return _mean((plan.apply(H) for H, plan in zip(matrices, plans, strict=True)), plans, weights, fallback)
+
+
+def loss_of(H: Array, matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray) -> float:
+    """Σ_j w_j ½‖H − P_j H_j‖² over the rows that have a partner."""
+    return _loss(H, (plan.apply(one) for one, plan in zip(matrices, plans, strict=True)), plans, weights)
+
+
+def _plans(align: Alignment, H: Array, matrices: Sequence[Array]) -> tuple[Plan, ...]:
+    """A plan from each matrix to H, which is brought to the numbers and the memory order of products once for all."""
+    on = kernels.of(H)
+    target = np.asarray(on.to_numpy(on.rows_of(H)), np.float64).T
+    return tuple(align.plan(target, one) for one in matrices)
+
+
+def _mean(moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
+    total, counts = None, np.zeros(len(fallback))
+    for one, plan, weight in zip(moved, plans, weights, strict=True):
+        share = one * float(weight)
+        if total is None:
+            total = share
+        else:
+            total += share
+        counts += float(weight) * plan.weights
+    return _divided(total, counts, fallback)
+
+
+def _divided(total: Array, counts: np.ndarray, fallback: Array) -> Array:
+    """Sums of rows by what has gone into each, or the fallback's row where nothing has."""
+    mean = total / kernels.of(fallback).like(np.where(counts > 0, counts, 1.0)[:, None], fallback)
+    for row in np.flatnonzero(counts <= 0).tolist():
+        mean[row] = fallback[row]
+    return mean
+
+
+def _loss(H: Array, moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray) -> float:
+    on, total = kernels.of(H), 0.0
+    for one, plan, weight in zip(moved, plans, weights, strict=True):
+        gaps = on.to_numpy(H - one)
+        by_row = np.einsum("ij,ij->i", gaps, gaps, dtype=np.float64)
+        total += 0.5 * float(weight) * float(by_row[plan.weights > 0].sum())
+    return total
+
+
+def _aggregate(method: FixedPoint | Streaming | Hierarchical, uploads: Sequence[Message], model: Message) -> Message:
+    matrices = [upload["H"] for upload in uploads]
+    previous = model.arrays.get("H")
+    if previous is not None:
+        previous = _in_the_type_of(matrices[0], previous)
+    found = method.solve(matrices, [upload.weight for upload in uploads], previous)
+    return Message({"H": found.H}, sum(upload.weight for upload in uploads))
+
+
+def _in_the_type_of(example: Array, H: Array) -> Array:
+    return kernels.of(example).like(kernels.of(H).to_numpy(H), example)
+
+
+def _shares(weights: Sequence[float], weighted: bool) -> np.ndarray:
+    """Weights that add up to 1; equal ones where they do not count."""
+    values = np.asarray(weights, np.float64) if weighted else np.ones(len(weights))
+    total = sum(values.tolist())
+    if not ((values >= 0).all() and 0 < total < np.inf):
+        raise ParameterError(
+            "Weights of a barycenter must be finite, zero or more, and have a positive sum; got "
+            f"{', '.join(f'{value:g}' for value in values[:5])}{', …' if len(values) > 5 else ''}. Give each matrix "
+            "its number of rows, say, or use weighted=False."
+        )
+    return values / total
+
+
+def _distance(A: Array, B: Array) -> float:
+    return _size(A - B)
+
+
+def _size(A: Array) -> float:
+    return float(np.linalg.norm(kernels.of(A).to_numpy(A).astype(np.float64, copy=False)))
+
+
+# ---- clustering -------------------------------------------------------------------------------------------------
+#
+# Barycenters by clustering all rows of all matrices: the baselines of the FNMF paper.
+
+
+@dataclass(frozen=True, slots=True)
+class KMeans:
+    """The k centres of Lloyd's iteration on the c·k stacked rows, started by k-means++ (Arthur & Vassilvitskii, 2007).
+
+    Rows of one matrix may fall into the same cluster: it is no alignment.
+    """
+
+    iterations: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ParameterError(f"KMeans needs at least one iteration; got {self.iterations}.")
+
+    def solve(self, matrices: Sequence[Array]) -> np.ndarray:
+        """Centres (k × m) of the rows of matrices (each k × m)."""
+        (rows, power), k = _stacked(matrices), len(matrices[0])
+        centres = _spread_out(rows, k, stream(self.seed, "barycenter", "k-means"))
+        owner = np.full(len(rows), -1)
+        for _ in range(self.iterations):
+            nearest = np.argmin(squared_distances(rows, centres), axis=1)
+            if (nearest == owner).all():
+                break
+            owner = nearest
+            for j in range(k):
+                if (owner == j).any():
+                    centres[j] = rows[owner == j].mean(axis=0)
+        return np.ldexp(centres, power)
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m)."""
+        return _clustering_aggregate(self.solve([upload["H"] for upload in uploads]), uploads)
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzyCMeans:
+    """Centres c_l = Σ u_il² v_i / Σ u_il² with memberships u_il = 1 / Σ_r (‖v_i − c_l‖/‖v_i − c_r‖)² (Dunn, 1974)."""
+
+    iterations: int = 100
+    tol: float = 1e-6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.tol < 0:
+            raise ParameterError(f"FuzzyCMeans needs iterations ≥ 1 and tol ≥ 0; got {self}.")
+
+    def solve(self, matrices: Sequence[Array]) -> np.ndarray:
+        """Centres (k × m) of the rows of matrices (each k × m)."""
+        (rows, power), k = _stacked(matrices), len(matrices[0])
+        centres = _spread_out(rows, k, stream(self.seed, "barycenter", "fuzzy"))
+        floor = 1e-12 * float(np.square(rows).mean(axis=0).sum() or 1.0)
+        for _ in range(self.iterations):
+            closeness = 1.0 / np.maximum(squared_distances(rows, centres), floor)
+            shares = np.square(closeness / closeness.sum(axis=1, keepdims=True))
+            before, centres = centres, (shares.T @ rows) / shares.sum(axis=0)[:, None]
+            if np.linalg.norm(centres - before) <= self.tol * np.linalg.norm(before):
+                break
+        return np.ldexp(centres, power)
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads H_j (k × m)."""
+        return _clustering_aggregate(self.solve([upload["H"] for upload in uploads]), uploads)
+
+
+def _spread_out(rows: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarray:
+    """k rows, each drawn in proportion to its squared distance from those before."""
+    chosen = [int(draw.integers(len(rows)))]
+    distance = squared_distances(rows, rows[chosen])[:, 0]
+    for _ in range(1, k):
+        total = float(distance.sum())
+        weights = distance / total if total > 0 else np.full(len(rows), 1.0 / len(rows))
+        chosen.append(int(draw.choice(len(rows), p=weights)))
+        distance = np.minimum(distance, squared_distances(rows, rows[chosen[-1:]])[:, 0])
+    return rows[chosen].copy()
+
+
+def _stacked(matrices: Sequence[Array]) -> tuple[np.ndarray, int]:
+    """All rows over 2^power, of which the largest entry is less than 1, so that squares stay in float64; and power."""
+    rows = np.vstack([np.asarray(kernels.of(H).to_numpy(H), np.float64) for H in matrices])
+    power = math.frexp(float(np.abs(rows).max(initial=0.0)))[1]
+    return np.ldexp(rows, -power), power
+
+
+def _clustering_aggregate(centres: np.ndarray, uploads: Sequence[Message]) -> Message:
+    H = kernels.of(uploads[0]["H"]).like(centres, uploads[0]["H"])
+    return Message({"H": H}, sum(upload.weight for upload in uploads))

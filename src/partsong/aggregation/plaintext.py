@@ -1,0 +1,75 @@
+"""Reductions: how uploads become one aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from partsong.core.interfaces import Aggregation, Layout, Message, Occasion
+from partsong.errors import PartyError
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """What the server has received, in name order."""
+
+    names: tuple[str, ...]
+    uploads: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InTheOpen:
+    """Every upload is seen by the server as it is: one phase, any aggregation.
+
+    Engines have checked each upload by itself; those that differ from each other in names or shapes are refused here.
+    """
+
+    phases: int = field(default=1, init=False)
+    hides_uploads: bool = field(default=False, init=False)
+
+    def check(self, aggregation: Aggregation) -> None:
+        """Every aggregation can read open uploads."""
+
+    def enrol(self, party: str, secret: int, layout: Layout) -> None:
+        """Nothing lasts."""
+
+    def begin(self, standing: None, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Message:
+        """The upload itself."""
+        return upload
+
+    def send(self, phase: int, state: Message, heard: Message) -> tuple[Message, Message]:
+        """The upload itself."""
+        return state, state
+
+    def rest(self, state: Message) -> None:
+        """Nothing lasts."""
+
+    def first(self, state: None, occasion: Occasion) -> int:
+        """There is one phase."""
+        return 0
+
+    def hear(
+        self, phase: int, inbox: Mapping[str, Message], state: Inbox | None, occasion: Occasion
+    ) -> tuple[Inbox, Message]:
+        """Keep the uploads in name order; nothing needs to be answered."""
+        names = sorted(inbox)
+        if not names:
+            raise PartyError(f"Nobody was heard in round {occasion.index}: every party fell silent.")
+        expected = _shapes(inbox[names[0]])
+        for name in names:
+            if _shapes(inbox[name]) != expected:
+                raise PartyError(
+                    f"Party {name!r} sent {_shapes(inbox[name])}, but {names[0]!r} sent {expected}. "
+                    "All parties must run the same program on the same columns."
+                )
+        return Inbox(tuple(names), tuple(inbox[name] for name in names)), Message({})
+
+    def total(
+        self, state: Inbox, aggregation: Aggregation, occasion: Occasion
+    ) -> tuple[None, Message, tuple[str, ...]]:
+        """Aggregate in name order; nothing is kept."""
+        return None, aggregation(state.uploads, occasion.model), state.names
+
+
+def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(array.shape)) for name, array in sorted(message.arrays.items()))

@@ -1,1 +1,0 @@
-"""Which component is which: alignments between factors whose rows come in different orders."""

@@ -1,0 +1,1 @@
+"""Attacks on what parties send, from recorded runs."""

@@ -1,0 +1,506 @@
+"""Rows of a party from its own gram W_pᵀW_p (k × k) and cross W_pᵀX_p (k × m)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.linalg import expm
+from scipy.optimize import least_squares, linprog
+
+from partsong.aggregation.linear import span_of
+from partsong.attacks.findings import (
+    MEMBERSHIP,
+    SAME,
+    SUPPOSED,
+    UNCLEAR,
+    Finding,
+    cosine_error,
+    matched_error,
+    span_error,
+)
+from partsong.attacks.transcript import Scene, judged, misfit, numbers
+from partsong.core.interfaces import Message
+from partsong.core.streams import stream
+from partsong.sketch.kinds import ChosenCoordinates
+from partsong.sketch.operator import Operator
+from partsong.sketch.placed import recover_from_sketches
+from partsong.solvers.game import even_scale, mean_size
+
+# ---- leakage history --------------------------------------------------------------------------------------------
+#
+# What factors H_p that a party sends again and again, or the blocks that it plays, tell of its rows.
+
+LEAKAGE_HISTORY_NOTHING = 1e-10
+"""Singular values below this share of the largest are rounding."""
+
+
+def last_addend(total: Message, others: Sequence[Message]) -> Message:
+    """What the last party added to a sum, for those who know the sum and added all the rest of it themselves."""
+    arrays = {name: numbers(array) for name, array in total.arrays.items()}
+    for other in others:
+        arrays = {name: array - numbers(other[name]) for name, array in arrays.items()}
+    return Message(arrays, total.weight - sum(other.weight for other in others))
+
+
+def common_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray, float] | None:
+    """An orthonormal basis (n × m) of what the row spaces of all H_p share, and how unclear it is; None if nothing is.
+
+    A party with n < k rows fits them (nearly) exactly, X_p = W_p H_p, in every round with another H_p: its rows lie in
+    each span, and two spans of k dimensions in general share no more than they must. The basis are the n leading
+    eigenvectors of the mean projection, with eigenvalues λ; the second number is √((1 − λ_n) / (1 − λ_n+1)), 0 where
+    the spans share n dimensions and no more, and 1 where nothing tells which n they are.
+    """
+    rank, m = factors[0].shape
+    if len(factors) < 2 or n_rows >= rank or 2 * rank - n_rows > m:
+        return None
+    bases = [row_basis(factor) for factor in factors]
+    _, values, basis = np.linalg.svd(np.vstack(bases), full_matrices=False)
+    apart = np.maximum(0.0, 1 - values**2 / len(factors))
+    if len(apart) <= n_rows or apart[n_rows] <= LEAKAGE_HISTORY_NOTHING:
+        return None
+    return basis[:n_rows], float(np.sqrt(apart[n_rows - 1] / apart[n_rows]))
+
+
+def clearest_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray, float] | None:
+    """`common_span` of the first 2, 3, 5 or all rounds, whichever is clearest: fits are not equally good in all."""
+    counts = sorted({count for count in (2, 3, 5, len(factors)) if count <= len(factors)})
+    found = [span for span in (common_span(factors[:count], n_rows) for count in counts) if span is not None]
+    return min(found, key=lambda span: span[1], default=None)
+
+
+def signed(row: np.ndarray) -> np.ndarray:
+    """A row that is known up to its scale, of norm one and not negative."""
+    turned = row if row.sum() >= 0 else -row
+    size = float(np.linalg.norm(np.maximum(turned, 0)))
+    return np.maximum(turned, 0) / (size or 1.0)
+
+
+def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tuple[np.ndarray, float]:
+    """The row of a party with one row from the first sweep of a game (models and uploads), and how far ‖x‖ is off.
+
+    Its weights begin with w = c·1, and the totals of its first exchange tell c: ‖x‖² − ‖x − w H‖² = c² ‖1ᵀH‖². From
+    then on column player j moves by η e w, along a w that is known, which gives e, x_j = e + w·h_j, and the next w. The
+    second number compares ‖x‖ with the one that the party told: for several rows, and for orders that are not
+    column by column, it is not near 0.
+    """
+    m = int(numbers(exchanges[0][0]["H"]).shape[1])
+    x, w, told = np.full(m, np.nan), np.empty(0), 0.0
+    for model, upload in exchanges:
+        sweep, _, blocks = (int(value) for value in model["turn"])
+        if sweep > 0:
+            break
+        H, sent, totals = numbers(model["H"]), numbers(upload["H"]), numbers(upload["totals"])
+        if not w.size:
+            column_sums, told = H.sum(axis=0), float(totals[2])
+            fitted = max(0.0, told - float(totals[3])) / max(float(column_sums @ column_sums), 1e-300)
+            w = np.full(len(H), np.sqrt(fitted))
+        pace, row_size = (float(value) for value in model["pace"])
+        sizes = row_size or mean_size(w[None]), mean_size(H.T)
+        scale = even_scale(*sizes) if game.step.is_balanced else 1.0
+        step = game.step.meeting(sweep, pace, sizes[0] * scale**2 + sizes[1] / scale**2)
+        first, last = span_of(int(upload["place"][0]), blocks, m)
+        w, x[first:last] = _met(w * scale, H[:, first:last] / scale, sent[:, : last - first] / scale, step)
+        w = w / scale
+    size = float(x @ x)
+    return x, abs(np.sqrt(size) - np.sqrt(told)) / np.sqrt(told) if np.isfinite(size) and told > 0 else float("inf")
+
+
+def _met(
+    w: np.ndarray, before: np.ndarray, after: np.ndarray, step: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """w after it has met these columns, and x in them: pull = η e is read off entries that were not cut off.
+
+    A column that was cut off to nothing is taken to have met x = 0.
+    """
+    eta, relaxation = step
+    x = np.full(before.shape[1], np.nan)
+    for j, (h, moved) in enumerate(zip(before.T, after.T, strict=True)):
+        is_free = (moved > 0) & (w > 0)
+        size = float(w @ w + h @ h + eta)
+        if is_free.any():
+            pull = float((moved - h)[is_free] @ w[is_free]) / float(w[is_free] @ w[is_free])
+            if 0 < relaxation <= abs(pull):
+                break
+            e = pull / eta if relaxation <= 0 else pull * size / (relaxation - abs(pull))
+        else:
+            e = -float(w @ h)
+            pull = eta * e if relaxation <= 0 else relaxation * e / max(size + abs(e), 1e-300)
+        x[j] = e + float(w @ h)
+        w = np.maximum(0.0, w + pull * h)
+    return w, x
+
+
+def row_basis(factor: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the row space, without what is rounding."""
+    _, values, rows = np.linalg.svd(factor, full_matrices=False)
+    return np.asarray(rows[values > LEAKAGE_HISTORY_NOTHING * max(values[0], 1e-300)])
+
+
+# ---- leakage from factors ---------------------------------------------------------------------------------------
+#
+# Attacks on programs that send H_p, or the columns that a party has played.
+
+
+def from_factors(scene: Scene, party: str) -> list[Finding]:
+    """What the row spaces of a small party's H_p share."""
+    seen = [(model, upload) for model, upload in scene.seen(party, "H") if "place" not in upload.arrays]
+    if hasattr(scene.program, "inner"):  # H_p moves little between the exchanges of one round
+        seen = [(model, upload) for model, upload in seen if int(model["turn"][1]) == scene.program.inner]
+    factors = [numbers(upload["H"]) for _, upload in seen]
+    n = round(seen[0][1].weight) if seen else 0
+    if not seen or n < 1 or not np.isfinite(seen[0][1].weight):
+        return []
+    is_told = any(upload.weight != 1 for exchange in scene.exchanges for upload in exchange.uploads.values())
+    if len(factors) == 1 and is_told:
+        return _from_one_factor(scene, party, factors[0], n)
+    span = clearest_span(factors, n)
+    if span is None or (not is_told and (span[1] > UNCLEAR or _is_clear(clearest_span(factors, 2)))):
+        return []
+    if n == 1:
+        row = signed(span[0][0])[None]
+        told = "its only row up to a factor, as what all the H_p that it sent have in common"
+        told += "" if is_told else SUPPOSED
+        return judged(scene, Finding("history of H_p", party, "X_p up to a factor", row, told, span[1]), cosine_error)
+    told = f"the span of its {n} rows, as what all the H_p that it sent have in common"
+    return judged(scene, Finding("history of H_p", party, "span of X_p", span[0], told, span[1]), span_error)
+
+
+def _from_one_factor(scene: Scene, party: str, H: np.ndarray, n: int) -> list[Finding]:
+    """X_p = W_p H_p (nearly) where there are no more rows than components; k − 1 numbers of each row stay open."""
+    if n > len(H) or len(H) >= H.shape[1]:
+        return []
+    told = f"a span of {len(H)} dimensions in which its {n} rows lie, as far as H_p fits them, {MEMBERSHIP}"
+    return judged(scene, Finding("one H_p", party, "row space of H_p", row_basis(H), told), span_error)
+
+
+def _is_clear(span: tuple[np.ndarray, float] | None) -> bool:
+    return span is not None and span[1] <= UNCLEAR
+
+
+def from_play(scene: Scene, party: str) -> list[Finding]:
+    """The row of a party with one row, from what it does to columns."""
+    seen = scene.seen(party, "H", "place", "totals")
+    if not seen or not hasattr(scene.program, "game") or getattr(scene.program, "repeats", 1) != 1:
+        return []
+    x, doubt = row_from_play(seen, scene.program.game)
+    if not doubt < SAME:
+        return []
+    told = "its only row, number by number, from how the columns that it played have moved in the first sweep"
+    return judged(scene, Finding("columns before and after", party, "X_p", x[None], told, doubt), matched_error)
+
+
+# ---- leakage sketches -------------------------------------------------------------------------------------------
+#
+# What sketches X S_t give away when S_t is known: of any X, and of one that is not negative and sparse.
+
+HELD_OUT = 0.03
+"""The share of equations that are left aside, to see whether what was found from the others meets them."""
+
+
+def linear_rows(sketches: Sequence[np.ndarray], operators: Sequence[Operator], n_rows: int) -> np.ndarray:
+    """X_p (n × m) from X_pᵀS_t (m × d) alone: exact once T·d ≥ n (Qian et al., 2020, Thm. 3)."""
+    return recover_from_sketches(sketches, operators).T[:n_rows]
+
+
+def sparse_rows(S: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """X (n × m) with Sᵀ X = seen (T·d × m), X ≥ 0, of least sum: column by column, a linear program.
+
+    For Gaussian S, columns with few entries are the only such X well before T·d reaches n (Donoho and Tanner, 2005).
+    A column for which the program finds nothing comes out as least squares have it, cut off at zero.
+    """
+    found = np.maximum(0.0, np.linalg.lstsq(S.T, seen, rcond=None)[0])
+    weights = np.ones(len(S))
+    for j, column in enumerate(seen.T):
+        size = float(np.abs(column).max())
+        if size == 0:
+            found[:, j] = 0.0
+            continue
+        solved = linprog(weights, A_eq=S.T, b_eq=column / size, bounds=(0, None), method="highs")
+        if solved.status == 0:
+            found[:, j] = solved.x * size
+    return found
+
+
+def equations(
+    sketches: Sequence[np.ndarray], operators: Sequence[Operator], n_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """S (n × T·d), side by side, and what was seen, SᵀX (T·d × m)."""
+    return np.hstack([operator.rows(0, n_rows) for operator in operators]), np.hstack(list(sketches)).T
+
+
+def held_out_error(S: np.ndarray, seen: np.ndarray) -> float:
+    """How well `sparse_rows` from all but a few equations meets these: 0 is a full recovery.
+
+    It needs no truth. Where other X fit as well, what was found is one of them, and misses equations it has not seen.
+    """
+    kept = len(seen) - max(1, int(HELD_OUT * len(seen)))
+    size = float(np.linalg.norm(seen[kept:]))
+    if kept < 1 or size == 0:
+        return float("nan")
+    return float(np.linalg.norm(S[:, kept:].T @ sparse_rows(S[:, :kept], seen[:kept]) - seen[kept:])) / size
+
+
+def raw_coordinates(sketch: np.ndarray, operator: Operator) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which columns of A a subsampling sketch A S (r × d) is made of, and these columns; None for other sketches."""
+    pattern = operator.pattern
+    if not isinstance(pattern, ChosenCoordinates):
+        return None
+    return pattern.chosen, sketch * (operator.dimension / operator.size) ** 0.5
+
+
+# ---- leakage from sketches --------------------------------------------------------------------------------------
+#
+# Attacks on programs that send sketches.
+
+MOST_COLUMNS = 64
+"""So many columns are solved for where each is a linear program."""
+
+
+def from_sketches(scene: Scene, party: str) -> list[Finding]:
+    """Theorem 3, and the same with X ≥ 0 and sparse."""
+    seen, counted = scene.seen(party, "data", "weights"), scene.seen(party, "rows")
+    if not seen or not counted:
+        return []
+    n = round(float(counted[0][1]["rows"][0]))
+    turns = [int(model["turn"][0]) for model, _ in seen]
+    operators = [scene.program.operator(scene.layout.seed, party, n, turn) for turn in turns]
+    sketches = [numbers(upload["data"]) for _, upload in seen]
+    share = sum(operator.dimension for operator in operators) / n
+    if share >= 1:
+        X = linear_rows(sketches, operators, n)
+        told = f"its {n} rows by linear algebra: T·d/n = {share:.2f} of the equations needed are there"
+        S, data = equations(sketches, operators, n)
+        doubt = float(np.linalg.norm(S.T @ X - data) / max(float(np.linalg.norm(data)), 1e-300))
+        return judged(scene, Finding("sketches, linear", party, "X_p", X, told, doubt), matched_error)
+    S, data = equations(sketches, operators, n)
+    data = data[:, :MOST_COLUMNS]
+    told = f"its {n} rows, if they are sparse, at T·d/n = {share:.2f} of the equations that linear algebra needs"
+    columns = f"X_p[:, :{data.shape[1]}]"
+
+    def measure(found: np.ndarray, rows: np.ndarray) -> float:
+        return matched_error(found, rows[:, : found.shape[1]])
+
+    X, doubt = sparse_rows(S, data), held_out_error(S, data)
+    return judged(scene, Finding("sketches, non-negative and sparse", party, columns, X, told, doubt), measure)
+
+
+def from_raw_sketches(scene: Scene, party: str) -> list[Finding]:
+    """Columns of H_p, or rows of W, that a subsampling sends as they are."""
+    program, layout = scene.program, scene.layout
+    findings = []
+    shared: Any = getattr(program, "columns_sketch", None)
+    columns: dict[int, np.ndarray] = {}
+    for model, upload in scene.seen(party, "sketch") if shared is not None else ():
+        outer, turn = (int(value) for value in model["turn"])
+        S = shared.draw(layout.n_features, program.rank, layout.seed, "S2", outer * program.inner + turn)
+        raw = raw_coordinates(numbers(upload["sketch"]), S)
+        columns |= {} if raw is None else dict(zip(raw[0].tolist(), raw[1].T, strict=True))
+    if columns:
+        told = f"{len(columns)} of the {layout.n_features} columns of its H_p as they are: a subsampling hides nothing"
+        found = np.array([columns[j] for j in sorted(columns)]).T
+        findings.append(Finding("raw coordinates", party, "columns of H_p", found, told, 0.0))
+    rows: dict[int, np.ndarray] = {}
+    for model, upload in scene.seen(party, "sketched_W") if getattr(program, "n_rows", None) else ():
+        S = program.sketch.draw(program.n_rows, program.rank, layout.seed, "H", int(model["turn"][0]) // 2)
+        raw = raw_coordinates(numbers(upload["sketched_W"]), S)
+        rows |= {} if raw is None else {i: w for i, w in zip(raw[0].tolist(), raw[1].T, strict=True) if w.any()}
+    if rows:
+        told = f"{len(rows)} rows of its W, of {program.n_rows} of all nodes, as they were when they were drawn"
+        found = np.array([rows[i] for i in sorted(rows)])
+        findings.append(Finding("raw coordinates", party, "rows of W_p", found, told, 0.0))
+    return findings
+
+
+# ---- leakage statistics -----------------------------------------------------------------------------------------
+
+STARTS = 24
+"""Random turns from which rows without negative numbers are looked for."""
+POLISHED = 4
+"""So many different ones are held against the step that the party is known to have made."""
+DIFFERENT, AS_GOOD = 1e-3, 1e-6
+"""From which relative distance on rows are others, and up to which misfit they explain what was seen."""
+FREE = 1e-5
+"""A turn that changes the misfit by less than this share of its angle is open."""
+NOTHING = 1e-9
+"""Singular values below this share of the largest are rounding."""
+
+Misfit = Callable[[np.ndarray], np.ndarray]
+"""How far the uploads that rows (n × m) would have led to are from those that were seen."""
+
+
+def row_from_statistics(gram: np.ndarray, cross: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(w, x) of a party with one row, exactly: gram = w wᵀ, so w_l = √gram_ll, and x = wᵀ cross / ‖w‖²."""
+    w = np.sqrt(np.maximum(0.0, np.diag(gram)))
+    size = float(w @ w)
+    return w, w @ cross / size if size > 0 else np.zeros(cross.shape[1])
+
+
+def up_to_rotation(gram: np.ndarray, cross: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """(R, Z) with W = O R and X = O Z for one unknown orthogonal O (n × n); None unless W has rank n.
+
+    With gram = V Λ Vᵀ it is R = Λ^½ Vᵀ (n × k) and Z = Λ^−½ Vᵀ cross (n × m).
+    """
+    if not 1 <= n_rows <= len(gram):
+        return None
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    values, vectors = values[::-1][:n_rows], vectors[:, ::-1][:, :n_rows]
+    if values[-1] <= NOTHING * values[0]:
+        return None
+    roots = np.sqrt(values)
+    return roots[:, None] * vectors.T, vectors.T @ cross / roots[:, None]
+
+
+def in_one_frame(statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Z of the first round, and [Z R_1 R_2 …] scaled and turned so that one O makes all of it non-negative.
+
+    Rounds differ by known rotations: Z_1 = (O_1ᵀO_t) Z_t, so O_1ᵀO_t = Z_1 Z_t⁺ where X has rank n.
+    """
+    known = [found for found in (up_to_rotation(*pair, n_rows) for pair in statistics) if found is not None]
+    if not known:
+        return np.empty((0, 0)), np.empty((0, 0))
+    first = known[0][1]
+    values = np.linalg.svd(first, compute_uv=False)
+    usable = known if len(values) == n_rows and values[-1] > NOTHING * values[0] else known[:1]
+    turned = [R if Z is first else first @ np.linalg.pinv(Z) @ R for R, Z in usable]
+    return first, np.hstack([part / np.linalg.norm(part) for part in (first, *turned)])
+
+
+def rows_from_statistics(
+    statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int, misfit: Misfit | None = None
+) -> tuple[np.ndarray, float] | None:
+    """Rows (n × m), in any order, of a party with 1 < n ≤ k rows, and how doubtful they are; None without rank n.
+
+    X = O Z for an orthogonal O, which is looked for twice: such that neither X nor any W = O R has negative
+    numbers, and such that the party's step, which everybody knows (`misfit`), leads from these X to these uploads.
+
+    The doubt is what is left unexplained, or how far other rows are that explain as much, if that is more; 1
+    where a turn is open. As long as no weight is cut off at zero steps are linear in a row, and all turns that keep
+    signs explain the same.
+    """
+    Z, frame = in_one_frame(statistics, n_rows)
+    if not Z.size:
+        return None
+
+    def negative(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+        return np.minimum(_turned(turn, start) @ frame, 0.0).ravel()
+
+    def unexplained(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+        assert misfit is not None
+        rows = _turned(turn, start) @ Z
+        return np.concatenate([np.minimum(rows, 0.0).ravel() / np.linalg.norm(Z), misfit(np.maximum(rows, 0.0))])
+
+    draw, zero = stream(0, "leakage", "turns"), np.zeros(n_rows * (n_rows - 1) // 2)
+    found = []
+    for _ in range(STARTS):
+        start = np.linalg.qr(draw.standard_normal((n_rows, n_rows)))[0]
+        settled = least_squares(negative, zero, args=(start,), max_nfev=100)
+        found.append(_guess(settled, start, Z))
+    kept = _different(sorted(found, key=lambda each: each.left))
+    if misfit is not None:
+        kept = [
+            _guess(least_squares(unexplained, zero, args=(each.O,), xtol=1e-15, max_nfev=60), each.O, Z)
+            for each in kept
+        ]
+    best = min(kept, key=lambda each: each.left)
+    rivals = [matched_error(each.rows, best.rows) for each in kept if each.left <= AS_GOOD + 10 * best.left]
+    return best.rows, 1.0 if best.hold < FREE else max(best.left, *rivals)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Rows, the turn that leads to them, what they leave unexplained, and how firmly that holds the turn."""
+
+    rows: np.ndarray
+    O: np.ndarray
+    left: float
+    hold: float
+
+
+def _guess(settled: Any, start: np.ndarray, Z: np.ndarray) -> Guess:
+    """`hold` is the least singular value of the derivative: near 0 there is a turn that changes nothing."""
+    O = _turned(settled.x, start)
+    return Guess(O @ Z, O, float(np.sqrt(2 * settled.cost)), float(np.linalg.svd(settled.jac, compute_uv=False)[-1]))
+
+
+def _different(found: list[Guess]) -> list[Guess]:
+    """The best, and then the best of those that are other rows than all before, up to a few."""
+    kept = found[:1]
+    for each in found[1:]:
+        if len(kept) < POLISHED and all(matched_error(each.rows, other.rows) > DIFFERENT for other in kept):
+            kept.append(each)
+    return kept
+
+
+def row_span(crosses: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray, float] | None:
+    """An orthonormal basis (n × m) of all that X_p's rows can be, and how far it is from being seen; None if too few.
+
+    Each row of W_tᵀX_p is a combination of rows of X_p: T rounds show T·k of them, which span all once T·k ≥ n. The
+    second number is 0 for combinations of n rows exactly, and near 1 where the span is lost in rounding.
+    """
+    stacked = np.vstack([cross / max(np.linalg.norm(cross), 1e-300) for cross in crosses])
+    if n_rows > min(stacked.shape):
+        return None
+    _, values, basis = np.linalg.svd(stacked, full_matrices=False)
+    rounding = np.finfo(np.float64).eps * values[0]
+    beyond = max(values[n_rows], rounding) if len(values) > n_rows else rounding
+    return basis[:n_rows], float(beyond / values[n_rows - 1]) if values[n_rows - 1] > 0 else 1.0
+
+
+def _turned(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """exp(A) start, for the skew A with these numbers above its diagonal."""
+    n = len(start)
+    A = np.zeros((n, n))
+    A[np.triu_indices(n, 1)] = turn
+    return np.asarray(expm(A - A.T)) @ start
+
+
+# ---- leakage from statistics ------------------------------------------------------------------------------------
+#
+# Attacks on programs that send gram W_pᵀW_p and cross W_pᵀX_p.
+
+MOST_ROWS_TO_TURN = 4
+"""Rotations of more rows than these are not searched."""
+
+
+def from_statistics(scene: Scene, party: str) -> list[Finding]:
+    """One row exactly; up to k rows by turning them; the span of more."""
+    seen = scene.seen(party, "gram", "cross")
+    if not seen:
+        return []
+    is_told = "totals" in seen[0][1].arrays
+    n, k = round(float(seen[0][1]["totals"][0])) if is_told else 1, len(numbers(seen[0][1]["gram"]))
+    pairs = [in_units(scene.program, upload) for _, upload in seen]
+    if n == 1:
+        w, x = row_from_statistics(*pairs[0])
+        doubt = float(np.linalg.norm(np.outer(w, x) - pairs[0][1]) / max(float(np.linalg.norm(pairs[0][1])), 1e-300))
+        if not is_told and doubt > UNCLEAR:
+            return []
+        told = f"its only row, number by number, from one upload of WᵀW and WᵀX{'' if is_told else SUPPOSED}"
+        return judged(scene, Finding("statistics of one row", party, "X_p", x[None], told, doubt), matched_error)
+    findings = []
+    if n <= min(k, MOST_ROWS_TO_TURN):
+        step = partial(misfit, scene.program, scene.layout, party, seen)
+        turned = rows_from_statistics(pairs, n, step)
+        if turned is not None:
+            told = f"its {n} rows: WᵀW and WᵀX leave a rotation open, and signs and the known step of W settle it"
+            finding = Finding("statistics of few rows", party, "X_p", turned[0], told, turned[1])
+            findings += judged(scene, finding, matched_error)
+    span = row_span([cross for _, cross in pairs], n) if n < scene.layout.n_features else None
+    if span is not None and span[1] < SAME:
+        told = f"the span of its {n} rows, {MEMBERSHIP}"
+        finding = Finding("span of the rows", party, "span of X_p", span[0], told, span[1])
+        findings += judged(scene, finding, span_error)
+    return findings
+
+
+def in_units(program: Any, upload: Message) -> tuple[np.ndarray, np.ndarray]:
+    """Gram and cross as real numbers, also of a program with noise, which sends whole numbers of public units."""
+    gram, cross = numbers(upload["gram"]), numbers(upload["cross"])
+    if not hasattr(program, "noise"):
+        return gram, cross
+    bounds = program.noise(cross.shape[1]).bounds
+    return gram * bounds.weight_unit**2, cross * (bounds.weight_unit * bounds.row_unit)

@@ -1,0 +1,207 @@
+"""What those know who see sums: the server of a masked run, and all parties but one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import chain, combinations, islice
+from typing import Any
+
+import numpy as np
+
+from partsong.aggregation.linear import Sum, add, span_of
+from partsong.attacks.findings import MEMBERSHIP, Finding, Observer
+from partsong.attacks.reconstruction import from_statistics, last_addend
+from partsong.attacks.transcript import Exchange, Scene, Traffic, numbers
+from partsong.core.interfaces import Layout, Message, Occasion, Program, Reducible, Reduction, Shard, State
+from partsong.errors import ParameterError
+
+# ---- leakage from sums ------------------------------------------------------------------------------------------
+#
+# Attacks on sums: what masks leave as it is, and what all parties but one can subtract.
+
+ROWS = frozenset({"gram", "cross", "totals"})
+"""Arrays whose sum over parties is that of one party with all their rows."""
+FEW = "the {n} rows of all parties together, though not whose they are; sums are enough for it, and masks no help"
+SPAN = f"the span of the {{n}} rows of all parties together, {MEMBERSHIP}; sums are enough for it, and masks no help"
+
+
+def from_sums(scene: Scene) -> list[Finding]:
+    """What the sum over all parties tells of all rows together: few rows themselves, and the span of more."""
+    everybody = ", ".join(scene.layout.parties)
+    together = [Exchange({everybody: model}, {everybody: total}) for model, total in complete_sums(scene)]
+    if not together:
+        return []
+    rows = [scene.truth[party] for party in scene.layout.parties if party in scene.truth]
+    truth = {everybody: np.vstack(rows)} if len(rows) == len(scene.layout.parties) else {}
+    n = round(float(together[0].uploads[everybody]["totals"][0]))
+    found = from_statistics(replace(scene, exchanges=together, truth=truth), everybody)
+    turned = [each for each in found if each.array == "X_p"]
+    spans = [each for each in found if each.array == "span of X_p"]
+    return [
+        *(replace(each, array="X", what=FEW.format(n=n), observer=Observer.SUMS) for each in turned),
+        *(
+            replace(each, attack="span of all rows", array="span of X", what=SPAN.format(n=n), observer=Observer.SUMS)
+            for each in spans
+        ),
+    ]
+
+
+def complete_sums(scene: Scene) -> list[tuple[Message, Message]]:
+    """(model, sum) of the exchanges with such arrays in which all parties took part, if there are several."""
+    found = []
+    for exchange in scene.exchanges:
+        if not len(exchange.models) == len(scene.layout.parties) > 1:
+            continue
+        addends = list(exchange.uploads.values()) if exchange.total is None else [exchange.total]
+        if all(addend.arrays.keys() >= ROWS for addend in addends):
+            arrays = {name: np.sum([numbers(addend[name]) for addend in addends], axis=0) for name in sorted(ROWS)}
+            found.append((exchange.models[min(exchange.models)], Message(arrays)))
+    return found
+
+
+def by_subtraction(scene: Scene) -> list[Finding]:
+    """One party's addend to the last sum, for all others together."""
+    aggregation, uploads = scene.program.aggregation, scene.exchanges[-1].uploads
+    if not isinstance(aggregation, Reducible) or len(uploads) < 2:
+        return []
+    lifted = {party: aggregation.lift(upload) for party, upload in uploads.items()}
+    victim = min(uploads, key=lambda party: (uploads[party].weight, party))
+    total = Message(
+        {name: sum(numbers(message[name]) for message in lifted.values()) for name in lifted[victim].arrays},
+        sum(message.weight for message in lifted.values()),
+    )
+    last = last_addend(total, [message for party, message in lifted.items() if party != victim])
+    recovered, wanted = (
+        np.concatenate([np.ravel(numbers(message[name])) for name in sorted(last.arrays)])
+        for message in (last, lifted[victim])
+    )
+    error = float(np.linalg.norm(recovered - wanted) / max(float(np.linalg.norm(wanted)), 1e-300))
+    array = ", ".join(sorted(last.arrays))
+    told = f"what it added to the sum of the last round ({array}): the sum less all other addends, whatever masks it"
+    return [Finding("subtraction", victim, array, recovered, told, error, error, Observer.OTHERS)]
+
+
+# ---- leakage sums -----------------------------------------------------------------------------------------------
+
+Uploads = Mapping[str, Mapping[int, Message]]
+"""What parties are known to have sent, by name and by the number of the exchange."""
+BROKEN = (ArithmeticError, AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+MOST_TRIED = 1 << 14
+"""So many sets of parties are tried as those that were asked for one sum."""
+
+
+def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
+    """The exchanges of a run whose uploads are hidden, as its server has them: the sum, and who is in it.
+
+    The server's part is done again from all that it was sent: its start comes from the shared seed.
+    """
+    server, model = program.start_server(layout)
+    standing, exchanges = None, []
+    for index, sent in enumerate(traffic):
+        try:
+            phase, state, occasion = _opened(sent, reduction, standing, Occasion(index, (), layout, model))
+            for later in range(phase + 1, reduction.phases):
+                inbox = {party: message for party, at, message in sent if at == later}
+                state, _ = reduction.hear(later, inbox, state, occasion)
+            standing, total, included = reduction.total(state, Sum(), occasion)
+            unheard = tuple(name for name in occasion.participants if name not in included)
+            exchanges.append(Exchange(dict.fromkeys(included, model), {}, total, unheard))
+            server, model = program.finish(server, program.aggregation.lower(total))
+        except BROKEN as error:
+            raise ParameterError(
+                f"The masked messages of round {index + 1} do not add up as this program would have them: {error} Give "
+                "all rounds of one run from the first on, with its own program, layout and reduction."
+            ) from error
+    return exchanges
+
+
+def _opened(sent: Traffic, reduction: Reduction, standing: State, asked: Occasion) -> tuple[int, State, Occasion]:
+    """The phase with which a sum begins, the server's state after it, and the occasion with all who were asked.
+
+    Who was asked and never heard has left nothing in the traffic. But what the others have signed is bound to all who
+    were asked, so that the first phase can be read for one set of them alone.
+    """
+    phase, senders = min(at for _, at, _ in sent), {party for party, _, _ in sent}
+    inbox = {party: message for party, at, message in sent if at == phase}
+    trouble: Exception | None = None
+    for names in islice(_likely(senders, asked.layout.parties), MOST_TRIED):
+        occasion = replace(asked, participants=names)
+        try:
+            if reduction.first(standing, occasion) == phase:
+                return phase, reduction.hear(phase, inbox, standing, occasion)[0], occasion
+        except BROKEN as error:
+            trouble = trouble or error
+    raise trouble or ValueError(f"no sum begins with phase {phase} here.")
+
+
+def _likely(senders: set[str], parties: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Sets of parties, in name order, with all who were heard: these alone, everybody, and those in between."""
+    silent = [name for name in sorted(parties) if name not in senders]
+    counts = [0, *([len(silent)] if silent else []), *range(1, len(silent))]
+    for more in chain.from_iterable(combinations(silent, count) for count in counts):
+        yield tuple(sorted({*senders, *more}))
+
+
+def repeated(exchanges: Sequence[Exchange], program: Program, layout: Layout, shards: Sequence[Shard]) -> Uploads:
+    """What parties with these rows and secrets have sent: each knows its own, and nobody else has to."""
+    known: dict[str, dict[int, Message]] = {}
+    for shard in shards:
+        state, known[shard.name] = program.start_party(shard, layout), {}
+        for index, exchange in enumerate(exchanges):
+            is_in_sum = shard.name in exchange.models
+            if is_in_sum or shard.name in exchange.unheard:
+                state, upload = program.local(shard, state, next(iter(exchange.models.values())))
+                known[shard.name].update({index: upload} if is_in_sum else {})
+    return known
+
+
+def in_the_open(exchanges: Sequence[Exchange]) -> Uploads:
+    """The same from open uploads."""
+    names = sorted({name for exchange in exchanges for name in exchange.uploads})
+    return {
+        name: {i: exchange.uploads[name] for i, exchange in enumerate(exchanges) if name in exchange.uploads}
+        for name in names
+    }
+
+
+def less_all_others(exchanges: Sequence[Exchange], program: Program, party: str, known: Uploads) -> list[Exchange]:
+    """One party's uploads, as all others together work them out: lower(total − Σ lift(upload)) over the others.
+
+    Their own are with it, as far as the sum tells of such: weights that are not summed are lost. Only of exchanges in
+    which uploads become a sum of at least two, and those of all others are known.
+    """
+    found = []
+    for index, exchange in enumerate(exchanges):
+        others = [name for name in exchange.models if name != party]
+        if party not in exchange.models or not others or any(index not in known.get(name, ()) for name in others):
+            continue
+        behind = sum_behind(program.aggregation, known[others[0]][index])
+        if behind is None:
+            continue
+        lifted = {name: behind.lift(known[name][index]) for name in others}
+        total = exchange.total or reduce(add, map(behind.lift, exchange.uploads.values()))
+        addends = {**lifted, party: last_addend(total, list(lifted.values()))}
+        found.append(Exchange(exchange.models, {name: as_sent(behind.lower(each)) for name, each in addends.items()}))
+    return found
+
+
+def sum_behind(aggregation: Any, upload: Message) -> Reducible | None:
+    """The sum that an aggregation is in disguise, for uploads like this one; None if it reads them one by one."""
+    if isinstance(aggregation, Reducible):
+        return aggregation
+    second: Any = getattr(aggregation, "second", None)
+    return second if isinstance(second, Reducible) and "gram" in upload.arrays else None
+
+
+def as_sent(message: Message) -> Message:
+    """An upload with columns in their place among all (`DisjointBlocks.lift`) as the block that it was."""
+    if "arrived" not in message.arrays:
+        return message
+    H, blocks = numbers(message["H"]), len(message["arrived"])
+    block = int(np.argmax(numbers(message["arrived"])))
+    first, last = span_of(block, blocks, H.shape[1])
+    totals = np.append(numbers(message["totals"]), numbers(message["curvatures"])[block])
+    place = np.array([block, blocks, H.shape[1]])
+    return Message({"H": H[:, first:last], "place": place, "totals": totals}, message.weight)

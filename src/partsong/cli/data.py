@@ -1,0 +1,271 @@
+"""`partsong split`: one table to the parts of several parties, for simulations."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.choices import IGNORE, MISSING, one_of, positive
+from partsong.cli.inputs import (
+    FIT_WITHOUT_THEM,
+    header_notes,
+    hinting_at_games,
+    read_table,
+    require_meaningful,
+    require_usable,
+    warn_of,
+    warn_of_identifiers,
+    with_known_cells,
+)
+from partsong.cli.options import (
+    AsJson,
+    Data,
+    Header,
+    Key,
+    Label,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    Transpose,
+    examples,
+)
+from partsong.cli.output import (
+    BAD_INPUT,
+    as_options,
+    failure,
+    guarded,
+    plain,
+    put_failure,
+    put_json,
+    require_distinct,
+    require_writable,
+    tell,
+    visible,
+    warn_of_formulas,
+)
+from partsong.errors import ParameterError, PartsongError
+from partsong.io.opening import Wanted, place_of
+from partsong.io.party_folder import require_free, write_parts
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from partsong.data.issues import Finding
+    from partsong.data.table import Table
+
+
+# ---- check ------------------------------------------------------------------------------------------------------
+#
+# `partsong check`: what is wrong with data, where, and the way out.
+
+CHECK_EPILOG = examples("partsong check counts.csv", "partsong check counts.h5ad --report offending.csv")
+
+
+@guarded
+def check(
+    data: Data,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    header: Header = None,
+    report: Annotated[
+        OptionalPath, typer.Option(help="List every row that has NaN, infinite, negative or only zero cells (.csv).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not."""
+    if report is not None:
+        require_distinct({"DATA": data, "--report": report})
+        require_writable("--report", report, (".csv",))
+    wanted = Wanted(label, transpose, key, header)
+    try:
+        with hinting_at_games(FIT_WITHOUT_THEM):
+            table = read_table(data, wanted)
+    except PartsongError as error:
+        if not as_json:
+            raise
+        tell(error)
+        told = {"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None}
+        put_failure({**told, **failure(error, BAD_INPUT)})
+        raise typer.Exit(BAD_INPUT) from error
+    from partsong.cli.check_summary import summary_of
+    from partsong.data.validation import identifier_findings, inspect
+
+    findings = tuple(map(_with_hint, inspect(table.X, table.feature_names, table.sample_names)))
+    findings += identifier_findings(table.X, table.feature_names) + header_notes(table, wanted)
+    summary = summary_of(table)
+    is_factorizable = not any(finding.severity == "error" for finding in findings)
+    if report is not None:
+        _write_report(report, table)
+    if as_json:
+        listed = [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings]
+        put_json({"factorizable": is_factorizable, "summary": summary, "findings": listed, "report": report})
+    else:
+        _check_tell(summary, findings, is_factorizable, report)
+    if not is_factorizable:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _unreadable(error: PartsongError) -> dict[str, Any]:
+    told = {"kind": "unreadable", "severity": "error", "message": plain(error)}
+    hints = getattr(error, "__notes__", ())
+    return {**told, "remedy": " ".join(hints)} if hints else told
+
+
+def _with_hint(finding: Finding) -> Finding:
+    """Gaps are no hindrance to a game."""
+    return replace(finding, remedy=f"{finding.remedy} {FIT_WITHOUT_THEM}") if finding.kind == "nan" else finding
+
+
+def _write_report(path: Path, table: Table) -> None:
+    from partsong.cli.check_summary import offending_rows
+    from partsong.training.run_folder import write_csv
+
+    rows = list(offending_rows(table))
+    write_csv(path, ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"), rows)
+    warn_of_formulas(path, (name for row in rows for name in (row[1], row[6])))
+
+
+def _check_tell(
+    summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizable: bool, report: Path | None
+) -> None:
+    for name, value in summary.items():
+        typer.echo(f"{name.replace('_', ' '):<24}{_shown(value)}")
+    for finding in findings:
+        mark = "Error" if finding.severity == "error" else "Note"
+        typer.echo(f"{mark}: {visible(finding.message)} {visible(as_options(finding.remedy))}")
+    if report is not None:
+        typer.echo(f"All rows concerned are in {report}.")
+    typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " × ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+# ---- split ------------------------------------------------------------------------------------------------------
+
+CONCENTRATION = 3.0
+EPILOG = examples(
+    "partsong split counts.csv --parties 5 -o parts/",
+    "partsong split cells.h5ad --parties 8 --by cell_type --concentration 1 --seed 1 -o parts/",
+    "partsong split counts.csv --parties 5 --sizes 0.5 -o parts/",
+)
+
+
+@guarded
+def split(
+    data: Data,
+    parties: Annotated[int, typer.Option("--parties", "-p", min=1, help="Number of parties.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
+    ],
+    by: Annotated[
+        OptionalText,
+        typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them."),
+    ] = None,
+    concentration: Annotated[
+        OptionalFloat,
+        typer.Option(
+            help="With --by: α in Dirichlet(α · label frequencies), from which each party's mixture is drawn; small "
+            "for few labels per party, large for the same mixture everywhere.",
+            callback=positive,
+            show_default=str(CONCENTRATION),
+        ),
+    ] = None,
+    sizes: Annotated[
+        OptionalFloat,
+        typer.Option(
+            help="Random shares of unequal size: α in Dirichlet(α, …, α), from which the parties' sizes are drawn; 1 "
+            "or less for a few large parties and many small ones, large for nearly equal ones. Each has at least one "
+            "row.",
+            callback=positive,
+            show_default=False,
+        ),
+    ] = None,
+    iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
+    contiguous: Annotated[
+        bool, typer.Option("--contiguous", help="Equal shares of neighbouring rows, in the order of the file.")
+    ] = False,
+    seed: Annotated[OptionalInt, typer.Option(min=0, help="Random seed.", show_default="a new one, printed")] = None,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    header: Header = None,
+    missing: Annotated[
+        str,
+        typer.Option(
+            help="Blanks and NaN. refuse: an error; ignore: parts keep them as NaN, for fits with --missing ignore.",
+            callback=one_of(MISSING),
+            rich_help_panel="Reading",
+        ),
+    ] = MISSING[0],
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+) -> None:
+    """Split a table among parties, to try out a federation on one machine."""
+    if (by is not None) + (sizes is not None) + iid + contiguous > 1:
+        raise typer.BadParameter("choose one of --by, --sizes, --iid and --contiguous.", param_hint="--by")
+    if by is not None and label is not None and by != label:
+        raise typer.BadParameter("--by names the labels already.", param_hint="--label")
+    if concentration is not None and by is None:
+        raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
+    from partsong.core.streams import fresh_seed
+
+    wanted, label_option = (
+        Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE),
+        "--label" if by is None else "--by",
+    )
+    require_meaningful(data, wanted, label_option)
+    folder = place_of(output)
+    require_free(folder)
+    seed = fresh_seed() >> 32 if seed is None else seed
+    how = "by" if by is not None else "sizes" if sizes is not None else "contiguous" if contiguous else "iid"
+    with hinting_at_games():
+        table = read_table(data, wanted, label_option)
+        warn_of(table, header_notes(table, wanted))
+        require_usable(with_known_cells(table, missing))
+    warn_of_identifiers([table])
+    skew = next((given for given in (sizes, concentration) if given is not None), CONCENTRATION)
+    rows = shares_of(table, parties, how, skew, seed)
+    about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
+    about["concentration"] = skew if how in ("by", "sizes") else None
+    listing = write_parts(folder, table, rows, about)
+    if as_json:
+        put_json({"output": output, **listing})
+    elif not quiet:
+        _tell(output, listing)
+
+
+def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
+    """The rows of each party by name; the same seed gives the same shares."""
+    from partsong.core.streams import stream
+    from partsong.data.partition import by_label, by_size, contiguous, iid, party_names
+
+    n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
+    if how == "contiguous":
+        shares = contiguous(n_rows, parties)
+    elif how == "iid":
+        shares = iid(n_rows, parties, generator)
+    elif how == "sizes":
+        shares = by_size(n_rows, parties, generator, concentration)
+    elif table.labels is None:
+        raise ParameterError(f"{table.source}: there are no labels to split by. Use --sizes, --iid or --contiguous.")
+    else:
+        shares = by_label(table.labels, parties, generator, concentration)
+    return dict(zip(party_names(parties), shares, strict=True))
+
+
+def _tell(output: Path, listing: dict[str, Any]) -> None:
+    for party in listing["parties"]:
+        labels = ", ".join(f"{visible(label)}: {count}" for label, count in party["labels"].items())
+        typer.echo(f"{party['name']}  {party['rows']} rows" + (f"  ({labels})" if labels else ""))
+    typer.echo(f"{len(listing['parties'])} parts in {output}; seed {listing['seed']}")

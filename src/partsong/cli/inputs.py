@@ -1,0 +1,261 @@
+"""What DATA holds: the rows of one owner, or those of several parties."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from partsong.cli.choices import IGNORE
+from partsong.cli.output import as_options, option, warn
+from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few
+from partsong.io.opening import Wanted, place_of
+from partsong.io.party_folder import LISTING, holds_matrix, is_parts_folder, read_parts
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from partsong.data.issues import Finding
+    from partsong.data.table import Table
+
+
+# ---- gaps -------------------------------------------------------------------------------------------------------
+#
+# Cells that are not known: blanks and NaN in tables, and what a sparse file does not store.
+
+NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
+LEAVE_THEM_OUT = (
+    "A game can leave out cells that are not known: --missing ignore (--solver game, of parts --method game)."
+)
+FIT_WITHOUT_THEM = "`partsong fit` can leave out cells that are not known: --solver game --missing ignore."
+
+
+def with_known_cells(table: Table, missing: str | None) -> Table:
+    """The table as it is, or where unknown cells are ignored as CSR of the known ones, zeros among them."""
+    if missing != IGNORE:
+        return table
+    from partsong.data.observed import known_cells
+
+    try:
+        return replace(table, X=known_cells(table.X))
+    except PartsongError as error:
+        raise type(error)(f"{table.source}: {error}") from error
+
+
+def require_known(tables: Iterable[Table]) -> None:
+    """Refuse tables of known cells that have none."""
+    for table in tables:
+        if not table.X.nnz:
+            raise DataError(f"{table.source}: {NOTHING_KNOWN}")
+
+
+def known_by_column(tables: Iterable[Table]) -> np.ndarray:
+    """How many cells of each column are known to anybody; the tables hold known cells alone."""
+    import numpy as np
+
+    held = [table.X for table in tables]
+    return np.bincount(np.concatenate([X.indices for X in held]), minlength=held[0].shape[1])
+
+
+def warn_of_unknown_columns(counts: np.ndarray, names: Sequence[str] | None, *, is_random: bool) -> None:
+    """Warn of columns without a known cell: between parties and ranks they stay as random as they began."""
+    from partsong.data.issues import labelled
+
+    empty = (counts == 0).nonzero()[0]
+    if empty.size:
+        shown = first_few(labelled(empty, names), empty.size, "column")
+        they, them = ("it is", "it") if empty.size == 1 else ("they are", "them")
+        so = f"what the model says of {them} means nothing" if is_random else f"{they} zero in every component"
+        warn(f"Nothing is known of {shown} (counted from 0): {so}.")
+
+
+@contextmanager
+def hinting_at_games(hint: str = LEAVE_THEM_OUT) -> Iterator[None]:
+    """Within this block gaps in the data are told to be no hindrance to a game."""
+    try:
+        yield
+    except (DataError, FormatError) as error:
+        if any(words in str(error) for words in ("NaN in data", "look like missing values")):
+            error.add_note(hint)
+        raise
+
+
+# ---- holdings ---------------------------------------------------------------------------------------------------
+
+ALONE = "all"
+WHOLE_BYTES = 64 * 2**20
+SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Tables by party; a single one called "all" where nobody else takes part."""
+
+    tables: Mapping[str, Table]
+    is_federation: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of all parties, and their columns."""
+        tables = list(self.tables.values())
+        return sum(int(table.X.shape[0]) for table in tables), int(tables[0].X.shape[1])
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """The names of the columns, if known."""
+        return next((table.feature_names for table in self.tables.values() if table.feature_names is not None), None)
+
+    @property
+    def dtype(self) -> str:
+        """The type to compute in: the most precise that any party needs."""
+        from partsong.data.conversion import float_type
+
+        return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
+
+
+def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None, missing: str = "refuse") -> Holdings:
+    """Read DATA and refuse what cannot be factorized, saying whose it is."""
+    place = place_of(path)
+    is_federation = is_parts_folder(place)
+    if place.is_dir() and not is_federation and not holds_matrix(place):
+        raise FileError(
+            f"{path}: a folder is data if it holds matrix.mtx, and a federation if `partsong split` wrote it "
+            f"({LISTING}); this one holds neither. Name the file to read."
+        )
+    with hinting_at_games():
+        if is_federation:
+            tables = read_parts(place)
+        else:
+            tables = {ALONE: read_table(path, wanted)}
+            warn_of(tables[ALONE], header_notes(tables[ALONE], wanted))
+        tables = {name: with_known_cells(table, missing) for name, table in tables.items()}
+        if missing == IGNORE:
+            require_known(tables.values())
+        for name, table in tables.items():
+            require_usable(table, dtype, party=name if is_federation else "")
+    warn_of_identifiers(tables.values())
+    if missing == IGNORE:
+        names = next(iter(tables.values())).feature_names
+        warn_of_unknown_columns(known_by_column(tables.values()), names, is_random=is_federation)
+    return Holdings(tables, is_federation)
+
+
+def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Table:
+    """`partsong.read`, with a word on folders of parts where one table is meant."""
+    from partsong.io.read import read_wanted
+
+    place = place_of(path)
+    if is_parts_folder(place):
+        raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
+    if path.name == LISTING:
+        raise FileError(f"{path} lists the parts of several parties. Name its folder instead.")
+    require_meaningful(path, wanted, label_option)
+    return read_wanted(place, wanted)
+
+
+def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label") -> None:
+    """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
+    from partsong.io.read import conflicts, reader_of
+
+    reader = reader_of(place_of(path))
+    for setting, why in conflicts(reader, wanted) if reader is not None else ():
+        hint = label_option if setting == "label" else option(setting)
+        raise typer.BadParameter(f"{path}: {as_options(f'{setting}= {why}')}", param_hint=hint)
+
+
+def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:
+    """Refuse what cannot be factorized (of a party also zeros alone), naming the file, and its rows and columns."""
+    from partsong.data.validation import require_factorizable
+
+    with named_source(table):
+        require_factorizable(table.X, table.feature_names, dtype, party=party)
+
+
+@contextmanager
+def named_source(table: Table) -> Iterator[None]:
+    """Put the file in front of whatever is wrong with its values, and the names of bad samples and features in it."""
+    try:
+        yield
+    except PartsongError as error:
+        hint = "`partsong check` shows all that is wrong with a file."
+        raise type(error)(f"{table.source}: {_with_names(table, error)} {hint}") from error
+
+
+def _with_names(table: Table, error: PartsongError) -> str:
+    """What `check` says of the first bad cells, if it is cells that are bad."""
+    from partsong.data.validation import inspect
+
+    if isinstance(error, DataError):
+        for finding in inspect(table.X, table.feature_names, table.sample_names):
+            if finding.severity == "error" and finding.rows:
+                return f"{finding.message} {finding.remedy}"
+    return str(error)
+
+
+def warn_of_identifiers(tables: Iterable[Table]) -> None:
+    """Warn once of columns that number the rows: they would be fitted like any other."""
+    from partsong.data.validation import identifier_findings
+
+    for table in tables:
+        findings = identifier_findings(table.X, table.feature_names)
+        if findings:
+            warn_of(table, findings)
+            return
+
+
+def header_notes(table: Table, wanted: Wanted) -> tuple[Finding, ...]:
+    """A note where the first line of a text file was taken for data, although it may well name the columns."""
+    from partsong.data.table import header_findings
+    from partsong.io.read import reader_of
+
+    reader = reader_of(Path(table.source))
+    if wanted.header is not None or reader is None or "header" not in reader.takes:
+        return ()
+    turned = wanted.transpose
+    return header_findings(table.X.T if turned else table.X, table.sample_names if turned else table.feature_names)
+
+
+def warn_of(table: Table, findings: Iterable[Finding]) -> None:
+    """Findings as warnings about a file."""
+    for finding in findings:
+        warn(f"{table.source}: {finding.message} {finding.remedy}")
+
+
+def fingerprint(table: Table) -> dict[str, Any]:
+    """What tells these rows from others: shape, type, and a hash of all of them or, of large data, of some."""
+    digest = hashlib.sha256()
+    for block in _sampled(table.X):
+        digest.update(block)
+    names = hashlib.sha256("\0".join(table.feature_names or ()).encode("utf-8", "surrogatepass"))
+    return {
+        "shape": [int(side) for side in table.X.shape],
+        "dtype": str(table.X.dtype),
+        "values": digest.hexdigest(),
+        "feature_names": None if table.feature_names is None else names.hexdigest(),
+    }
+
+
+def _sampled(X: Any) -> Iterator[bytes]:
+    import numpy as np
+
+    from partsong.data.issues import is_sparse
+
+    n_rows = int(X.shape[0])
+    n_bytes = int(X.data.nbytes if is_sparse(X) else X.nbytes)
+    is_whole = n_bytes <= WHOLE_BYTES or n_rows <= SAMPLED_ROWS
+    spread = np.linspace(0, n_rows - 1, SAMPLED_ROWS).astype(np.int64).tolist()
+    rows = [slice(0, n_rows)] if is_whole else [slice(row, row + 1) for row in spread]
+    if is_sparse(X):
+        X = X.tocsr()
+        yield X.indptr.astype(np.int64).tobytes()
+    for chosen in rows:
+        if is_sparse(X):
+            part = slice(X.indptr[chosen.start], X.indptr[chosen.stop])
+            yield X.indices[part].astype(np.int64).tobytes() + X.data[part].tobytes()
+        else:
+            yield np.ascontiguousarray(X[chosen]).tobytes()

@@ -1,0 +1,227 @@
+"""`partsong transform`: new rows and a model to weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from partsong.cli.choices import IGNORE, MISSING, MODEL_ENDINGS, WEIGHT_ENDINGS, one_of
+from partsong.cli.inputs import header_notes, named_source, read_table, require_meaningful, warn_of, with_known_cells
+from partsong.cli.options import AsJson, Data, Header, Key, Label, OptionalText, Threads, Transpose, examples
+from partsong.cli.output import guarded, put_json, require_distinct, require_writable, visible, warn_of_formulas
+from partsong.errors import FileError, FormatError, ShapeError
+from partsong.io.opening import Wanted
+
+if TYPE_CHECKING:
+    from partsong.core.interfaces import Matrix
+    from partsong.data.table import Table
+    from partsong.io.model_file import Model
+
+
+# ---- info -------------------------------------------------------------------------------------------------------
+#
+# `partsong info`: what is in a model file.
+
+INFO_EPILOG = examples("partsong info model.safetensors --top 15", "partsong info model.safetensors --json")
+
+
+@guarded
+def info(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
+    ],
+    top: Annotated[int, typer.Option(min=1, help="Features to show per component.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model: its shape, error and settings, and the top features of each component."""
+    from partsong.cli.model_argument import read_model
+
+    content = description(read_model(model), top)
+    if as_json:
+        put_json({"model": model, **content})
+    else:
+        _show(content)
+
+
+def description(model: Model, top: int) -> dict[str, Any]:
+    """All that can be said about a model in plain values."""
+    error = model.relative_error
+    return {
+        "n_components": model.components.shape[0],
+        "n_features": model.components.shape[1],
+        "dtype": str(model.components.dtype),
+        "has_feature_names": model.feature_names is not None,
+        "relative_error": error,
+        "explained_variance": None if error is None else 1.0 - error**2,
+        "seed": model.seed,
+        "created": model.created,
+        "settings": dict(model.settings),
+        "versions": dict(model.versions),
+        "components": [_component(model, at, top) for at in range(model.components.shape[0])],
+    }
+
+
+def _component(model: Model, at: int, top: int) -> dict[str, Any]:
+    import numpy as np
+
+    values = model.components[at]
+    order = np.argsort(-values, kind="stable")[:top].tolist()
+    return {
+        "component": at + 1,
+        "share": None if model.shares is None else float(model.shares[at]),
+        "top_features": [j if model.feature_names is None else model.feature_names[j] for j in order],
+        "top_values": [float(values[j]) for j in order],
+    }
+
+
+def _show(content: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = {name: value for name, value in content.items() if name not in ("settings", "versions", "components")}
+    for group in (facts, content["settings"], content["versions"]):
+        for name, value in group.items():
+            if value is not None:
+                typer.echo(f"{visible(name).replace('_', ' '):<20}{visible(value)}")
+        typer.echo("")
+    table = Table("component", "share", "top features", box=None, header_style="bold")
+    for part in content["components"]:
+        share = "" if part["share"] is None else f"{100 * part['share']:.2f} %"
+        names = ", ".join(visible(name) for name in part["top_features"])
+        table.add_row(Text(str(part["component"])), Text(share), Text(names))
+    Console(highlight=False).print(table)
+
+
+# ---- transform --------------------------------------------------------------------------------------------------
+
+EPILOG = examples(
+    "partsong transform new.csv model.safetensors -o W.csv",
+    "partsong transform new.h5ad model.safetensors -o W.h5ad --drop-extra",
+)
+
+
+@guarded
+def transform(
+    data: Data,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad."),
+    ],
+    drop_extra: Annotated[
+        bool, typer.Option("--drop-extra", help="Leave out columns that the model does not know.")
+    ] = False,
+    label: Label = None,
+    transpose: Transpose = False,
+    key: Key = None,
+    header: Header = None,
+    missing: Annotated[
+        OptionalText,
+        typer.Option(
+            help="Blanks and NaN, and cells that a sparse file does not store. refuse: an error, and zeros; ignore: "
+            "not known, so that a row is fitted by its other cells.",
+            callback=one_of(MISSING),
+            show_default="as in the fit of the model",
+            rich_help_panel="Reading",
+        ),
+    ] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+) -> None:
+    """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
+    from partsong.cli.model_argument import read_model
+    from partsong.io.write import write_weights
+
+    require_distinct({"DATA": data, "MODEL": model, "--output": output})
+    require_writable("--output", output, WEIGHT_ENDINGS)
+    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
+        raise FileError(f"{data}: this looks like the model. Name the data first: partsong transform {model} {data}.")
+    wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
+    require_meaningful(data, wanted)
+    known = read_model(model)
+    require_least_squares(model, known)
+    missing = missing or (IGNORE if known.settings.get("missing") == IGNORE else MISSING[0])
+    wanted = replace(wanted, features=frozenset(known.feature_names or ()), gaps=missing == IGNORE)
+    table = read_table(data, wanted)
+    warn_of(table, header_notes(table, wanted))
+    table = with_known_cells(matched(table, known, drop_extra), missing)
+    began = time.perf_counter()
+    W, error = weights_of(table, known, threads, missing)
+    write_weights(output, W, table.sample_names)
+    warn_of_formulas(output, table.sample_names)
+    result = {
+        "output": output,
+        "model": model,
+        "shape": table.X.shape,
+        "n_components": len(known.components),
+        "missing": missing,
+        "relative_error": error,
+        "explained_variance": 1.0 - error**2,
+        "seconds": round(time.perf_counter() - began, 6),
+    }
+    if as_json:
+        put_json(result)
+    elif not quiet:
+        typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}")
+
+
+def require_least_squares(path: Path, model: Model) -> None:
+    """Refuse topics of LDA, as a federation's server has them: weights are shares there."""
+    from partsong.estimators.persistence import LDA
+
+    if model.settings.get("method") == LDA:
+        raise FormatError(
+            f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
+            "topics.safetensors, for partsong topics transform."
+        )
+
+
+def matched(table: Table, model: Model, drop_extra: bool) -> Table:
+    """The table with the model's columns in the model's order: by name where both have names, else by number."""
+    if table.feature_names is not None and model.feature_names is not None:
+        return table.aligned_to(model.feature_names, drop_extra=drop_extra)
+    wanted, held = model.components.shape[1], int(table.X.shape[1])
+    if wanted != held:
+        who = "the data have" if table.feature_names is None else "the model has"
+        raise ShapeError(
+            f"{table.source}: {held} columns, but the model has {wanted}, and {who} no names to match them by. "
+            "Bring the data to the columns of the fit, in the same order."
+        )
+    return table
+
+
+def weights_of(table: Table, model: Model, threads: int | None, missing: str = MISSING[0]) -> tuple[Any, float]:
+    """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖, over known cells where only these are in the table."""
+    import numpy as np
+
+    from partsong.core.runtime import available, kernels_on
+    from partsong.data.conversion import as_matrix
+    from partsong.data.observed import observed
+    from partsong.data.validation import require_transformable
+    from partsong.estimators.parameters import solver_of
+    from partsong.solvers.observed import ObservedRows
+
+    with named_source(table):
+        require_transformable(table.X, dtype=model.components.dtype)
+    is_partial, kind = missing == IGNORE, model.components.dtype
+    matrix: Matrix = observed(table.X, kind) if is_partial else as_matrix(table.X, kind)
+    penalties = (_number(model.settings.get(name)) for name in ("alpha_w", "alpha_h", "l1_ratio"))
+    Ht = np.ascontiguousarray(model.components.T)
+    with kernels_on(threads or available()):
+        W = ObservedRows(solver_of("hals", *penalties)).solve_rows(matrix, Ht)
+        distance = max(0.0, matrix.squared_distance(W, Ht))
+        norm = matrix.squared_norm
+    return W, math.sqrt(distance / norm) if norm > 0 else 0.0
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -1,1 +1,0 @@
-"""Who takes part in a federation, and how they come to know each other: certificates, keys, cards, rosters, kits."""

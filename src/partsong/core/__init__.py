@@ -1,0 +1,1 @@
+"""Nouns, protocols, seeds, threads and one codec."""

@@ -1,0 +1,238 @@
+"""Who may use how many threads: one setting for compiled kernels and BLAS alike.
+
+A block of rows goes to each thread, in ranges that depend on sizes and the thread count alone, so that the same seed
+gives the same bytes at a fixed thread count. While such work runs, BLAS is held to one thread per call. Inside a
+worker everything is serial: parties that run in parallel do not multiply threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Generic, TypeVar, overload
+
+from partsong.errors import ParameterError
+
+# ---- interrupts -------------------------------------------------------------------------------------------------
+#
+# Ctrl-C that loses nothing: the first is a wish, the second an order.
+
+ENDING = "Interrupted: waiting for the iteration or the last solve that is running. Press Ctrl-C again to stop at once."
+
+
+@dataclass(slots=True)
+class Interrupts:
+    """How often Ctrl-C was pressed while it was held back."""
+
+    count: int = 0
+
+
+_holding: list[Callable[[int, object], None]] = []
+
+
+def press() -> bool:
+    """Where SIGINT is ignored: an interrupt by other means, for the block that holds them; False if there is none."""
+    if not _holding:
+        return False
+    _holding[0](signal.SIGINT, None)
+    return True
+
+
+@contextmanager
+def held(note: str = ENDING) -> Iterator[Interrupts]:
+    """Within this block the first Ctrl-C is only counted (and `note` is shown); every further one breaks off.
+
+    Nothing is held where signals do not arrive (threads other than the main one) or have a handler of somebody else's;
+    an outer block of this kind goes on counting. Where they are ignored, `press` takes their place.
+    """
+    pressed = Interrupts()
+
+    def hold(number: int, frame: object) -> None:
+        pressed.count += 1
+        if pressed.count > 1:
+            raise KeyboardInterrupt
+        if note and sys.stderr is not None:
+            sys.stderr.write(f"{note}\n")
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not _holding:
+        _holding.append(hold)
+        try:
+            yield pressed
+        finally:
+            _holding.clear()
+        return
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---- once -------------------------------------------------------------------------------------------------------
+#
+# A property that is computed once, without a lock.
+
+T = TypeVar("T")
+
+
+class once(Generic[T]):
+    """Like functools.cached_property, which in Python 3.11 locks all instances at once.
+
+    There parties would wait for each other, and a process forked at that moment for ever. Two threads may both
+    compute the value; it is the same.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> once[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> T | once[T]:
+        if instance is None:
+            return self
+        value = self.compute(instance)
+        instance.__dict__[self.name] = value
+        return value
+
+
+# ---- threads ----------------------------------------------------------------------------------------------------
+
+SMALL_WORK = 40_000_000
+"""Below this many floating-point operations waking a second thread costs more than it saves."""
+
+_kernel_threads: ContextVar[int] = ContextVar("partsong_kernel_threads", default=1)
+_pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+_blas_users = 0
+_blas_limit: Any = None
+_controller: Any = None
+
+
+def available() -> int:
+    """The threads this process may use: PARTSONG_NUM_THREADS, else the cores it is allowed to run on."""
+    wanted = os.environ.get("PARTSONG_NUM_THREADS", "").strip()
+    if wanted:
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise ParameterError(f"PARTSONG_NUM_THREADS must be a whole number of at least 1; it is {wanted!r}.")
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def kernels_on(threads: int) -> Iterator[None]:
+    """Within this block kernels use `threads` threads and every BLAS call exactly one.
+
+    Overflow is no warning here: it shows in the objective, and ends a run as its outcome.
+    """
+    import numpy as np
+
+    token = _kernel_threads.set(threads)
+    _hold_blas()
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
+    finally:
+        _release_blas()
+        _kernel_threads.reset(token)
+
+
+def ranges(total: int, work: float, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """Contiguous ranges of 0…total, one per thread; `weights` is a running total (as in CSR) to balance instead."""
+    parts = 1 if work < SMALL_WORK else max(1, min(_kernel_threads.get(), total))
+    if parts == 1:
+        return [(0, total)]
+    if weights is None:
+        cuts = [total * i // parts for i in range(parts + 1)]
+    else:
+        import numpy as np
+
+        goals = [weights[-1] * i / parts for i in range(1, parts)]
+        inner = np.searchsorted(np.asarray(weights), goals).tolist() if goals else []
+        cuts = [0, *(min(int(cut), total) for cut in inner), total]
+    return [(a, b) for a, b in pairwise(cuts) if b > a] or [(0, total)]
+
+
+def over(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
+    """Call work(start, stop) for each piece, in parallel, and return the results in order."""
+    if len(pieces) == 1:
+        return [work(*pieces[0])]
+    others = [_shared_pool().submit(work, *piece) for piece in pieces[1:]]
+    token = _kernel_threads.set(1)
+    try:
+        first = work(*pieces[0])
+    finally:
+        _kernel_threads.reset(token)
+        for other in others:
+            other.exception()
+    return [first, *(other.result() for other in others)]
+
+
+def _shared_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(available(), 8), thread_name_prefix="partsong-kernel")
+        return _pool
+
+
+def _hold_blas() -> None:
+    global _blas_users, _blas_limit, _controller
+    with _lock:
+        if _blas_users == 0:
+            if _controller is None:
+                from threadpoolctl import ThreadpoolController
+
+                import_module("scipy.linalg.cython_blas")  # what compiled code calls; controllers see what is loaded
+                _controller = ThreadpoolController()
+            _take_control()
+            _blas_limit = _controller.limit(limits=1, user_api="blas")
+        _blas_users += 1
+
+
+def _take_control() -> None:
+    """Newer threadpoolctl lets only the thread that first set a limit of OpenBLAS change it; others do nothing."""
+    import threadpoolctl
+
+    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
+
+
+def _release_blas() -> None:
+    global _blas_users, _blas_limit
+    with _lock:
+        _blas_users -= 1
+        if _blas_users == 0:
+            _take_control()
+            _blas_limit.restore_original_limits()
+            _blas_limit = None
+
+
+def _forget_after_fork() -> None:
+    global _pool, _lock, _blas_users, _blas_limit
+    _pool, _lock, _blas_users, _blas_limit = None, threading.Lock(), 0, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,163 @@
+"""One look over a matrix, block by block and never densified: extremes, empty rows and columns, places of trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.dense import give_back, mapping
+
+# ---- scan -------------------------------------------------------------------------------------------------------
+
+BLOCK_BYTES = 8 * 2**20
+
+Indices = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows and columns that hold at least one marked cell, and the number of such cells."""
+
+    rows: Indices
+    columns: Indices
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blanks:
+    """Rows and columns without a single nonzero, and columns that hold one nonzero value throughout."""
+
+    zero_rows: Indices
+    zero_columns: Indices
+    constant_columns: Indices
+
+
+def is_sparse(X: Any) -> bool:
+    """Whether X is one of SciPy's sparse containers; asked without importing SciPy."""
+    return hasattr(X, "tocsr")
+
+
+def extremes(X: Any) -> tuple[float, float]:
+    """Smallest and largest stored value; both are NaN when there is a NaN."""
+    if is_sparse(X):
+        return (float(X.data.min()), float(X.data.max())) if X.data.size else (0.0, 0.0)
+    low, high = np.inf, -np.inf
+    for _, _, block in _blocks(X):
+        low, high = np.minimum(low, block.min()), np.maximum(high, block.max())
+    return float(low), float(high)
+
+
+def places(X: Any, is_marked: Callable[[npt.NDArray[Any]], Flags]) -> Places:
+    """Where `is_marked` holds; meant for the rare matrix in which something is wrong."""
+    bad_rows, bad_columns = np.zeros(X.shape[0], dtype=bool), np.zeros(X.shape[1], dtype=bool)
+    if is_sparse(X):
+        at = np.flatnonzero(is_marked(X.data))
+        major = np.searchsorted(X.indptr, at, side="right") - 1
+        rows, columns = (major, X.indices[at]) if X.format == "csr" else (X.indices[at], major)
+        bad_rows[rows], bad_columns[columns] = True, True
+        return Places(np.flatnonzero(bad_rows), np.flatnonzero(bad_columns), int(at.size))
+    count = 0
+    for rows, columns, block in _blocks(X):
+        marked = is_marked(block)
+        count += int(np.count_nonzero(marked))
+        bad_rows[rows] |= marked.any(axis=1)
+        bad_columns[columns] |= marked.any(axis=0)
+    return Places(np.flatnonzero(bad_rows), np.flatnonzero(bad_columns), count)
+
+
+def blanks(X: Any) -> Blanks:
+    """Zero rows, zero columns and constant columns."""
+    return _sparse_blanks(X) if is_sparse(X) else _dense_blanks(X)
+
+
+def _dense_blanks(X: npt.NDArray[Any]) -> Blanks:
+    row_has_value = np.zeros(X.shape[0], dtype=bool)
+    lowest, highest = X[0].copy(), X[0].copy()
+    for rows, columns, block in _blocks(X):
+        has_value = block.max(axis=1) != 0
+        doubtful = np.flatnonzero(~has_value)
+        has_value[doubtful] = block[doubtful].any(axis=1)
+        row_has_value[rows] |= has_value
+        lowest[columns] = np.minimum(lowest[columns], block.min(axis=0))
+        highest[columns] = np.maximum(highest[columns], block.max(axis=0))
+    return _blanks(row_has_value, (lowest != 0) | (highest != 0), np.flatnonzero(lowest == highest))
+
+
+def _sparse_blanks(X: Any) -> Blanks:
+    """A column can be constant and nonzero only where every row stores a value, so few columns are looked at."""
+    n_rows, n_columns = X.shape
+    zeros_at = np.flatnonzero(X.data == 0)  # stored, yet zero: few or none
+    majors_of_zeros = np.searchsorted(X.indptr, zeros_at, side="right") - 1
+    by_major = np.diff(X.indptr) - np.bincount(majors_of_zeros, minlength=X.indptr.size - 1)
+    minor_size = n_columns if X.format == "csr" else n_rows
+    by_minor = -np.bincount(X.indices[zeros_at], minlength=minor_size)
+    for start in range(0, X.indices.size, BLOCK_BYTES // 8):
+        by_minor += np.bincount(X.indices[start : start + BLOCK_BYTES // 8], minlength=minor_size)
+    in_rows, in_columns = (by_major, by_minor) if X.format == "csr" else (by_minor, by_major)
+    full = np.flatnonzero(in_columns == n_rows)
+    constant = full
+    if full.size:
+        picked = X[:, full]
+        ends = [np.asarray(end.todense()).ravel() for end in (picked.min(axis=0), picked.max(axis=0))]
+        constant = full[ends[0] == ends[1]]
+    return _blanks(in_rows > 0, in_columns > 0, constant)
+
+
+def _blanks(row_has_value: Flags, column_has_value: Flags, constant: Indices) -> Blanks:
+    constant = constant[column_has_value[constant]] if row_has_value.size > 1 else constant[:0]
+    return Blanks(np.flatnonzero(~row_has_value), np.flatnonzero(~column_has_value), constant)
+
+
+def _blocks(X: npt.NDArray[Any]) -> Iterator[tuple[slice, slice, npt.NDArray[Any]]]:
+    """Views of about 8 MB along the way the matrix lies in memory or on disk; mapped pages are given back."""
+    is_by_column = X.flags.f_contiguous and not X.flags.c_contiguous
+    long, short = X.shape[::-1] if is_by_column else X.shape
+    mapped = mapping(X)
+    step = max(1, BLOCK_BYTES // max(1, short * X.itemsize))
+    for start in range(0, long, step):
+        part, every = slice(start, min(start + step, long)), slice(0, short)
+        yield (every, part, X[:, part]) if is_by_column else (part, every, X[part])
+        if mapped is not None:
+            give_back(mapped, X, part.start, part.stop)
+
+
+# ---- finding ----------------------------------------------------------------------------------------------------
+#
+# A finding: one thing worth knowing about a matrix, with its place and its remedy.
+
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth knowing about a matrix. Errors keep it from being factorized; notes do not.
+
+    `rows` and `columns` are the first few concerned, counted from 0; `count` is the number of cells, rows, columns or
+    names in all, whichever the message speaks of.
+    """
+
+    kind: str
+    severity: Literal["error", "note"]
+    message: str
+    remedy: str
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    count: int = 0
+
+
+def labelled(indices: Indices, names: Sequence[str] | None) -> list[str]:
+    """The first few as text, with their names where these are known."""
+    shown = few(indices)
+    if names is None or any(index >= len(names) for index in shown):
+        return [str(index) for index in shown]
+    return [f"{index} ({str(names[index])!r})" for index in shown]
+
+
+def few(indices: Indices) -> tuple[int, ...]:
+    """The first few, as plain numbers."""
+    return tuple(int(index) for index in indices[:SHOWN])

@@ -1,0 +1,347 @@
+"""What is wrong with a matrix, where, and what to do about it; asked before anything is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from itertools import chain
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.conversion import array_of, form_errors
+from partsong.data.issues import SHOWN, Finding, Indices, Places, blanks, extremes, few, is_sparse, labelled, places
+from partsong.data.table import name_errors
+from partsong.errors import DataError, FeatureError, PartsongError, ShapeError, UnreadableError, first_few
+
+# ---- cells ------------------------------------------------------------------------------------------------------
+#
+# Cells that are not numbers, in arrays of objects, arrays of text, and data frames.
+
+_MIXED_KINDS = "OSUTMm"
+_NUMBERS = (Real, Decimal, np.bool_, type(None))
+
+Cells = npt.NDArray[np.object_]
+
+
+def cell_errors(X: Any, feature_names: Sequence[str] | None = None) -> Iterator[Finding]:
+    """A finding on complex columns, or on single cells that are not numbers; None counts as a gap among numbers.
+
+    Columns that hold nothing but numbers by their type are not looked at.
+    """
+    kinds = _kinds(X)
+    if "c" in kinds:
+        text = "Complex data not supported: some or all of the values are complex."
+        yield Finding("complex", "error", text, "Pass real parts (X.real) or magnitudes (abs(X)).")
+        return
+    doubtful = np.array([place for place, kind in enumerate(kinds) if kind in _MIXED_KINDS], dtype=np.intp)
+    if not doubtful.size:
+        return
+    cells = _objects(X, doubtful)
+    rows, at = np.nonzero(_are_foreign(cells))
+    if rows.size:
+        yield _finding(cells, rows, at, doubtful, feature_names)
+
+
+def _finding(
+    cells: Cells,
+    rows: npt.NDArray[np.intp],
+    at: npt.NDArray[np.intp],
+    doubtful: npt.NDArray[np.intp],
+    feature_names: Sequence[str] | None,
+) -> Finding:
+    columns = doubtful[at]
+    told = [
+        f"row {row}, column {labelled(column, feature_names)[0]}: {_short(cells[row, place])}"
+        for row, place, column in zip(rows[:SHOWN], at[:SHOWN], columns[:SHOWN, None], strict=True)
+    ]
+    reason = _complaint(cells[rows[0], at[0]]) or "numbers written as text are text"
+    more = f" (and {rows.size - SHOWN} more)" if rows.size > SHOWN else ""
+    message = f"{rows.size} cell(s) are not numbers: {'; '.join(told)}{more}; counted from 0; {reason}."
+    remedy = "Take text columns out, encode categories as numbers, fill gaps, and convert with X.astype(float)."
+    return Finding("non-numeric", "error", message, remedy, few(np.unique(rows)), few(np.unique(columns)), rows.size)
+
+
+def _kinds(X: Any) -> list[str]:
+    """The kind of each column, as NumPy abbreviates it."""
+    if hasattr(X, "iloc") and hasattr(X, "dtypes"):
+        types = X.dtypes
+        return [str(getattr(dtype, "kind", "O")) for dtype in (types if hasattr(types, "__iter__") else [types])]
+    if is_sparse(X) or not isinstance(X, np.ndarray) or X.ndim != 2:
+        return ["c"] if getattr(getattr(X, "dtype", None), "kind", "") == "c" else []
+    return [X.dtype.kind] * X.shape[1] if X.dtype.kind in _MIXED_KINDS + "c" else []
+
+
+def _objects(X: Any, columns: npt.NDArray[np.intp]) -> Cells:
+    if isinstance(X, np.ndarray):
+        return X.astype(object)
+    chosen = X.iloc[:, columns] if X.ndim == 2 else X.to_frame()
+    return np.asarray(chosen.to_numpy(dtype=object))
+
+
+def _are_foreign(cells: Cells) -> npt.NDArray[np.bool_]:
+    """Whether a cell is no number: those that cannot be made one where there are any, else numbers written as text."""
+    strange = np.array([not isinstance(cell, _NUMBERS) for cell in cells.flat], dtype=bool).reshape(cells.shape)
+    hopeless = strange.copy()
+    hopeless[strange] = [_complaint(cell) != "" for cell in cells[strange]]
+    return hopeless if hopeless.any() else strange
+
+
+def _complaint(cell: Any) -> str:
+    """Why a cell cannot be made a number, in Python's words; empty where it can."""
+    try:
+        float(cell)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _short(cell: Any) -> str:
+    text = repr(cell)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# ---- check ------------------------------------------------------------------------------------------------------
+
+_ERRORS: dict[str, type[PartsongError]] = {
+    "container": UnreadableError,
+    "not-2d": ShapeError,
+    "no-rows": DataError,
+    "no-columns": DataError,
+    "non-numeric": UnreadableError,
+    "complex": UnreadableError,
+    "nan": DataError,
+    "infinite": DataError,
+    "negative": DataError,
+    "scale": DataError,
+    "too-small": DataError,
+    "all-zero": DataError,
+    "name-count": FeatureError,
+    "duplicate-names": FeatureError,
+    "missing-names": FeatureError,
+    "name-type": FeatureError,
+}
+
+
+NOTHING_TO_LEARN = (
+    "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
+    'drew at random. Check its data, or leave it out (faulty="leave out" does so by itself).'
+)
+
+
+def inspect(
+    X: Any, feature_names: Sequence[str] | None = None, sample_names: Sequence[str] | None = None
+) -> tuple[Finding, ...]:
+    """Everything that can be said about X before a fit, errors first.
+
+    Memory maps are read in blocks of about 8 MB; sparse matrices are looked at through their stored values.
+    """
+    errors = tuple(_errors(X, feature_names, sample_names))
+    unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}
+    if unreadable.intersection(finding.kind for finding in errors):
+        return errors
+    return errors + tuple(_notes(array_of(X), feature_names, sample_names))
+
+
+def require_factorizable(
+    X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None, *, party: str = ""
+) -> None:
+    """Raise the typed error for the first thing that keeps X from being factorized; two reductions if all is well.
+
+    `dtype` is the precision that the fit will use where it is not that of X. Of a `party` zeros alone are
+    refused, and rows are told to be its own.
+    """
+    for finding in _errors(X, feature_names, None, dtype, party):
+        raise error_of(finding)
+
+
+def require_transformable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
+    """The same for rows that a model gets to see: they may be as small as they like, since nothing is squared."""
+    for finding in _errors(X, feature_names, None, dtype):
+        if finding.kind != "too-small":
+            raise error_of(finding)
+
+
+def error_of(finding: Finding) -> PartsongError:
+    """The typed error that says what a finding says."""
+    return _ERRORS[finding.kind](f"{finding.message} {finding.remedy}".rstrip())
+
+
+def _errors(
+    X: Any,
+    feature_names: Sequence[str] | None,
+    sample_names: Sequence[str] | None,
+    dtype: Any = None,
+    party: str = "",
+) -> Iterator[Finding]:
+    try:
+        matrix = array_of(X)
+    except UnreadableError as error:
+        yield Finding("container", "error", str(error), "")
+        return
+    form = next(chain(cell_errors(matrix, feature_names), form_errors(matrix)), None)
+    if form is not None:
+        yield form
+        return
+    precision = np.dtype(matrix.dtype if dtype is None else dtype)
+    yield from _value_errors(matrix, feature_names, sample_names, precision, party)
+    if feature_names is not None:
+        yield from name_errors(feature_names, matrix.shape[1])
+
+
+def _value_errors(
+    X: Any,
+    feature_names: Sequence[str] | None,
+    sample_names: Sequence[str] | None,
+    dtype: np.dtype[Any],
+    party: str,
+) -> Iterator[Finding]:
+    low, high = extremes(X)
+    if party and low == high == 0:
+        yield Finding("all-zero", "error", "Every value is zero.", NOTHING_TO_LEARN)
+        return
+    if low >= 0 and high < np.inf:
+        yield from _scale_error(high, dtype)
+        return
+    for kind, what, remedy, is_marked in _FAULTS:
+        found = places(X, is_marked)
+        if found.count:
+            message = f"{what}: {found.count} cell(s), in {_where(found, feature_names, sample_names, party)}."
+            yield Finding(kind, "error", message, remedy, few(found.rows), few(found.columns), found.count)
+
+
+def _scale_error(high: float, dtype: np.dtype[Any]) -> Iterator[Finding]:
+    """Sums of squares must neither overflow nor vanish in the precision of the fit."""
+    reach = 1e15 if dtype == np.float32 else 1e140
+    if high > reach or 0 < high < 1 / reach:
+        message = f"The largest value is {high:.3g}: squares of such values leave the range of {dtype}."
+        remedy = "Rescale the data (divide by the largest value, say)" + (
+            ", or compute in float64 (dtype='float64')." if dtype == np.float32 else "."
+        )
+        yield Finding("scale" if high > reach else "too-small", "error", message, remedy)
+
+
+def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.asarray((values < 0) & (values > -np.inf))
+
+
+_FAULTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    ("nan", "NaN in data", "Fill the gaps (with 0 or a column's median, say) or drop these rows.", np.isnan),
+    ("infinite", "Infinite values (inf) in data", "Look for a division by zero or an overflow before.", np.isinf),
+    ("negative", "Negative values in data", "Shift, clip or drop them: parts only add up.", _is_negative),
+)
+
+
+def _where(found: Places, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, party: str) -> str:
+    rows = first_few(labelled(found.rows, sample_names), found.rows.size, "row")
+    columns = first_few(labelled(found.columns, feature_names), found.columns.size, "column")
+    return f"{rows}{f' of party {party!r}' if party else ''}; {columns}; counted from 0"
+
+
+def _notes(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
+    found = blanks(X)
+    if found.zero_rows.size == X.shape[0]:
+        yield Finding("all-zero", "note", "Every value is zero.", "Check the file: a fit of nothing is nothing.")
+        return
+    if found.zero_rows.size:
+        text = first_few(labelled(found.zero_rows, sample_names), found.zero_rows.size, "row")
+        message, remedy = (
+            f"All zero: {text}, counted from 0.",
+            "Harmless: their weights are 0. Drop them if unexpected.",
+        )
+        yield Finding("zero-rows", "note", message, remedy, rows=few(found.zero_rows), count=found.zero_rows.size)
+    yield from _column_note("zero-columns", "All zero", _EMPTY_COLUMN, found.zero_columns, feature_names)
+    yield from _column_note(
+        "constant-columns", "One value in all rows", _CONSTANT, found.constant_columns, feature_names
+    )
+
+
+_EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
+_CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."
+
+
+def _column_note(
+    kind: str, what: str, remedy: str, columns: Indices, feature_names: Sequence[str] | None
+) -> Iterator[Finding]:
+    if columns.size:
+        text = first_few(labelled(columns, feature_names), columns.size, "column")
+        message = f"{what}: {text}, counted from 0."
+        yield Finding(kind, "note", message, remedy, columns=few(columns), count=columns.size)
+
+
+# ---- identifiers ------------------------------------------------------------------------------------------------
+#
+# Columns that number the rows instead of measuring them: an identifier or an index that came along with the data.
+
+TITLES = re.compile(r"unnamed: ?\d+|.+[ _.-]id|(row|sample)[ _.-]?(id|index|number|names?)")
+"""Titles under which whole numbers are no measurements; pandas makes the first of an index that was saved twice."""
+
+WORDS = frozenset({"id", "idx", "index", "sample", "row", "#"})
+"""Titles that may be words counted in texts as well: here the numbers must also differ from row to row."""
+
+FEWEST_ROWS = 10  # shorter columns of counts may ascend by chance
+FEWEST_TO_DIFFER = 4  # in the first column, where an index stands, and under a title that says so
+
+
+def identifier_columns(X: Any, feature_names: Sequence[str] | None = None) -> Indices:
+    """Columns of whole numbers that are titled like an identifier, and columns with x_i = x_0 + i."""
+    n_rows, n_columns = X.shape
+    if X.dtype.kind not in "iuf" or n_rows < 2 or n_columns < 2:
+        return np.zeros(0, dtype=np.intp)
+    titled = [at for at, name in enumerate(feature_names or ()) if _is_titled(X, at, str(name).strip().casefold())]
+    return np.union1d(np.array(titled, dtype=np.intp), _counting(X))
+
+
+def identifier_findings(X: Any, feature_names: Sequence[str] | None = None) -> tuple[Finding, ...]:
+    """A note on such columns, with the ways to leave them out; nothing where there are none."""
+    found = identifier_columns(X, feature_names)
+    if not found.size:
+        return ()
+    shown = first_few(labelled(found, feature_names), found.size, "column")
+    message = f"Looks like numbers of rows rather than measurements: {shown}, counted from 0."
+    name = "…" if feature_names is None else feature_names[int(found[0])]
+    remedy = (
+        f"A fit takes it for a feature. Leave it out (label={name!r}, say), or, in text files, put it first under the "
+        "title 'sample' so that it names the rows."
+    )
+    return (Finding("identifier-columns", "note", message, remedy, columns=few(found), count=int(found.size)),)
+
+
+def _is_titled(X: Any, at: int, title: str) -> bool:
+    if TITLES.fullmatch(title):
+        return _are_whole(_column(X, at))
+    if title not in WORDS or X.shape[0] < FEWEST_TO_DIFFER:
+        return False
+    values = _column(X, at)
+    return _are_whole(values) and len(np.unique(values)) == len(values)
+
+
+def _counting(X: Any) -> Indices:
+    """Columns with x_i = x_0 + i for all i; few rows decide for nearly all columns, and only the rest is read on."""
+    n_rows = X.shape[0]
+    top = _dense(X[: min(n_rows, FEWEST_ROWS)])
+    steps = (np.diff(top, axis=0) == 1).all(axis=0)
+    if n_rows < FEWEST_ROWS:
+        steps[1:] = False
+    if n_rows < FEWEST_TO_DIFFER:
+        steps[0] = False
+    return np.array([at for at in np.flatnonzero(steps).tolist() if _counts_up(_column(X, at))], dtype=np.intp)
+
+
+def _counts_up(values: npt.NDArray[Any]) -> bool:
+    return bool((values == values[0] + np.arange(len(values))).all())
+
+
+def _are_whole(values: npt.NDArray[Any]) -> bool:
+    return bool((np.isfinite(values) & (values == np.floor(values))).all())
+
+
+def _column(X: Any, at: int) -> npt.NDArray[np.float64]:
+    return _dense(X[:, [at]]).ravel()
+
+
+def _dense(block: Any) -> npt.NDArray[np.float64]:
+    return np.asarray(block.toarray() if is_sparse(block) else block, dtype=np.float64)

@@ -1,0 +1,296 @@
+"""What may enter a sum: uploads that look as their program said they would, and sums of finite numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from partsong.core.interfaces import Array, Checkpoint, Form, Layout, Message, Program, Reduction, Schedule, type_name
+from partsong.errors import (
+    CompositionError,
+    DivergenceError,
+    ParameterError,
+    PartsongError,
+    PartyError,
+    UploadError,
+    first_few,
+)
+
+# ---- boundary ---------------------------------------------------------------------------------------------------
+
+SHOWN = 3
+"""Positions that an error spells out."""
+
+SPARE = 2**20
+"""So many numbers of the largest size that is let pass can be added up."""
+
+HEAVIEST = math.sqrt(np.finfo(np.float64).max)
+"""The largest weight that can be multiplied with a factor."""
+
+ANY = Form((), kind="")
+"""Where nothing is stated: any numbers, if they are finite."""
+
+Kind = Mapping[str, Form]
+Expected = tuple[Kind, ...] | None
+
+
+def stated_by(program: Program, layout: Layout) -> Expected:
+    """The forms that its uploads have, or None from a program that says nothing of them."""
+    states: Any = getattr(program, "expects", None)
+    return None if states is None else states(layout)
+
+
+def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
+    """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
+    reduction.check(program.aggregation)
+    needs_open, needs_hidden = (getattr(program, name, "") for name in ("why_in_the_open", "why_hidden"))
+    if needs_open and reduction.hides_uploads:
+        raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {needs_open}")
+    if needs_hidden and not reduction.hides_uploads:
+        raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {needs_hidden}")
+    _check_that_sums_are_wide_enough(program, reduction)
+    for name, form in (pair for kind in expected or () for pair in kind.items()):
+        if form.lone and reduction.hides_uploads:
+            raise CompositionError(
+                f"{type(reduction).__name__} hides what single parties send, but entries of the sum of {name!r} can be "
+                f"those of one party alone: {form.lone}"
+            )
+
+
+def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> None:
+    """Of parties, and of numbers: `fewest_in_sum` and `bounds_in_sum`, where a program states them."""
+    fewest, needed = getattr(reduction, "fewest", 1), getattr(program, "fewest_in_sum", 1)
+    if fewest < needed:
+        raise CompositionError(
+            f"{type(reduction).__name__} forms sums over as few as {fewest} parties, but {type(program).__name__} "
+            f"needs {needed} in each: fewer do not add enough noise together. Take fewest={needed} or more (only "
+            "honest parties count), or fewer shares of the noise."
+        )
+    bound_of: Any = getattr(reduction, "bound_of", None)
+    needs: Mapping[str, float] = getattr(program, "bounds_in_sum", {}) if bound_of is not None else {}
+    short = {name: bound for name, bound in needs.items() if bound_of(name) < bound}
+    if short:
+        told = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
+        raise CompositionError(
+            f"{type(reduction).__name__} refuses numbers beyond its bounds, but by {type(program).__name__} {told}; a "
+            f"refusal would depend on private data. Take bounds={short}."
+        )
+
+
+def check_upload(party: str, upload: Message, expected: Expected) -> None:
+    """Refuse an upload of another form, or with numbers that are not finite or so large that what is done with them is
+    not: beyond the root of the largest of their type in a factor, and 2⁻²⁰ of it elsewhere. No copy is made of one that
+    passes.
+    """
+    if not isinstance(upload, Message):
+        raise UploadError(
+            f"Party {party!r} sent what cannot be used: {type(upload).__name__}, not a Message. Nothing of it has "
+            "entered a sum. `local` returns a new state and a Message of named arrays."
+        )
+    kinds = expected or (None,)
+    kind = next((one for one in kinds if one is not None and one.keys() == upload.arrays.keys()), kinds[0])
+    if not _is_as_stated(upload, kind):
+        misfits, runaways = list(_misfits(upload, kind)), list(_runaways(upload, kind))
+        error = UploadError if misfits else DivergenceError
+        raise error(
+            f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
+            "a sum. Check its data and settings."
+        )
+
+
+def check_sum(aggregate: Message, names: tuple[str, ...], index: int) -> None:
+    """Refuse a sum that is not finite: of uploads that nobody could see, or too large together."""
+    ruined = [repr(name) for name, array in aggregate.arrays.items() if not _is_finite(array)]
+    if ruined:
+        raise DivergenceError(
+            f"The sum of round {index} over {len(names)} parties is NaN or infinite in {', '.join(ruined)}, although "
+            "every upload was finite where it left its party. Go on from the last checkpoint, with data on a smaller "
+            "scale or with fewer parties."
+        )
+
+
+def _is_as_stated(upload: Message, expected: Kind | None) -> bool:
+    if not _is_weight(upload.weight):
+        return False
+    if expected is None:
+        return all(_is_finite(array) for array in upload.arrays.values())
+    return upload.arrays.keys() == expected.keys() and all(
+        _fits(array, expected[name]) and _is_finite(array, expected[name]) for name, array in upload.arrays.items()
+    )
+
+
+def _is_weight(weight: object) -> bool:
+    return isinstance(weight, Real) and 0 <= float(weight) <= HEAVIEST
+
+
+def _fits(array: Array, form: Form) -> bool:
+    return _kind(array) == form.kind and tuple(array.shape) == form.shape
+
+
+def _is_finite(array: Array, form: Form = ANY) -> bool:
+    """Whether these are numbers, none too large and, if asked for, none below zero: from the least and the largest."""
+    kind = _kind(array)
+    if not kind or 0 in array.shape:
+        return bool(kind)
+    sizes = abs(array) if kind == "complex" else array
+    least, reach = float(sizes.min()), _reach(array.dtype, form.is_factor)
+    return least >= (0 if form.non_negative else -reach) and float(sizes.max()) <= reach
+
+
+@cache
+def _reach(dtype: Any, is_factor: bool) -> float:
+    """The largest number that may be sent."""
+    if _family(dtype) not in ("float", "complex"):
+        return math.inf
+    name = type_name(dtype)
+    largest = float(np.finfo("float32" if name == "bfloat16" else name).max)
+    return math.sqrt(largest) if is_factor else largest / SPARE
+
+
+def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
+    """All that is wrong with an upload, but for numbers that are not finite."""
+    if not _is_weight(upload.weight):
+        yield f"its weight is {upload.weight!r}, not a number from zero to {HEAVIEST:.1g}"
+    stated: Mapping[str, Form] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
+    yield from (f"{name!r} is missing" for name in stated if name not in upload.arrays)
+    for name, array in upload.arrays.items():
+        form = stated.get(name)
+        if form is None:
+            yield f"{name!r} was not asked for"
+        elif not _kind(array) or form.kind not in ("", _kind(array)):
+            yield f"{name!r} holds {_told(array)}, not {form.kind or 'numbers'}"
+        elif form is not ANY and tuple(array.shape) != form.shape:
+            yield f"{name!r} is {_size(array.shape)}, not {_size(form.shape)}"
+        elif form.non_negative:
+            yield from _where(name, "is negative", (array < 0) & (array > -math.inf))
+
+
+def _runaways(upload: Message, expected: Kind | None) -> Iterator[str]:
+    for name, array in upload.arrays.items():
+        if _kind(array):
+            yield from _where(name, "is NaN or infinite", ~(abs(array) < math.inf))
+            reach = _reach(array.dtype, (expected or {}).get(name, ANY).is_factor)
+            too_large = (
+                f"is larger than {reach:.1e}, of which {type_name(array.dtype)} cannot hold the squares or sums,"
+            )
+            yield from _where(name, too_large, (abs(array) > reach) & (abs(array) < math.inf))
+
+
+def _where(name: str, fault: str, is_so: Array) -> list[str]:
+    """The first few entries for which it is so, and their number."""
+    positions = np.argwhere(np.asarray(is_so.cpu() if hasattr(is_so, "cpu") else is_so))
+    if not len(positions):
+        return []
+    shown = ["(" + ", ".join(map(str, place)) + ")" for place in positions[:SHOWN].tolist()]
+    return [f"{name!r} {fault} at {first_few(shown, len(positions), 'position')}"]
+
+
+def _kind(array: Array) -> str:
+    """The family of an array's numbers; empty where it holds none."""
+    return _family(array.dtype) if hasattr(array, "dtype") else ""
+
+
+@cache
+def _family(dtype: Any) -> str:
+    name = type_name(dtype)
+    return next((kind for kind in ("float", "complex", "uint", "int", "bool") if kind in name), "")
+
+
+def _told(array: Array) -> str:
+    return type_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) if len(shape) > 1 else f"of length {shape[0]}" if shape else "a single number"
+
+
+# ---- company ----------------------------------------------------------------------------------------------------
+#
+# Whose uploads the sums of one round are over, where nobody may see a single one: the same in all of its exchanges.
+#
+# Nobody iterates between the exchanges of a round. Two sums of it, of which one lacks a party, differ by its upload.
+
+Company = frozenset[str]
+
+WHY = (
+    "Between the exchanges of a round nobody iterates, so that the difference of two of its sums would be the upload "
+    "of the party that is in one of them only."
+)
+KEPT_OUT = "It was not in the first sum of this round, and is asked again in the next round."
+WAYS_ON_WITH_ALL = (
+    "To go on: the last checkpoint at the beginning of a round, with the same parties. A round that was summed with a "
+    "party must not be repeated without it, which would give the same difference; it can miss rounds as a whole."
+)
+
+
+def exchange_of(program: Program, model: Message) -> tuple[int, int]:
+    """Which exchange of its round a model is sent for, and of how many; the only one, if the program says nothing."""
+    tells: Any = getattr(program, "exchange", None)
+    return (0, 1) if tells is None else tells(model)
+
+
+def fixed_company(
+    program: Program,
+    reduction: Reduction,
+    schedule: Schedule,
+    names: Collection[str],
+    point: Checkpoint,
+    before: Company | None,
+) -> Company | None:
+    """Who has to be in the sum that comes next, and nobody else; None where that is free.
+
+    `before` are those in the last sum of this run (None: there was none). A schedule by which the exchanges of a round
+    differ is refused before the first of them, and so before anything of that round is sent.
+    """
+    number, total = exchange_of(program, point.model)
+    if not reduction.hides_uploads or total == 1:
+        return None
+    if number == 0:
+        _check_ahead(schedule, names, range(point.index, min(point.index + total, schedule.rounds)))
+        return None
+    if before is None:
+        raise ParameterError(
+            f"This checkpoint lies within a round: exchange {point.index} is number {number + 1} of {total}, and it is "
+            f"not known whose uploads are in the sum before, which {type(reduction).__name__} must not change. {WHY} "
+            f"Resume from a checkpoint at the beginning of a round, such as that of index {point.index - number}, with "
+            "the same parties."
+        )
+    return before
+
+
+def require_company(
+    fixed: Company | None, present: Collection[str], index: int, faults: Mapping[str, PartsongError] | None = None
+) -> None:
+    """Refuse a sum of other parties than those of the sum before it in the same round."""
+    if fixed is None or fixed == set(present):
+        return
+    missing, new = sorted(fixed - set(present)), sorted(set(present) - fixed)
+    told = [f"{_company_told(missing)} would be missing from it"] if missing else []
+    told += [f"{_company_told(new)} would join"] if new else []
+    first = next((error for name, error in (faults or {}).items() if name in fixed), None)
+    raise PartyError(
+        f"Exchange {index} continues a round under a reduction that hides uploads, but {' and '.join(told)}. {WHY} "
+        f"Nothing of this exchange was summed. {WAYS_ON_WITH_ALL}{'' if first is None else f' What happened: {first}'}"
+    ) from first
+
+
+def _check_ahead(schedule: Schedule, names: Collection[str], exchanges: range) -> None:
+    """Refuse a schedule by which the parties of these exchanges differ; a party that is silent in one misses it."""
+    present = [set(schedule.participants(tuple(names), i)) - set(schedule.silent.get(i, {})) for i in exchanges]
+    odd = sorted({name for some in present for name in some.symmetric_difference(present[0])})
+    if odd:
+        raise ParameterError(
+            f"Exchanges {exchanges.start} to {exchanges.stop - 1} are one round under a reduction that hides uploads, "
+            f"but by the schedule {_company_told(odd)} would take part in some of them only. {WHY} "
+            "Keep such a party out of "
+            "the whole round, or in all of it."
+        )
+
+
+def _company_told(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + ("…" if len(names) > 5 else "")

@@ -1,0 +1,695 @@
+"""`partsong.compare`: local-only, federated and pooled models of the same parties, in simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partsong import __version__
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Message, Outcome, Round, Schedule, Shard, State
+from partsong.core.runtime import Interrupts, held
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix, is_tensor
+from partsong.data.sparse import SparseMatrix
+from partsong.engines.local import Parallel, side_by_side
+from partsong.errors import ParameterError, PartsongError, ShapeError
+from partsong.estimators.federated_nmf import FederatedNMF
+from partsong.estimators.parameters import (
+    alignment_of,
+    one_of,
+    precision_of,
+    program_of,
+    rank_of,
+    require_verbosity,
+    whole_number,
+)
+from partsong.estimators.validation import by_party, named_parties, shards_of, sound_parties, whole_seed
+from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
+from partsong.methods import recipes
+from partsong.methods.registry import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, alignment_for, start_of
+from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
+from partsong.reporting.run_report import Curve, MethodFindings, Party, Report, Sent, write_report
+from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, Task, conclude, pursue
+from partsong.training.progress import Watch as ProgressWatch
+from partsong.training.progress import progress
+from partsong.training.result import Finished
+from partsong.training.simulation import conclude_aloud, party_components, simulation_by_name
+from partsong.training.stopping import HistoryRow, Run, Stop
+
+# ---- comparison -------------------------------------------------------------------------------------------------
+#
+# Local-only, federated and pooled side by side: what a simulation can show and a real federation cannot.
+
+Watch = Callable[[Round, HistoryRow], None]
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
+
+MEANINGS = {
+    "gram": "WᵀW: how a party's weights vary together, summed over its rows",
+    "cross": "WᵀX: the party's rows summed up by weight, one line per component",
+    "totals": "number of rows, ‖X‖² and ΣW",
+    "H": "the party's own components",
+    "counts": "which of the shared components the party has a partner for",
+}
+
+FEW_ROWS = 64
+"""Rows of a party on which compiled code is tried before the clock starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A method of a comparison: a program, how long it may run, how its parties start, and one sentence about it."""
+
+    name: str
+    description: str
+    program: Any
+    rounds: int
+    start: str = "common"
+    is_oracle: bool = False
+
+
+@dataclass(slots=True)
+class Witness:
+    """What a run lets be seen on its way: how often parties sent which kind of upload, by the signature of its arrays,
+    and the parties' H_p after the first and the best round.
+    """
+
+    sent: dict[Signature, list[Sent]] = field(default_factory=dict)
+    alone: dict[str, Array] = field(default_factory=dict)
+    own: dict[str, Array] = field(default_factory=dict)
+    server: State = None
+    least: float = math.inf
+
+    def see(self, done: Round, row: HistoryRow) -> None:
+        """Note a round; of equally good ones the later is the best, as in `running.Follower`."""
+        if not self.sent and done.traffic:
+            self.alone = party_components(done.checkpoint)
+        for _, _, upload in done.traffic:
+            known = self.sent.get(upload.signature) or _arrays_of(upload)
+            self.sent[upload.signature] = [replace(one, times=one.times + 1) for one in known]
+        if row.objective <= self.least:
+            self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
+
+    def sent_by_each(self, parties: int) -> tuple[Sent, ...]:
+        """How often a party sent what, in the mean over so many of them: not all wait for each other."""
+        every = itertools.chain.from_iterable(self.sent.values())
+        return tuple(replace(one, times=max(1, round(one.times / parties))) for one in every)
+
+
+def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
+    """Two rounds of every program on a few rows, so that compiling and importing are no part of anybody's seconds."""
+    few = [replace(s, matrix=s.matrix.rows(np.arange(min(FEW_ROWS, s.matrix.shape[0])))) for s in shards[:2]]
+    for program in programs:
+        brief = replace(program, steps=1) if hasattr(program, "steps") else program
+        task = Task(brief, few, Schedule(2), Stop(tol=0.0), Parallel())
+        with suppress(PartsongError):  # what is wrong with the data is told by the run itself
+            own = Witness()
+            run = pursue(task, watch=own.see)
+            if run.outcome is Outcome.INTERRUPTED:
+                raise KeyboardInterrupt
+            at_parties(brief, few, conclude(task, run), own)
+
+
+def contest(
+    contestant: Contestant,
+    shards: Sequence[Shard],
+    seed: int,
+    watch: Watch = lambda done, row: None,
+    pooled: Shard | None = None,
+    interrupts: Interrupts | None = None,
+    faulty: str = "stop",
+) -> MethodFindings:
+    """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
+
+    The oracle runs on `pooled`, and is evaluated at the parties. Seconds are those of the rounds; what a simulation
+    computes only to look at them does not count. The first Ctrl-C that `interrupts` counts ends the rounds, the second
+    all of it.
+    """
+    witness = Witness()
+
+    def follow(done: Round, row: HistoryRow) -> None:
+        witness.see(done, row)
+        watch(done, row)
+
+    schedule, at = Schedule(contestant.rounds, seed, faulty=faulty), shards if pooled is None else [pooled]
+    began = time.perf_counter()
+    task = simulation_by_name(
+        contestant.name, contestant.program, at, contestant.rounds, schedule, Stop(tol=0.0), Parallel(record=True)
+    )
+    run = pursue(task, began=began, watch=follow, interrupts=interrupts)
+    if interrupts is not None and interrupts.count > 1:
+        raise KeyboardInterrupt
+    finished = conclude_aloud(task, run)
+    parties = at_parties(contestant.program, shards, finished, Witness() if contestant.is_oracle else witness)
+    return findings_of(contestant, run, finished, parties, witness)
+
+
+def at_parties(program: Any, shards: Sequence[Shard], finished: Finished, witness: Witness) -> tuple[AtParty, ...]:
+    """How each party fares with the model, and with what it had found itself."""
+    found = []
+    with runtime.kernels_on(runtime.available()):
+        for shard in shards:
+            party = at_party(shard, finished.H, program.solver, finished.weights.get(shard.name))
+            if shard.name in witness.own:
+                models = program.components(witness.server), finished.H
+                party = with_own(party, shard, witness.own[shard.name], models, program.solver)
+            found.append(party)
+    return tuple(found)
+
+
+def findings_of(
+    contestant: Contestant, run: Run, finished: Finished, parties: tuple[AtParty, ...], witness: Witness
+) -> MethodFindings:
+    """What a run has reached, what it cost, and what left the parties."""
+    rows, oracle = run.history, contestant.is_oracle
+    was_alone = contestant.start == "independent" and len(rows) > 1
+    known = {name: H for name, H in witness.alone.items() if is_finite(H)} if was_alone else {}
+    alone = {name: own_parts(H, finished.H) for name, H in known.items()}
+    return MethodFindings(
+        name=contestant.name,
+        description=contestant.description,
+        relative_error=finished.relative_error,
+        explained_variance=1.0 - finished.relative_error**2,
+        bytes_up_per_party=0.0 if oracle else sum(row.bytes_up for row in rows) / len(parties),
+        bytes_down_per_party=0.0 if oracle else float(sum(row.bytes_down for row in rows)),
+        rounds=run.rounds,
+        seconds=rows[-1].seconds if rows else 0.0,
+        outcome=str(outcome_of(run, contestant.rounds)),
+        curve=_curve(contestant.name, rows, 0 if oracle else len(parties)),
+        components=finished.H,
+        shares=tuple(float(share) for share in finished.shares),
+        sent=() if oracle else witness.sent_by_each(len(parties)),
+        is_oracle=oracle,
+        start=contestant.start,
+        parties=parties,
+        found_alone=alone,
+    )
+
+
+def outcome_of(run: Run, rounds: int) -> Outcome:
+    """How a run ended; one that had made all its rounds when Ctrl-C was noticed lost nothing by it."""
+    is_whole = run.outcome is Outcome.INTERRUPTED and run.rounds >= rounds
+    return Outcome.MAX_ROUNDS if is_whole else run.outcome
+
+
+def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
+    """The error along a history, and what each of the senders had sent by then."""
+    sent = itertools.accumulate(row.bytes_up for row in rows)
+    known = [(row, total) for row, total in zip(rows, sent, strict=True) if not math.isnan(row.objective)]
+    return Curve(
+        label,
+        tuple(row.iteration for row, _ in known),
+        tuple(row.seconds for row, _ in known),
+        tuple(row.relative_error for row, _ in known),
+        tuple(total / senders for _, total in known) if senders else (),
+    )
+
+
+def _arrays_of(upload: Message) -> list[Sent]:
+    arrays = [
+        Sent(name, shape, dtype, int(upload[name].nbytes), 0, MEANINGS.get(name, ""))
+        for name, shape, dtype in upload.signature
+    ]
+    return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
+
+
+def in_the_order_of(reference: np.ndarray, components: np.ndarray) -> tuple[int, ...]:
+    """For each reference component the index of its partner: the assignment with the largest total cosine."""
+    return own_parts(components, reference).places
+
+
+# ---- compare alone ----------------------------------------------------------------------------------------------
+#
+# The two ends of a comparison: every party on its own, and all rows in one place.
+
+WORST_FIRST = (Outcome.INTERRUPTED, Outcome.DIVERGED, Outcome.TIME_SPENT, Outcome.MAX_ROUNDS, Outcome.CONVERGED)
+
+
+def contest_alone(
+    contestant: Contestant, shards: Sequence[Shard], seed: int, interrupts: Interrupts | None = None
+) -> MethodFindings:
+    """Every party factorizes its own rows with the program as its only party, and keeps the model to itself.
+
+    The curve is as long as the shortest of the parties'; the outcome is the worst of theirs.
+    """
+    began = time.perf_counter()
+    by_name = {shard.name: shard for shard in shards}
+
+    def work(name: str) -> tuple[Task, Run]:
+        task = Task(contestant.program, [by_name[name]], Schedule(contestant.rounds, seed), Stop(tol=0.0))
+        return task, pursue(task, began=began, interrupts=interrupts)
+
+    runs = side_by_side(work, list(by_name), runtime.available())
+    seconds = time.perf_counter() - began
+    parties = tuple(_alone(by_name[name], task, run) for name, (task, run) in runs.items())
+    outcomes = {outcome_of(run, contestant.rounds) for _, run in runs.values()}
+    error = overall_error(parties)
+    return MethodFindings(
+        name=contestant.name,
+        description=contestant.description,
+        relative_error=error,
+        explained_variance=1.0 - error**2,
+        bytes_up_per_party=0.0,
+        bytes_down_per_party=0.0,
+        rounds=0,
+        seconds=seconds,
+        outcome=str(min(outcomes, key=WORST_FIRST.index)),
+        curve=_curve_alone(contestant.name, [run.history for _, run in runs.values()], parties, seconds),
+        components=np.zeros((0, shards[0].matrix.shape[1])),
+        shares=(),
+        sent=(),
+        start=contestant.start,
+        parties=parties,
+    )
+
+
+def pooled(shards: Sequence[Shard]) -> Shard:
+    """All rows in one place, in the order of the parties; sparse where one of them is."""
+    matrices: list[Any] = [shard.matrix for shard in shards]
+    dtype = None if is_tensor(matrices[0].X if hasattr(matrices[0], "X") else None) else matrices[0].dtype
+    if any(isinstance(matrix, SparseMatrix) for matrix in matrices):
+        from scipy.sparse import csr_array, vstack
+
+        stacked: Any = vstack([m.by_row if isinstance(m, SparseMatrix) else csr_array(m.X) for m in matrices], "csr")
+    elif dtype is None:
+        import torch
+
+        stacked = torch.cat([matrix.X for matrix in matrices])
+    else:
+        stacked = np.concatenate([matrix.X for matrix in matrices])
+    return Shard("everyone", as_matrix(stacked, dtype), key(0, "secret", "everyone"))
+
+
+def _curve_alone(
+    label: str, histories: Sequence[Sequence[HistoryRow]], parties: Sequence[AtParty], seconds: float
+) -> Curve:
+    """The error over all rows by iteration; the time is spread evenly, as parties take turns on the cores."""
+    squares = [[row.relative_error**2 for row in rows] for rows in histories]
+    count = min(map(len, squares))
+    sums = [sum(s[i] * party.squared_norm for s, party in zip(squares, parties, strict=True)) for i in range(count)]
+    norm = sum(party.squared_norm for party in parties) or 1.0
+    times = tuple(seconds * (i + 1) / count for i in range(count))
+    return Curve(label, tuple(range(1, count + 1)), times, tuple(math.sqrt(max(0.0, value) / norm) for value in sums))
+
+
+def _alone(shard: Shard, task: Task, run: Run) -> AtParty:
+    finished = conclude(task, run)
+    with runtime.kernels_on(runtime.available()):
+        party = at_party(shard, finished.H, task.program.solver, finished.W)
+    own = OwnParts(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
+    return replace(party, own_error=party.relative_error, own=own)
+
+
+# ---- compare result ---------------------------------------------------------------------------------------------
+#
+# What `partsong.compare` found: a table for people, numbers for programs, a page for colleagues.
+
+HEADINGS = (
+    "method", "start", "rounds", "steps", "relative error", "explained", "worst party", "sent per party", "seconds",
+    "drift", "aligned", "outcome",
+)  # fmt: skip
+
+NEVER_SENT = (
+    "The rows X_p and the weights W_p never left a party. Sums and components that a party sends in the open still "
+    "tell about its rows, the more the fewer rows it has: they are not anonymous."
+)
+
+
+class IncompleteWarning(UserWarning):
+    """A comparison was interrupted: methods are missing, or one was broken off."""
+
+
+class ComparisonRow(NamedTuple):
+    """One method: what it reached over all rows, what it cost, its error at each party, and how it ended.
+
+    Rounds and steps are those really made: where parties iterate alone, the fewest that one of them made.
+    `relative_error` is ‖X − W H‖ / ‖X‖ over all rows; of "local", with every party's own H. Drifts are
+    Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment: NaN where parties have no H of their own, or share none.
+    """
+
+    method: str
+    start: str
+    rounds: int
+    local_steps: int
+    relative_error: float
+    explained_variance: float
+    bytes_up_per_party: float
+    bytes_down_per_party: float
+    seconds: float
+    drift: float
+    aligned_drift: float
+    party_errors: Mapping[str, float]
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Comparison:
+    """The findings of every method, in the order asked for; print it, or show it in a notebook.
+
+    `missing` are the methods that Ctrl-C left no time for, `left_out` the parties whose data cannot be used, and why.
+    """
+
+    findings: tuple[MethodFindings, ...]
+    n_components: int
+    seed: int
+    local_steps: Mapping[str, int]
+    feature_names: tuple[str, ...] | None = None
+    missing: tuple[str, ...] = ()
+    was_interrupted: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[ComparisonRow, ...]:
+        """One line for each method."""
+        return tuple(
+            ComparisonRow(
+                m.name, m.start, m.rounds, self.local_steps[m.name], m.relative_error, m.explained_variance,
+                m.bytes_up_per_party, m.bytes_down_per_party, m.seconds, m.drift, m.aligned_drift,
+                {party.name: party.relative_error for party in m.parties}, Outcome(m.outcome),
+            )
+            for m in self.findings
+        )  # fmt: skip
+
+    @property
+    def per_party(self) -> dict[str, dict[str, AtParty]]:
+        """By method, then by party: its fit, its drift, and the share of each component there."""
+        return {m.name: {party.name: party for party in m.parties} for m in self.findings}
+
+    @property
+    def components(self) -> dict[str, np.ndarray]:
+        """The shared H (k × m) of every method that has one."""
+        return {m.name: m.components for m in self.findings if len(m.components)}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all methods are here, and none was broken off."""
+        return not self.missing and not self._broken_off
+
+    @property
+    def notice(self) -> str:
+        """What a comparison that is not complete lacks; empty where it is complete."""
+        said = [f"{name} was broken off, and its numbers are those of its way so far" for name in self._broken_off]
+        said += [f"not begun: {', '.join(self.missing)}"] if self.missing else []
+        return f"Incomplete, as it was interrupted: {'; '.join(said)}." if said else ""
+
+    @property
+    def _broken_off(self) -> list[str]:
+        return [m.name for m in self.findings if m.outcome == Outcome.INTERRUPTED]
+
+    @property
+    def caption(self) -> str:
+        """What is missing, if anything, and how the methods were treated."""
+        absent = f"Left out, as their data cannot be used: {', '.join(self.left_out)}. " if self.left_out else ""
+        lacking = (f"{self.notice} " if self.notice else "") + absent
+        return lacking + (
+            f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
+            "are over all rows, with weights fitted to the model; “local” has a model of its own for every party. "
+            "Start: one H common to all, the same for every method, or one of its own for each party. Steps: local "
+            "iterations, or sweeps, in each round. Seconds are those of the rounds; compiling is not counted. Drift: "
+            "how far parties are from the shared H, by position and after alignment."
+            f"{self._unequal}"
+        )
+
+    @property
+    def _unequal(self) -> str:
+        """That the same iteration was not made equally often everywhere, where that is so."""
+        made = {m.name: len(m.curve.rounds) for m in self.findings if m.name in ("local", "exact", "pooled")}
+        if "exact" not in made or len(set(made.values())) == 1:
+            return ""
+        others = " and ".join(f"“{name}” {count}" for name, count in made.items() if name != "exact")
+        same = "; “exact” would be “pooled” after as many" if made.get("pooled", made["exact"]) != made["exact"] else ""
+        return f" Of the same iteration “exact” made {made['exact']}, {others}{same}."
+
+    def to_table(self) -> str:
+        """Plain text, one line for each method."""
+        cells = [HEADINGS, *(_cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                text.ljust(width) if i < 2 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+    def __str__(self) -> str:
+        told = self.to_table()
+        return f"{told}\n\n{textwrap.fill(self.caption, max(map(len, told.splitlines())))}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same table."""
+        columns = [Column(heading, i > 1) for i, heading in enumerate(HEADINGS)]
+        heads = element("tr", *(element("th", column.label, scope="col") for column in columns))
+        lines = [row(columns, _cells(line)) for line in self.rows]
+        whole = element("table", element("thead", heads), element("tbody", *lines))
+        return str(Markup(whole + element("p", self.caption)))
+
+    def save_report(
+        self, path: str | os.PathLike[str], *, image_shape: tuple[int, int] | None = None, title: str = "Comparison"
+    ) -> Path:
+        """Write one self-contained page with curves, parts (as pictures of `image_shape`), and every party's own."""
+        parties = tuple(Party(party.name, party.rows, {}) for party in self.findings[0].parties)
+        settings = {"rank": str(self.n_components), "seed": str(self.seed), "threads": str(runtime.available())}
+        versions = {"partsong": __version__, "python": platform.python_version(), "numpy": np.__version__}
+        told = Report(
+            title, self.caption, parties, self.findings, image_shape, self.feature_names, settings, versions, NEVER_SENT
+        )
+        return write_report(path, told)
+
+
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
+    sent = {"pooled": "all rows", "local": "nothing"}.get(row.method, size(row.bytes_up_per_party))
+    sent = sent.replace("\N{NO-BREAK SPACE}", " ")
+    return (
+        row.method, row.start, str(row.rounds), str(row.local_steps), percent(row.relative_error),
+        percent(row.explained_variance), percent(max(row.party_errors.values())), sent,
+        significant(row.seconds), significant(row.drift), significant(row.aligned_drift), str(row.outcome),
+    )  # fmt: skip
+
+
+# ---- compare methods --------------------------------------------------------------------------------------------
+
+LOCAL, POOLED = "local", "pooled"
+COMPARABLE = (LOCAL, *METHODS, POOLED)
+ROUNDS = {"fnmf-alone": 10}
+"""Rounds of methods that do not take 100: its parties iterate long in each."""
+BASELINE_ITERATIONS = 100
+"""The fewest of "local" and "pooled" where nobody names their own: few rounds of others do not cut references short."""
+
+DESCRIPTIONS = {
+    LOCAL: "Every party factorizes its own rows and shares nothing: one model for each.",
+    "fedavg": "Parties iterate from the shared H, which is then averaged by position.",
+    "fedprox": "As fedavg, while parties are pulled to the shared H.",
+    "fnmf-alone": "Parties iterate long and alone; which component is which is found out before averaging.",
+    "fnmf": "One round as fnmf-alone, then WᵀW and WᵀX as exact.",
+    "ipalm-once": "Every party iterates alone; components are averaged once, by position.",
+    "mur-once": "As ipalm-once, by multiplicative updates.",
+    "syn-sd": "As fedavg, with steps that are held back more and more.",
+    "syn-ssd-u": "As syn-sd, while W fits a sketch of the mean of all H in every step.",
+    "syn-ssd-v": "As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched.",
+    "syn-ssd-uv": "As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched.",
+    "asyn-sd": "As syn-sd, but no party waits for another: the server moves towards each H as it comes.",
+    "asyn-ssd-v": "As asyn-sd, with sketched steps of H.",
+    "game": "Rows play single cells with columns, which travel from party to party; a round is a sweep.",
+    "exact": "Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.",
+    POOLED: "All rows in one place: what nobody is allowed to do.",
+}
+
+SAME_ITERATION = (LOCAL, "exact", POOLED)
+"""One iteration on the rows of each party, of all, and of all in one place; asked for by the name "exact"."""
+
+PerMethod = int | Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Rounds and local steps of the methods that do not take their own."""
+
+    rounds: Mapping[str, int]
+    local_steps: Mapping[str, int]
+
+    def rounds_of(self, name: str) -> int:
+        """Exchanges, or iterations where nothing is exchanged."""
+        if name in (LOCAL, POOLED) and name not in self.rounds:
+            return max(BASELINE_ITERATIONS, self.rounds_of("exact"))
+        return 1 if name in ONE_ROUND else self.rounds.get(name, ROUNDS.get(name, 100))
+
+    def steps_of(self, name: str) -> int:
+        """Sweeps or iterations between two exchanges."""
+        iteration = "exact" if name in SAME_ITERATION else name
+        return self.local_steps.get(iteration, LOCAL_STEPS[iteration])
+
+
+def compare(
+    X: Any,
+    n_components: int | None = None,
+    methods: Sequence[str] = (LOCAL, "fedavg", "fnmf", "exact", POOLED),
+    *,
+    parties: Any = None,
+    names: Sequence[str] | None = None,
+    rounds: PerMethod = None,
+    local_steps: PerMethod = None,
+    start: str | None = None,
+    random_state: Any = None,
+    dtype: Any = None,
+    faulty: str = STOP,
+    verbose: int = 0,
+) -> Comparison:
+    """What parties would reach alone, together, and if they pooled their rows.
+
+    All methods have the same rank, the same seed and all their rounds, without early stopping. "local", "exact" and
+    "pooled" are the same iteration on each party's own, all and stacked rows, from the same H, so that "exact" is
+    "pooled" after equally many; methods with a common start begin with that H as well. With independent starts
+    ("fnmf" and "fnmf-alone" unless told otherwise) every party draws its own, the same for every such method. Pooling
+    needs memory for a second copy of all rows.
+
+    The first Ctrl-C ends the round, and what was found so far is returned with an `IncompleteWarning`: `missing` names
+    the methods that were not begun, and the `outcome` of a row that was broken off is "interrupted". A second one, or
+    one before the first method, raises KeyboardInterrupt.
+
+    Parameters
+    ----------
+    X, parties, names :
+        As in `FederatedNMF.fit`: a list with one matrix per party, a mapping of names to matrices, or one matrix and a
+        label for each row.
+    n_components : int or None
+        The rank of every model; None is min(n, m, 20) over all rows.
+    methods : sequence of names
+        Of "local", "pooled" and the methods of `FederatedNMF`.
+    rounds, local_steps : int, mapping from methods to int, or None
+        As in `FederatedNMF`; None is 100 rounds ("fnmf-alone": 10), and the method's own local steps. One number of
+        rounds is for all methods, one number of local steps for those that average. "local" and "pooled" are what
+        others are measured by: they iterate as often as "exact" and at least 100 times, so that few rounds do not cut
+        them short, unless a mapping of rounds names them; their local steps are those of "exact".
+    start : {"common", "independent"} or None
+        For methods that average; None: as the method does.
+    random_state, dtype, verbose, faulty :
+        As in `FederatedNMF`; with faulty="leave out" a party whose data cannot be used takes part in no method, and
+        `left_out` says why.
+    """
+    _require_methods(methods)
+    numbers = Numbers(_each("rounds", rounds, methods), _each("local_steps", local_steps, methods))
+    if start is not None:
+        one_of("start", start, STARTS)
+    require_verbosity(verbose)
+    one_of("faulty", faulty, FAULTY)
+    seed, precision = whole_seed(random_state), precision_of(dtype)
+    columns, missing = FederatedNMF(), dict[str, str]()
+    matrices, labels = _parties(X, parties, names)
+    if faulty == LEAVE_OUT:
+        matrices, labels, missing = sound_parties(matrices, labels, precision)
+    attendance = Attendance(missing)
+    shards = shards_of(columns, matrices, labels, seed, precision)
+    rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
+    entered = [_contestant(name, rank, numbers, start) for name in methods]
+    warm_up((contestant.program for contestant in entered), shards)
+    with held() as interrupts:
+        found = _contest_all(entered, shards, seed, verbose, interrupts, attendance, faulty)
+    named = getattr(columns, "feature_names_in_", None)
+    feature_names = None if named is None else tuple(map(str, named))
+    steps = {m.name: len(m.curve.rounds) if m.name == LOCAL else numbers.steps_of(m.name) for m in found}
+    was_interrupted = interrupts.count > 0 or found[-1].outcome == Outcome.INTERRUPTED
+    not_begun = tuple(methods[len(found) :])
+    result = Comparison(found, rank, seed, steps, feature_names, not_begun, was_interrupted, missing)
+    if not result.is_complete:
+        warnings.warn(result.notice, IncompleteWarning, stacklevel=2)
+    return result
+
+
+def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
+    """Matrices and names, from any of the forms in which parties may be given."""
+    if parties is not None and len(getattr(X, "shape", ())) == 2:
+        return by_party(X, parties, names)
+    matrices, labels = named_parties(X, names)
+    if parties is None and isinstance(matrices, Sequence) and not isinstance(matrices, str):
+        return list(matrices), labels
+    raise ShapeError(
+        "compare takes a list with one matrix per party, a mapping of names to matrices, or one matrix with a label "
+        f"for each of its rows, compare(X, k, parties=labels); this is {type(X).__name__} "
+        f"{'without' if parties is None else 'with'} labels."
+    )
+
+
+def _contest_all(
+    entered: Sequence[Contestant],
+    shards: list[Shard],
+    seed: int,
+    verbose: int,
+    interrupts: Interrupts,
+    attendance: Attendance,
+    faulty: str,
+) -> tuple[MethodFindings, ...]:
+    """Method by method; those after an interrupt are left out."""
+    found: list[MethodFindings] = []
+    for contestant in entered:
+        if interrupts.count or (found and found[-1].outcome == Outcome.INTERRUPTED):
+            break
+        with progress(verbose, contestant.rounds, None, contestant.name) as bar:
+
+            def watch(done: Round, row: HistoryRow, bar: ProgressWatch = bar) -> None:
+                attendance.note(done, row)
+                bar(done, row)
+
+            if contestant.name == LOCAL:
+                found.append(contest_alone(contestant, shards, seed, interrupts))
+            else:
+                all_rows = pooled(shards) if contestant.is_oracle else None
+                found.append(contest(contestant, shards, seed, watch, all_rows, interrupts, faulty))
+    if not found:
+        raise KeyboardInterrupt
+    return tuple(found)
+
+
+def _contestant(name: str, rank: int, numbers: Numbers, start: str | None) -> Contestant:
+    steps, rounds = numbers.steps_of(name), numbers.rounds_of(name)
+    if name in SAME_ITERATION:
+        program: Any = recipes.shared_statistics(rank, sweeps=steps)
+        return Contestant(name, DESCRIPTIONS[name], program, rounds, is_oracle=name == POOLED)
+    begun = start_of(name, start)
+    align = alignment_of(alignment_for(name))
+    program = program_of(name, rank, steps=steps, align=align, start=begun)
+    return Contestant(name, DESCRIPTIONS[name], program, rounds, begun)
+
+
+def _require_methods(methods: Any) -> None:
+    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
+        raise ParameterError(f"methods must be a list of names such as {COMPARABLE[:3]}; got {methods!r}.")
+    for name in methods:
+        one_of("method", name, COMPARABLE)
+    if len(set(methods)) < len(methods):
+        raise ParameterError(f"Methods can be compared once each; got {tuple(methods)!r}.")
+
+
+def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
+    """A number for every method that it is for, checked."""
+    if value is None:
+        return {}
+    known = dict.fromkeys("exact" if name in SAME_ITERATION else name for name in methods)
+    if not isinstance(value, Mapping):
+        number = whole_number(setting, value, " (or a number for each method)")
+        return {name: number for name in known if setting == "rounds" or name != "exact"}
+    if setting == "rounds":
+        known |= dict.fromkeys(methods)
+    unknown = [str(name) for name in value if name not in known]
+    if unknown:
+        raise ParameterError(
+            f"{setting} names {', '.join(unknown)}; the methods here are {', '.join(known)} "
+            '("exact" is for local and pooled as well).'
+        )
+    return {name: whole_number(f"{setting}[{name!r}]", number) for name, number in value.items()}

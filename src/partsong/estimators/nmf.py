@@ -1,0 +1,287 @@
+"""`partsong.NMF`: a scikit-learn estimator over one party's rows."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from partsong.core import runtime
+from partsong.core.interfaces import Matrix, UpdateRule
+from partsong.data.conversion import as_matrix
+from partsong.errors import ParameterError
+from partsong.estimators.parameters import (
+    INITS,
+    fit_told,
+    game_of,
+    given_beginning,
+    given_weights,
+    one_of,
+    penalties_of,
+    precision_of,
+    rank_of,
+    require_missing,
+    require_verbosity,
+    row_solver_of,
+    sketch_of,
+    stop_of,
+    threads_of,
+    whole_number,
+)
+from partsong.estimators.persistence import fill_from_file, forget_origin, save_fitted
+from partsong.estimators.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
+from partsong.methods.recipes import names_of
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.game import Game
+from partsong.solvers.initialization import Beginning
+from partsong.solvers.observed import ObservedRows
+from partsong.training.loop import RowFit, fit_rows
+from partsong.training.progress import progress
+from partsong.training.result import Finished, top_features
+from partsong.training.stopping import Run, Stop
+
+
+class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Non-negative matrix factorization X ≈ W H of the rows you hold.
+
+    minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
+
+    with X (n × m) and ρ = `l1_ratio`. Dense arrays in C or F order, CSR, CSC and memory maps are taken as they are;
+    float32 stays float32. Data frames are taken with their names; dense torch tensors become NumPy arrays.
+
+    Parameters
+    ----------
+    n_components : int or None
+        Rank k; None takes min(n, m, 20). It may exceed n and m, within reason.
+    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls", "game"}, an update rule or a Game
+        "hals" makes several sweeps per product and extrapolates; the others are the plain rules. "sanls" sees only a
+        random sketch of X in each step, and its steps are held back more and more (Qian et al., 2020): for matrices so
+        large that one product with all of X is a lot. "game" lets rows of W and columns of H play single cells
+        (Singh, 2021): an iteration is a sweep over all cells, and `partsong.solvers.game.Game` has its variants.
+    missing : {"refuse", "ignore"}
+        "game" only: with "ignore", NaN in a dense X and whatever a sparse X does not store are unknown cells, which
+        nobody plays. Errors are then over known cells, and a column without any is zero in `components_`.
+    sketch : {"subsampling", "gaussian", "count", "hadamard"}
+        The kind of sketch that "sanls" takes; subsampling is the cheapest.
+    sketch_ratio : float in (0, 1]
+        Columns (rows) of a sketch as a share of those of X; never fewer than n_components.
+    init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "custom"}
+        "auto" takes anchors (columns of X chosen by successive projection); "custom" takes W and H given to `fit`.
+    tol : float
+        Stop once the squared error falls by less than this share of itself per iteration; "sanls" looks at it after
+        every tenth.
+    max_iter : int
+        The most iterations.
+    time_budget : float or None
+        The most seconds for the whole fit; one iteration and the last solve are always done.
+    alpha_W, alpha_H : float; alpha_H may be "same"
+        Penalties, in units that do not depend on the numbers of rows and columns.
+    l1_ratio : float in [0, 1]
+        The share of L1 in the penalties.
+    random_state : int, RandomState or None
+        Same seed, same bytes at a fixed number of threads.
+    verbose : int
+        1 shows progress with an estimate of the time left.
+    dtype : float32, float64 or None
+        The precision to compute in; None keeps that of X.
+    n_threads : int or None
+        Threads for kernels and products; None takes all cores (or PARTSONG_NUM_THREADS).
+
+    Attributes
+    ----------
+    components_ : array (k, m)
+        H. Without penalties each row has Euclidean norm 1 and W carries the units; with penalties the scale is the one
+        they choose. Rows are sorted by explained share, largest first (where W is unique).
+    component_shares_ : array (k,)
+        ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, adding up to 1.
+    reconstruction_err_, relative_error_, explained_variance_ : float
+        ‖X − W H‖, the same over ‖X‖, and 1 − ‖X − W H‖² / ‖X‖².
+    n_iter_, outcome_, history_, seed_, n_samples_ :
+        Iterations made, why the fit ended, (iteration, seconds, relative_error, …) for each of them, the seed used, and
+        the number of rows. A model file has no history; iterations and rows are None where it does not tell them.
+    """
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        solver: str | UpdateRule = "hals",
+        init: str = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 500,
+        time_budget: float | None = None,
+        alpha_W: float = 0.0,
+        alpha_H: float | str = "same",
+        l1_ratio: float = 0.0,
+        sketch: str = "subsampling",
+        sketch_ratio: float = 0.1,
+        missing: str = "refuse",
+        random_state: Any = None,
+        verbose: int = 0,
+        dtype: Any = None,
+        n_threads: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.solver = solver
+        self.init = init
+        self.tol = tol
+        self.max_iter = max_iter
+        self.time_budget = time_budget
+        self.alpha_W = alpha_W
+        self.alpha_H = alpha_H
+        self.l1_ratio = l1_ratio
+        self.sketch = sketch
+        self.sketch_ratio = sketch_ratio
+        self.missing = missing
+        self.random_state = random_state
+        self.verbose = verbose
+        self.dtype = dtype
+        self.n_threads = n_threads
+
+    def fit(self, X: Any, y: Any = None, W: Any = None, H: Any = None) -> NMF:
+        """Learn the components of X."""
+        self._fit(X, W, H)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, W: Any = None, H: Any = None) -> np.ndarray:
+        """Learn the components and return W, solved for as `transform` does."""
+        return self._fit(X, W, H).W
+
+    def transform(self, X: Any) -> np.ndarray:
+        """W for given rows: the non-negative least squares fit to the learned components, in their precision.
+
+        Each row is solved alone; in other company its products may be rounded otherwise.
+        """
+        check_is_fitted(self)
+        precision = self.components_.dtype
+        matrix = self._matrix(X, precision, reset=False)
+        with runtime.kernels_on(threads_of(self.n_threads)):
+            return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """W H for weights W (here called X, as scikit-learn does)."""
+        check_is_fitted(self)
+        return given_weights(X, len(self.components_)) @ self.components_
+
+    def top_features(self, n: int = 10) -> list[list[str | int]]:
+        """The n features with the largest values in each component: names where known, else column numbers."""
+        check_is_fitted(self)
+        return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model (H, names, settings, error; never W or rows) as safetensors with JSON metadata.
+
+        A model that was loaded, and not fitted again, is written with all that its file said of its fit.
+        """
+        check_is_fitted(self)
+        alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
+        save_fitted(
+            self,
+            path,
+            {
+                "method": "centralised",
+                **self._solver_told(),
+                "init": self.init,
+                "tol": float(self.tol),
+                "max_iter": int(self.max_iter),
+                "alpha_w": float(self.alpha_W),
+                "alpha_h": float(alpha_H),
+                "l1_ratio": float(self.l1_ratio),
+                **({"sketch": self.sketch, "sketch_ratio": self.sketch_ratio} if self.solver == "sanls" else {}),
+                **({} if self.missing == "refuse" else {"missing": self.missing}),
+                "dtype": str(self.components_.dtype),
+                **({} if self.n_samples_ is None else {"n_samples": self.n_samples_}),
+            },
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "ignore"
+        return tags
+
+    def _solver_told(self) -> dict[str, Any]:
+        """The solver by its name, a game by the names of its parts."""
+        if isinstance(self.solver, Game):
+            return {"solver": "game", **names_of(self.solver)}
+        return {"solver": self.solver if isinstance(self.solver, str) else repr(self.solver)}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NMF:
+        """A fitted estimator from a model file, ready to transform; also from files of the command line.
+
+        Of models that `NMF` or `partsong fit` learned from one table it has the settings as well. Where a federation
+        had another share of L1 on H than on W, `l1_ratio` is that on W: transforming takes no other. A solver that was
+        given as a value is told as text, and comes back as the usual one; games come back as they were, unless they
+        have parts without a name.
+        """
+        estimator = cls()
+        settings = fill_from_file(estimator, path)
+        alpha_W, alpha_H, l1_ratio = penalties_of(settings)
+        penalties = {"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio}
+        return estimator.set_params(n_components=estimator.n_components_, **penalties, **fit_told(settings))
+
+    def _fit(self, X: Any, W: Any, H: Any) -> Finished:
+        began = time.perf_counter()
+        stop, precision = self._check_settings(), precision_of(self.dtype)
+        matrix = self._matrix(X, precision, reset=True)
+        rank = rank_of(self.n_components, matrix.shape)
+        beginning = self._beginning(matrix, rank, W, H)
+        init = "auto" if self.init == "custom" else self.init
+        seed = whole_seed(self.random_state)
+        sketch = sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        most, workers = int(self.max_iter), threads_of(self.n_threads)
+        settings = RowFit(rank, self._solver(), init, seed, most, stop, workers, sketch, game_of(self.solver))
+        title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
+        exchanges = most if sketch is None else 2 * most + 1
+        with progress(self.verbose, exchanges, self.time_budget, title) as bar:
+            run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
+        self._keep(done, run, rank)
+        self.n_samples_: int | None = matrix.shape[0]
+        self.seed_ = seed
+        return done
+
+    def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:
+        if self.init == "custom":
+            return given_beginning(matrix, rank, W, H)
+        if W is not None or H is not None:
+            raise ParameterError(f"W and H are used with init='custom' only; init is {self.init!r}.")
+        return None
+
+    def _matrix(self, X: Any, precision: Any, *, reset: bool) -> Matrix:
+        if self.missing == "ignore":
+            return validated_cells(self, X, reset=reset, dtype=precision)
+        return as_matrix(validated(self, X, reset=reset, dtype=precision), precision)
+
+    def _solver(self) -> Alternate | ObservedRows:
+        return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
+
+    def _check_settings(self) -> Stop:
+        """All that can be refused before any data are looked at."""
+        self._solver()
+        sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        require_missing(self.missing, self.solver)
+        one_of("init", self.init, INITS)
+        whole_number("max_iter", self.max_iter)
+        threads_of(self.n_threads)
+        require_verbosity(self.verbose)
+        return stop_of(self.tol, self.time_budget)
+
+    def _keep(self, done: Finished, run: Run, rank: int) -> None:
+        forget_origin(self)
+        self.components_ = done.H
+        self.component_shares_ = done.shares
+        self.n_components_ = rank
+        rows, is_sketched = run.history, self.solver == "sanls"
+        if is_sketched:  # two exchanges are an iteration, and few of them know the error
+            rows = tuple(row._replace(iteration=row.iteration // 2) for row in rows if not math.isnan(row.objective))
+        self.n_iter_ = len(run.history) // 2 if is_sketched else len(rows)
+        self.outcome_ = run.outcome
+        self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in rows]
+        self.reconstruction_err_ = float(np.sqrt(done.squared_error))
+        self.relative_error_ = done.relative_error
+        self.explained_variance_ = 1.0 - done.relative_error**2

@@ -1,0 +1,246 @@
+"""`partsong.PCAGame`: principal components as the equilibrium of a game, as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from partsong.core import runtime
+from partsong.core.interfaces import Outcome
+from partsong.core.runtime import held
+from partsong.data.centered import Centred, require_finite, require_variance
+from partsong.data.conversion import as_matrix, float_type
+from partsong.data.table import column_names
+from partsong.errors import DivergenceWarning, ParameterError
+from partsong.estimators.parameters import (
+    DEFAULT_RANK,
+    given_weights,
+    one_of,
+    precision_of,
+    real_number,
+    require_verbosity,
+    stop_of,
+    whole_number,
+)
+from partsong.estimators.validation import agree_on_columns, numbers_of, whole_seed
+from partsong.io.model_file import fill_principal, save_principal
+from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played, safe_step
+from partsong.training.progress import progress
+from partsong.training.stopping import HistoryRow
+
+BATCH_DECAY = 0.03
+"""What `decay` is with minibatches where nothing is said: steps fall as 33/t in the end."""
+
+
+class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Principal components by EigenGame: player i owns a unit vector v_i and maximises
+
+    u_i = ⟨v_i, M v_i⟩ − Σ_{l<i} ⟨v_i, M v_l⟩² / ⟨v_l, M v_l⟩,     M = X_cᵀ X_c / n,
+
+    the variance along v_i less what its parents have (Gemp et al., 2020; Alg. 1 of Singh, 2021). X_c is X less the mean
+    of its rows. Dense arrays, CSR, CSC and memory maps are taken, and nothing sparse is made dense.
+
+    Parameters
+    ----------
+    n_components : int or None
+        Players k, at most min(n, d); None takes min(n, d, 20).
+    play : {"sequential", "simultaneous"}
+        Whether a player sees where its parents have just gone, or all answer the profile as it stood.
+    step : "safe" or float
+        "safe" takes for each player the longest step that cannot lower its utility; a number is α, for the mean over
+        rows. A number above 1/λ_max(M) does not converge.
+    decay : float or None
+        Steps are divided by 1 + decay · t in move t; None takes 0, and 0.03 with minibatches.
+    batch_size : int or None
+        Rows that a move looks at, between n_components (several times that, better) and n; None takes all.
+    max_iter : int
+        The most passes over the rows.
+    tol : float
+        Stop once ‖∇ u_i‖ ≤ 2 tol u_i for all players: v_i is then within tol λ_i / gap of an eigenvector.
+    center : bool
+        False leaves the mean in: singular vectors of X itself.
+    random_state : int, RandomState or None
+        Same seed, same bytes at a fixed number of threads.
+    verbose : int
+        1 shows progress with an estimate of the time left.
+    dtype : float32, float64 or None
+        The type of results; None keeps that of X. Computations are in float64.
+
+    Attributes
+    ----------
+    components_ : array (k, d)
+        The v_i, made orthonormal in the order of players (at the equilibrium they are), then sorted by variance; the
+        entry of largest magnitude is positive.
+    explained_variance_, explained_variance_ratio_, singular_values_ : arrays (k,)
+        ‖X_c v_i‖² / (n − 1), its share of ‖X_c‖², and ‖X_c v_i‖.
+    mean_ : array (d,)
+        What is taken from each row; zeros without centring.
+    utilities_ : array (k,)
+        u_i at the end, in the order of players.
+    n_iter_, outcome_, history_, seed_, n_samples_, n_components_ :
+        Passes made, why the game ended, (iteration, seconds, residual, utilities) of each pass, the seed, and sizes.
+    """
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        play: str = "sequential",
+        step: str | float = "safe",
+        decay: float | None = None,
+        batch_size: int | None = None,
+        max_iter: int = 1000,
+        tol: float = 1e-5,
+        center: bool = True,
+        random_state: Any = None,
+        verbose: int = 0,
+        dtype: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.play = play
+        self.step = step
+        self.decay = decay
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.tol = tol
+        self.center = center
+        self.random_state = random_state
+        self.verbose = verbose
+        self.dtype = dtype
+
+    def fit(self, X: Any, y: Any = None) -> PCAGame:
+        """Play until nobody wants to move, or `max_iter` is reached."""
+        self._fit(X)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+        """Fit, and return the scores of the same rows."""
+        return self._fit(X)
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Scores (X − 1 μᵀ) Vᵀ (n × k)."""
+        check_is_fitted(self)
+        rows = self._read(X, reset=False)
+        with runtime.kernels_on(runtime.available()):
+            data = Centred(as_matrix(rows, np.float64), self.mean_.astype(np.float64), math.nan)
+            return data.times(self.components_.T.astype(np.float64)).astype(self.components_.dtype)
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """Rows from scores (here called X, as scikit-learn does): X V + 1 μᵀ."""
+        check_is_fitted(self)
+        return given_weights(X, len(self.components_)) @ self.components_ + self.mean_
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write components, mean, variances, names and settings as safetensors with JSON metadata; never scores."""
+        check_is_fitted(self)
+        save_principal(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PCAGame:
+        """A fitted estimator from a file that `save` wrote, ready to transform; it has no history."""
+        estimator = cls()
+        fill_principal(estimator, path)
+        return estimator
+
+    def _fit(self, X: Any) -> np.ndarray:
+        game, precision = self._check_settings(), precision_of(self.dtype)
+        rows = self._read(X, reset=True)
+        seed = whole_seed(self.random_state)
+        with runtime.kernels_on(runtime.available()), held() as interrupts:
+            data = Centred.of(rows, center=bool(self.center))
+            require_variance(data, center=bool(self.center))
+            match = self._match(game, data.shape, seed)
+            with progress(self.verbose, match.max_iter, None, f"PCA game of {data.shape[0]} × {data.shape[1]}") as bar:
+                played = match.play(data, _shown(bar, data), lambda: interrupts.count > 0)
+            if played.outcome is Outcome.DIVERGED:
+                self._warn(safe_step(data, seed))
+            scores = self._keep(played, data, float_type(rows.dtype, precision))
+        self.seed_ = seed
+        return scores
+
+    def _read(self, X: Any, *, reset: bool) -> Any:
+        rows = numbers_of(X)
+        agree_on_columns(self, X, reset=reset)
+        require_finite(rows, column_names(X))
+        return rows
+
+    def _check_settings(self) -> EigenGame:
+        """All that can be refused before any data are looked at."""
+        one_of("play", self.play, PLAYS)
+        for name in ("n_components", "batch_size"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), " (or None)")
+        whole_number("max_iter", self.max_iter)
+        stop_of(self.tol, None)
+        require_verbosity(self.verbose)
+        if not isinstance(self.center, bool | np.bool_):
+            raise ParameterError(f"center must be True or False; got {self.center!r}.")
+        if isinstance(self.step, str) and self.step != "safe":
+            raise ParameterError(f"step must be 'safe', or a finite number above 0; got {self.step!r}.")
+        step = None if isinstance(self.step, str) else real_number("step", self.step)
+        silent = 0.0 if self.batch_size is None else BATCH_DECAY
+        return EigenGame(self.play, step, silent if self.decay is None else real_number("decay", self.decay))
+
+    def _match(self, game: EigenGame, shape: tuple[int, int], seed: int) -> Match:
+        n, d = shape
+        rank = min(n, d, DEFAULT_RANK) if self.n_components is None else int(self.n_components)
+        if rank > min(n, d):
+            raise ParameterError(
+                f"n_components={rank}, but X has {n} rows and {d} columns, and so at most {min(n, d)} components. "
+                f"Ask for n_components ≤ {min(n, d)}."
+            )
+        if self.batch_size is not None and not rank <= self.batch_size <= n:
+            raise ParameterError(
+                f"batch_size={self.batch_size} must lie between the number of components, {rank}, and that of rows, "
+                f"{n}: fewer rows than components leave some of them nothing to see. None takes all rows."
+            )
+        batch = None if self.batch_size is None else int(self.batch_size)
+        return Match(game, rank, seed, int(self.max_iter), float(self.tol), batch)
+
+    def _warn(self, safe: float) -> None:
+        told = f"The game ran away with step={self.step!r}: utilities do not rise. The best vectors seen are kept."
+        way_out = f"Take step='safe', or a step of about {safe:.3g}, which is 1/(2 λ_max)."
+        warnings.warn(f"{told} {way_out}", DivergenceWarning, stacklevel=4)
+
+    def _keep(self, played: Played, data: Centred, precision: np.dtype[Any]) -> np.ndarray:
+        V = np.linalg.qr(played.profile.V)[0]
+        scores = data.times(V)
+        energies = np.square(scores).sum(axis=0)
+        order = np.argsort(-energies, kind="stable")
+        signs = np.where(V[np.abs(V).argmax(axis=0), np.arange(V.shape[1])] < 0, -1.0, 1.0)[order]
+        self.components_ = np.ascontiguousarray((V[:, order] * signs).T, precision)
+        self.explained_variance_ = (energies[order] / max(1, data.shape[0] - 1)).astype(precision)
+        self.explained_variance_ratio_ = (energies[order] / data.energy).astype(precision)
+        self.singular_values_ = np.sqrt(energies[order]).astype(precision)
+        self.mean_ = data.mean.astype(precision)
+        self.utilities_ = played.profile.utilities().astype(precision)
+        self.n_samples_, self.n_components_ = data.shape[0], V.shape[1]
+        self.n_iter_, self.outcome_, self.history_ = len(played.history), played.outcome, list(played.history)
+        return (scores[:, order] * signs).astype(precision)
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def _shown(bar: Any, data: Centred) -> Any:
+    """A pass as the bar shows it, with the error of the projection, √(1 − Σ u_i / tr M)."""
+    variance = data.energy / data.shape[0]
+
+    def watch(row: PassRow) -> None:
+        rest = min(1.0, max(0.0, 1 - sum(row.utilities) / variance))
+        bar(None, HistoryRow(row.iteration, row.seconds, math.sqrt(rest), rest, 0, 0))
+
+    return watch

@@ -1,1 +1,0 @@
-"""Model to numbers and pictures: metrics, findings, and the report page."""

@@ -1,0 +1,232 @@
+"""An experiment at the server, over Flower or over files: rounds, progress, and an end that is written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.core.interfaces import Round
+from partsong.errors import FileError, ParameterError
+from partsong.federation.columns import labels_of
+from partsong.federation.experiment import Experiment, out_of_memory, require_room, require_together
+from partsong.federation.flower.control import FILE as WAITING
+from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
+from partsong.federation.server.asynchronous import AsynchronousCoordinator
+from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.state import ArrivalsJournal, Journal, Ongoing, Record
+from partsong.federation.setup.credentials import write
+from partsong.federation.setup.run_place import TIMEOUT, RunPlace
+from partsong.federation.setup.server_folder import ServerFolder, settings_in
+from partsong.federation.site.plan import Plan, plan_of
+from partsong.federation.texts import FILE as STEPS
+from partsong.federation.texts import AgreeingFirst
+from partsong.federation.transports.base import Transport
+from partsong.federation.transports.flower import Flower
+from partsong.federation.wire import NOT_IN
+from partsong.io.model_file import Model, now, package_versions, save_model
+from partsong.secure_aggregation.messages import Roster
+
+# ---- conducting -------------------------------------------------------------------------------------------------
+#
+# From an experiment to a model: what a command or an app of a transport calls at the server.
+
+
+def conduct(
+    experiment: Experiment,
+    transport: Transport,
+    folder: Path,
+    run: str,
+    *,
+    roster: Roster | None = None,
+    timeout: float = 600.0,
+    serials: Path | None = None,
+) -> Iterator[Round]:
+    """All rounds of an experiment among the sites of a transport, each on the disk before it is handed out.
+
+    Where `folder` holds a part of this run, it goes on from there. A site that is lost or refuses stops it with an
+    error, after which it can be resumed, or is left out of the round, as the experiment says. A round of an
+    asynchronous method is one arrival. `serials`: a file for all runs of a federation, by which a site that was
+    restored from an older copy is noticed in a new run as well.
+    """
+    n_parties = len(transport.names())
+    coordinator = coordinator_of(experiment, transport, folder, run, timeout=timeout, serials=serials)
+    reduction = experiment.reduction(n_parties, roster)
+    return coordinator.run(experiment.program(n_parties), (), experiment.schedule(n_parties), reduction=reduction)
+
+
+def coordinator_of(
+    experiment: Experiment,
+    transport: Transport,
+    folder: Path,
+    run: str,
+    *,
+    timeout: float,
+    serials: Path | None = None,
+) -> Coordinator | AsynchronousCoordinator | AgreeingFirst:
+    """The engine for an experiment: with rounds that all sites share, or with arrivals; over texts, after words."""
+    own, rule = (transport, folder, run, experiment.told(), experiment.columns, timeout), experiment.text_rule
+    if experiment.is_asynchronous:
+        budget, tol = experiment.time_budget, experiment.tol
+        arrivals = AsynchronousCoordinator(*own, time_budget=budget, tol=tol, serials=serials)
+        return arrivals if rule is None else AgreeingFirst(arrivals, rule)
+    if ArrivalsJournal(folder).path.exists():
+        raise ParameterError(f"{folder} holds an asynchronous run. Take another folder.")
+    rounds = Coordinator(*own, serials=serials)
+    return rounds if rule is None else AgreeingFirst(rounds, rule)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
+    found = [record for record in (record_in(folder), Journal(folder / "words").load()) if record is not None]
+    return any(record.started or record.outside or record.index for record in found)
+
+
+def record_in(folder: Path) -> Record | None:
+    """A run as it stands in the server's folder, of either kind; None where none has begun."""
+    return ArrivalsJournal(folder).load() or Journal(folder).load()
+
+
+# ---- running ----------------------------------------------------------------------------------------------------
+
+FEDERATION = "PARTSONG_FEDERATION"
+"""The variable in which `serve` tells its children where the federation's folder is."""
+
+Told = dict[str, Any]
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def _quiet(told: Mapping[str, Any]) -> None:
+    """Rounds are in a file as well."""
+
+
+def run_experiment(grid: Any, name: str) -> None:
+    """The named run in the federation of this process; it goes on where it was left."""
+    if FEDERATION not in os.environ:
+        raise ParameterError("This is for the server of a federation: partsong federation serve.")
+    server = ServerFolder.at(Path(os.environ[FEDERATION]))
+    run_over(lambda: server.signed(Flower(grid, nodes_of(server))), server, server.known_run(name))
+
+
+def run_over(opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = _quiet) -> Told:
+    """A run over a transport, with an end that is written down; it goes on where it was left."""
+    with _held(place):
+        began = time.perf_counter()
+        steps = Lines.to_come(place.state / "words" / STEPS)
+
+        def tell_steps() -> None:
+            for line in steps.new():
+                tell(line)
+
+        def tell_waiting(line: Mapping[str, Any]) -> None:
+            with suppress(OSError):  # it is for people alone, and no reason to end a run
+                WaitingLines(place.state / WAITING).note(line)
+            tell(line)
+
+        try:
+            told = _within_memory(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
+        except Exception as error:
+            tell_steps()
+            failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
+            _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
+            raise
+        told = {"status": "done", **told, "seconds": round(time.perf_counter() - began, 3)}
+        _write_json(place.result, told)
+        return told
+
+
+def nodes_of(server: ServerFolder) -> dict[str, int]:
+    """The node of every site; ParameterError where one was not registered."""
+    nodes = {site: server.node_of(site) for site in server.cards()}
+    lacking = sorted(site for site, node in nodes.items() if node is None)
+    if lacking:
+        raise ParameterError(
+            f"No node is registered for {', '.join(lacking)}. Admit their cards while the server runs."
+        )
+    return {site: node for site, node in nodes.items() if node is not None}
+
+
+def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
+    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here."""
+    require_room(experiment.rank)
+    roster = dict(server.roster().keys)
+    plan = plan_of(experiment.told(), len(roster), roster)
+    require_together(experiment, plan, tuple(sorted(roster)))
+    return plan
+
+
+def _within_memory(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
+    try:
+        return _finished(transport, server, place, tell)
+    except MemoryError as error:
+        raise out_of_memory(Experiment.read(place.experiment)) from error
+
+
+def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
+    experiment, settings = Experiment.read(place.experiment), settings_in(place)
+    timeout = float(settings.get("timeout", TIMEOUT))
+    coordinator = coordinator_of(
+        experiment, transport, place.state, place.name, timeout=timeout, serials=server.serials
+    )
+    plan = plan_for(experiment, server)
+    schedule = replace(experiment.schedule(len(transport.names())), rounds=plan.exchanges)
+    progress = ProgressFile(place.progress, plan.exchanges)
+    progress.catch_up(record_in(place.state))
+    for done in coordinator.run(plan.program, (), schedule, reduction=plan.reduction):
+        tell(progress.note(done))
+    record = record_in(place.state)
+    if record is None:
+        raise FileError(f"{place.state} holds no run after its end. Check the disk.")
+    save_model(place.model, model_of(experiment, plan, record, settings.get("names", ())))
+    return told_of(record)
+
+
+def model_of(experiment: Experiment, plan: Plan, record: Record, public: Sequence[str] = ()) -> Model:
+    """H as the server knows it: columns by hashes, where their names are not public; errors and shares sites know."""
+    program: Any = plan.program
+    settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    H = np.ascontiguousarray(np.asarray(program.components(record.server)))
+    names = labels_of(record.columns, record.run, public)
+    return Model(H, names, settings, experiment.seed, None, None, now(), package_versions())
+
+
+def told_of(record: Record) -> dict[str, Any]:
+    """How a run went: who missed which round, or in which order sites were heard, which is what it takes to repeat it
+    in one process, and how often what came of whom could not be used; which sites have no result of it, and why.
+    """
+    heard: dict[str, Any] = {}
+    if isinstance(record, Ongoing):
+        faulty = Counter(record.order[at] for at in record.faults)
+        heard = {"arrivals": list(record.order), "faulty": dict(sorted(faulty.items()))}
+    never_started = {name: NOT_IN for name in record.layout.parties if name not in record.started}
+    return {
+        **heard,
+        "run": record.run,
+        "rounds": record.index,
+        "parties": list(record.layout.parties),
+        "absent": {str(index): sorted(names) for index, names in record.absent().items()},
+        "silent": {str(index): dict(names) for index, names in record.silent().items()},
+        "without_result": {**never_started, **record.without_result},
+    }
+
+
+@contextmanager
+def _held(place: RunPlace) -> Iterator[None]:
+    """One process at a time works on a run; the lock ends with the process, however it ends."""
+    from partsong.federation.locks import held
+
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
+        yield
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write(path, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,336 @@
+"""The server's folder: the run after its last whole round, and the exchanges of the round that is under way.
+
+    run              model, server's state, keys of the reduction, round, seed, accounts, who counted in which round
+    opening          attempt of the current round, and who was asked
+    phase-NUMBER     who was heard in a phase, and with what: decided once it is here, whoever is killed later
+
+States of parties are not here. Uploads of the current round are, as the server has seen them, until it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from partsong.core.interfaces import Layout, Message, State
+from partsong.engines.asynchronous import Midway, Piece, RecordedOrder
+from partsong.federation.site.state import Attempt, make_folder
+from partsong.federation.wire import load_state, save_state
+from partsong.privacy.accounting import Accounts
+
+# ---- record -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Who was not in a round at all, and who fell silent from which phase of its sum on."""
+
+    absent: tuple[str, ...] = ()
+    silent: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run between two rounds, as the server knows it.
+
+    `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
+    it has told, `company` who was in the last sum, `outside` who has begun anew since the last set-up of masked sums,
+    `adrift` who has done so within the round under way, and can answer nothing more of it: what they have sent in it
+    before stays in its sum, and does not count as their history.
+    `without_result`: who has not answered, or not accepted, the end of the run, and why.
+    """
+
+    run: str
+    experiment: Mapping[str, Any]
+    layout: Layout
+    columns: Any
+    index: int
+    server: State
+    model: Message
+    desk: State = None
+    company: frozenset[str] | None = None
+    started: frozenset[str] = frozenset()
+    counted: Mapping[str, Attempt] = field(default_factory=dict)
+    seen: Mapping[str, int] = field(default_factory=dict)
+    absences: Mapping[int, Absence] = field(default_factory=dict)
+    accounts: Accounts = Accounts()
+    outside: frozenset[str] = frozenset()
+    adrift: frozenset[str] = frozenset()
+    without_result: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def fields_in(tree: Any, note: Mapping[str, Any]) -> dict[str, Any]:
+        """What a file holds, by the names of fields: the way back from `tree` and `told`."""
+        company = note.get("company")
+        absences = {index: Absence(tuple(absent), silent) for index, absent, silent in note.get("absences", ())}
+        return {
+            **dict(zip(("layout", "columns", "server", "model", "desk"), tree, strict=True)),
+            **{name: note[name] for name in ("run", "experiment", "index", "seen")},
+            "company": None if company is None else frozenset(company),
+            "started": frozenset(note["started"]),
+            "counted": {name: (pair[0], pair[1]) for name, pair in note["counted"].items()},
+            "absences": absences,
+            "accounts": Accounts.from_json(note["accounts"]) if "accounts" in note else Accounts(),
+            "outside": frozenset(note.get("outside", ())),
+            "adrift": frozenset(note.get("adrift", ())),
+            "without_result": note.get("without_result", {}),
+        }
+
+    @property
+    def tree(self) -> tuple[Any, ...]:
+        """The part of a file that is arrays and states."""
+        return self.layout, self.columns, self.server, self.model, self.desk
+
+    def told(self) -> dict[str, Any]:
+        """The part of a file that is plain values."""
+        return {
+            "run": self.run,
+            "experiment": dict(self.experiment),
+            "index": self.index,
+            "company": None if self.company is None else sorted(self.company),
+            "started": sorted(self.started),
+            "counted": {name: list(pair) for name, pair in self.counted.items()},
+            "seen": dict(self.seen),
+            "absences": [[index, list(one.absent), dict(one.silent)] for index, one in self.absences.items()],
+            "accounts": self.accounts.to_json(),
+            "outside": sorted(self.outside),
+            "adrift": sorted(self.adrift),
+            "without_result": dict(self.without_result),
+        }
+
+    def absent(self) -> dict[int, frozenset[str]]:
+        """Who missed which round, for a Schedule that repeats this run in one process."""
+        return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
+
+    def silent(self) -> dict[int, dict[str, int]]:
+        """Who fell silent in which round and phase, for the same."""
+        return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
+
+    def readmitting(self, party: str, *, is_adrift: bool = False) -> Record:
+        """The same, where a site that has lost its states may begin anew: it is started again before the next round, or
+        before the round under way goes on, which it answers no more if it `is_adrift`.
+        """
+        counted = {name: at for name, at in self.counted.items() if name != party}
+        adrift = self.adrift | {party} if is_adrift else self.adrift
+        outside = self.outside | {party}
+        return replace(self, started=self.started - {party}, counted=counted, outside=outside, adrift=adrift)
+
+    def amended(self, alone: Mapping[str, Sequence[Attempt]]) -> Record:
+        """The same, where parties were not heard in rounds in which they have worked: silent there, and not absent."""
+        absences = dict(self.absences)
+        for name, index in ((name, at[0]) for name, attempts in alone.items() for at in attempts):
+            one = absences.get(index, Absence())
+            if name in one.absent:
+                absent = tuple(other for other in one.absent if other != name)
+                absences[index] = Absence(absent, {**one.silent, name: 0})
+        return replace(self, absences=absences)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An attempt: its round and number, who was asked, and why others were not; with which phase its sum begins, and
+    which works of earlier rounds, by party, count although they were not heard.
+    """
+
+    index: int
+    attempt: int
+    asked: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    first: int = 0
+    alone: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """That folder."""
+
+    folder: Path
+
+    def load(self) -> Record | None:
+        """None where no run has begun here."""
+        if not (self.folder / "run").exists():
+            return None
+        return Record(**Record.fields_in(*load_state(self.folder / "run")))
+
+    def save(self, record: Record) -> None:
+        """Atomically."""
+        make_folder(self.folder)
+        save_state(self.folder / "run", record.tree, record.told())
+
+    def readmit(self, party: str) -> Record | None:
+        """Let a site that has lost its states begin anew; None where no run has begun here.
+
+        A sum whose first phase is decided, or which goes on from a set-up before, has no place for its new keys: it
+        ends with what the site has sent before. Else the site is asked; where it has sent something, it refuses.
+        """
+        record = self.load()
+        if record is None:
+            return None
+        opening = self.opening(record.index)
+        is_adrift = False
+        if opening is not None and party in opening.asked:
+            is_adrift = opening.first > 0 or self.phase(opening, 0) is not None
+        after = record.readmitting(party, is_adrift=is_adrift)
+        self.save(after)
+        return after
+
+    def clear(self) -> None:
+        """Let go of the exchanges of a round that is over; what stays behind is known by its round, and ignored."""
+        for path in self.folder.iterdir():
+            if re.fullmatch(r"opening|phase-\d+", path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def opening(self, index: int) -> Opening | None:
+        """The attempt that is under way in a round."""
+        if not (self.folder / "opening").exists():
+            return None
+        _, note = load_state(self.folder / "opening")
+        alone = {name: [(at[0], at[1]) for at in attempts] for name, attempts in note["alone"].items()}
+        found = Opening(note["index"], note["attempt"], tuple(note["asked"]), note["refused"], note["first"], alone)
+        return found if found.index == index else None
+
+    def open(self, opening: Opening) -> None:
+        """Before anybody is asked."""
+        note = {"index": opening.index, "attempt": opening.attempt, "asked": list(opening.asked)}
+        alone = {name: [list(at) for at in attempts] for name, attempts in opening.alone.items()}
+        more = {"refused": dict(opening.refused), "first": opening.first, "alone": alone}
+        save_state(self.folder / "opening", None, {**note, **more})
+
+    def phase(self, opening: Opening, phase: int) -> dict[str, Message] | None:
+        """Who was heard in a phase of this attempt; None where that is not decided yet."""
+        path = self.folder / f"phase-{phase}"
+        if not path.exists():
+            return None
+        inbox, note = load_state(path)
+        return dict(inbox) if note == [opening.index, opening.attempt] else None
+
+    def decide(self, opening: Opening, phase: int, inbox: Mapping[str, Message]) -> None:
+        """Before anybody is asked for the next phase."""
+        save_state(self.folder / f"phase-{phase}", dict(inbox), [opening.index, opening.attempt])
+
+
+# ---- arrivals record --------------------------------------------------------------------------------------------
+#
+# The server's folder in an asynchronous run: the run after its last arrival, and what each site is working on.
+#
+#     arrivals         model, server's state, the order of arrivals, number and version of every site's piece, who has
+#                      started, largest serials
+#     model-VERSION    the model after so many arrivals, as long as a site works with it and it is not the newest
+#
+# A model is there before the record that needs it, and goes after the record that does not. States of parties are not
+# here, nor are uploads.
+
+MODEL = re.compile(r"model-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Ongoing(Record):
+    """A run between two arrivals; `index` is their number.
+
+    `order` is who arrived, one after another, and `faults` says at which places nothing but a reason came; `pieces` is
+    what each site works on, `clock` the seconds that the run has taken, `moves` how far the last few arrivals have
+    moved the model.
+    """
+
+    order: tuple[str, ...] = ()
+    faults: Mapping[int, str] = field(default_factory=dict)
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    clock: float = 0.0
+    moves: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(record: Record, point: Midway) -> Ongoing:
+        """A run of which nothing has arrived yet."""
+        known = {one.name: getattr(record, one.name) for one in fields(record)}
+        return Ongoing(**known, pieces=point.pieces)
+
+    @property
+    def point(self) -> Midway:
+        """As the engines know it."""
+        return Midway(self.index, {}, self.server, self.model, self.pieces, self.clock)
+
+    def recorded_order(self) -> RecordedOrder:
+        """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
+        return RecordedOrder(order=self.order)
+
+    def readmitting(self, party: str, *, is_adrift: bool = False) -> Ongoing:
+        """The same, where a site that has lost its states begins anew, with a new piece: no round is under way that it
+        could be adrift in. What one process makes of the order is then no longer this run.
+        """
+        pieces = {**self.pieces, party: Piece(self.model, self.index, self.pieces[party].number + 1)}
+        counted = {name: at for name, at in self.counted.items() if name != party}
+        return replace(self, started=self.started - {party}, counted=counted, pieces=pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalsJournal:
+    """That folder."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """The record."""
+        return self.folder / "arrivals"
+
+    def load(self) -> Ongoing | None:
+        """None where no run has begun here."""
+        if not self.path.exists():
+            return None
+        tree, note = load_state(self.path)
+        known = Record.fields_in(tree, note)
+        models, parties = {known["index"]: known["model"]}, known["layout"].parties
+        for version in {told[0] for told in note["pieces"].values()} - models.keys():
+            models[version], _ = load_state(self.folder / f"model-{version}")
+        pieces = {
+            name: Piece(models[version], version, number, fault=tuple(fault))
+            for name, (version, number, fault) in note["pieces"].items()
+        }
+        return Ongoing(
+            **known,
+            order=tuple(parties[number] for number in note["order"]),
+            faults=dict(note["faults"]),
+            pieces=pieces,
+            clock=note["clock"],
+            moves=tuple(note["moves"]),
+        )
+
+    def readmit(self, party: str) -> Ongoing | None:
+        """Let a site that has lost its states begin anew; None where no run has begun here."""
+        record = self.load()
+        if record is not None:
+            record = record.readmitting(party)
+            self.save(record)
+        return record
+
+    def save(self, record: Ongoing) -> None:
+        """Atomically."""
+        make_folder(self.folder)
+        kept: dict[int, Message] = {piece.version: piece.model for piece in record.pieces.values()}
+        kept.pop(record.index, None)
+        for version, model in kept.items():
+            if not (self.folder / f"model-{version}").exists():
+                save_state(self.folder / f"model-{version}", model)
+        places = {name: number for number, name in enumerate(record.layout.parties)}
+        note = {
+            **record.told(),
+            "order": [places[name] for name in record.order],
+            "faults": [list(pair) for pair in record.faults.items()],
+            "pieces": {name: [one.version, one.number, list(one.fault)] for name, one in record.pieces.items()},
+            "clock": record.clock,
+            "moves": list(record.moves),
+        }
+        save_state(self.path, record.tree, note)
+        self._forget(kept)
+
+    def _forget(self, kept: Mapping[int, Message]) -> None:
+        for path in self.folder.iterdir():
+            found = MODEL.fullmatch(path.name)
+            if found is not None and int(found[1]) not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()

@@ -1,0 +1,423 @@
+"""The coordinator's folder: all that a federation is, on the machine of its server.
+
+federation.toml       name and address
+ca.crt, ca.key        the authority            server.crt, server.key    what sites see
+control.key           who may start and stop runs here
+coordinator.key       what requests are signed with; sites have pinned its public part
+sites/NAME.toml       cards of sites           sites/NAME.node           the number of its node, once admitted
+roster.toml           names and keys, for all sites
+serials.json          the most releases that each site has told of, over all runs
+kits/                 startup kits
+flower/               Flower's own files
+runs/NAME/            experiment.toml, state/, progress.jsonl, result.json, model.safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from partsong.core.parameters import nearest, only, read_toml
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.federation.locks import is_held
+from partsong.federation.server.state import Ongoing, Record
+from partsong.federation.setup import credentials
+from partsong.federation.setup.credentials import (
+    Card,
+    Kit,
+    Listed,
+    Pair,
+    make_private,
+    require_address,
+    require_name,
+    toml_of,
+    write,
+)
+from partsong.federation.setup.run_place import RunPlace
+from partsong.federation.signing import COORDINATOR, Signed, Verify, public_key, signer, verifier
+from partsong.federation.transports.base import Transport
+from partsong.federation.transports.files import Folders
+from partsong.federation.wire import RUN
+
+# ---- run files --------------------------------------------------------------------------------------------------
+#
+# What the small files of a run at the server say; one that is damaged is an error with its name and the way out.
+
+
+def result_in(place: RunPlace) -> dict[str, Any]:
+    """How a run has ended: its `status` is done, or failed with `type`, `error` and `notes`."""
+    found = _object(place.result) or {}
+    is_failed = found.get("status") == "failed" and isinstance(found.get("notes"), list)
+    is_told = is_failed and all(isinstance(text, str) for text in (found.get("type"), found.get("error")))
+    if found.get("status") == "done" or is_told:
+        return found
+    raise FormatError(
+        f"{place.result} is damaged: it does not say how the run has ended. Remove it; run … --resume goes on from the "
+        "run's own journal, and writes it anew."
+    )
+
+
+def settings_in(place: RunPlace) -> dict[str, Any]:
+    """`timeout`, public `names` of columns and the folder `drop` of a run, as they were last given; none at first."""
+    if not place.settings.exists():
+        return {}
+    found = _object(place.settings)
+    if found is not None and _are_settings(found):
+        return found
+    raise FormatError(
+        f"{place.settings} is damaged: it does not say how the run is worked on. Remove it; --timeout, --names and "
+        "--drop then have to be given once more with --resume, if they were given before."
+    )
+
+
+def is_starting(place: RunPlace) -> bool:
+    """Whether a command is about to have a run worked on: it holds the run, and nobody works on it yet, or any more.
+    A result that came after its settings, which each command writes first, is of this command: the run is over then.
+    """
+    settings, result = _written(place.settings), _written(place.result)
+    is_over = settings is not None and result is not None and result >= settings
+    return is_held(place.command) and not is_held(place.lock) and not is_over
+
+
+def number_in(place: RunPlace) -> int | None:
+    """The number that Flower gave a run last; None where it was never started there."""
+    if not place.number.exists():
+        return None
+    try:
+        return int(place.number.read_bytes())
+    except ValueError as error:
+        raise FormatError(
+            f"{place.number} is damaged: it does not hold Flower's number of the run. Remove it; run … --resume starts "
+            "the server's part anew."
+        ) from error
+
+
+def _are_settings(found: dict[str, Any]) -> bool:
+    names, timeout = found.get("names", []), found.get("timeout", 1.0)
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return is_list and type(timeout) in (int, float) and isinstance(found.get("drop", ""), str)
+
+
+def _written(path: Path) -> int | None:
+    """When, in nanoseconds; None where there is no such file."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """What is in a file of JSON; None where that is no object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# ---- early end --------------------------------------------------------------------------------------------------
+#
+# A run of arrivals that has ended before its last one, by `time_budget` or `tol`: its sites have closed it.
+
+
+def require_not_ended(place: RunPlace, record: Record, arrivals: int) -> None:
+    """Refuse to go on with such a run of so many `arrivals`; one that was broken off may go on, with other ends too.
+
+    Where sites have not heard the end, they are told again, and no more.
+    """
+    if not isinstance(record, Ongoing) or not place.result.exists():
+        return
+    arrived = record.index - len(record.faults)
+    if arrived >= arrivals:
+        return
+    if record.without_result:
+        return
+    if result_in(place)["status"] == "done":
+        raise ParameterError(
+            f"Run {place.name!r} is over: it has ended by time_budget or tol after {arrived} of {arrivals} "
+            f"arrivals, and its sites have its model and answer no more of it. The model is {place.model}. To go on "
+            "for longer, begin a new run under another --name, with a larger time_budget or a smaller tol."
+        )
+
+
+# ---- server folder ----------------------------------------------------------------------------------------------
+
+CONTROL_BYTES = 32
+WITHOUT_AUTHORITY = (
+    "Put your own copy back, or the ca.crt of any kit of this federation, which is the same file. No other can replace "
+    "it: sites trust this one alone."
+)
+WITHOUT_KEY = (
+    "If it is gone or damaged, put your own copy back: nothing can replace it, for sites trust its authority alone. "
+    "Without it the federation has to be made anew before the server's certificate expires."
+)
+CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFolder:
+    """That folder."""
+
+    path: Path
+    name: str
+    address: str
+
+    @staticmethod
+    def made(path: Path, name: str, address: str) -> ServerFolder:
+        """A new one, with an authority, a certificate and a key for starting runs."""
+        credentials.require()
+        require_name(name, "A federation")
+        host, _ = require_address(address)
+        if (path / "federation.toml").exists():
+            raise FileError(f"{path} holds a federation already; nothing was touched. Choose another folder.")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise FileError(f"{path} is not an empty folder; nothing was touched. Choose another name.")
+        for folder in (path, path / "sites", path / "kits", path / "runs", path / "flower"):
+            make_private(folder)
+        authority = credentials.new_authority(name)
+        write(path / "ca.crt", authority.certificate)
+        write(path / "ca.key", authority.key, private=True)
+        write(path / "control.key", secrets.token_hex(CONTROL_BYTES), private=True)
+        write(path / "coordinator.key", secrets.token_bytes(32), private=True)
+        made = ServerFolder(path, name, address)
+        made._certify(authority, host)
+        write(path / "federation.toml", toml_of({"name": name, "address": address}))
+        return made
+
+    @staticmethod
+    def at(path: Path) -> ServerFolder:
+        """One that is there."""
+        if not (path / "federation.toml").exists():
+            raise FileError(
+                f"{path} holds no federation. Give its folder with --folder, or make one: "
+                f"partsong federation init {quote(str(path))} --name NAME --address HOST:PORT"
+            )
+        table = only(read_toml(path / "federation.toml"), ("name", "address"), str(path / "federation.toml"))
+        if not all(isinstance(table.get(key), str) for key in ("name", "address")):
+            raise FormatError(f"{path / 'federation.toml'} needs name and address. Correct it there.")
+        require_address(table["address"])
+        return ServerFolder(path.resolve(), require_name(table["name"], "A federation"), table["address"])
+
+    def renewed(self) -> None:
+        """A new key and certificate for the server, by the same authority: sites notice nothing. Whoever is killed
+        between the two files leaves a pair that is none, which `require_valid` notices; renewing once more mends it.
+        """
+        host, _ = require_address(self.address)
+        authority, place = self.authority, self.path / "ca.key"
+        try:
+            key = place.read_bytes()
+        except OSError as error:
+            why = error.strerror or error
+            raise FileError(f"{place} cannot be read ({why}), and only its owner can renew. {WITHOUT_KEY}") from error
+        if not credentials.are_pair(authority, key):
+            raise FormatError(
+                f"{place} is not the key of {self.path / 'ca.crt'}: one of them is of another time, or damaged. "
+                f"Nothing was made. {WITHOUT_KEY}"
+            )
+        self._certify(Pair(authority, key), host)
+
+    def days_left(self) -> float:
+        """Days that the certificate is still valid; negative where it is not any more."""
+        try:
+            return credentials.days_left(self._read("server.crt"))
+        except FormatError as error:
+            raise FormatError(
+                f"{self.path / 'server.crt'} is damaged: no certificate is in it. Make it anew with: {self._renewing}"
+            ) from error
+
+    def require_valid(self) -> float:
+        """The same; FileError where it is not valid, or is not for the server's key, or the authority is gone."""
+        _ = self.authority  # Flower is given the file, and says less of it
+        left = self.days_left()
+        if left < 0:
+            raise FileError(
+                f"The server's certificate has expired {-left:.0f} days ago, and sites refuse it. Renew it with: "
+                f"{self._renewing}"
+            )
+        self.require_pair()
+        return left
+
+    def require_pair(self) -> None:
+        """FileError where the certificate is not for the server's key."""
+        if not credentials.are_pair(self._read("server.crt"), self._read("server.key")):
+            raise FileError(
+                f"{self.path / 'server.crt'} is not the certificate of {self.path / 'server.key'}: one of them is of "
+                f"another time, or damaged. Make both anew with: {self._renewing}"
+            )
+
+    @property
+    def _renewing(self) -> str:
+        return f"partsong federation init {quote(str(self.path))} --renew"
+
+    def _read(self, name: str) -> bytes:
+        """The server's certificate or its key."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            why = error.strerror or error
+            raise FileError(f"{self.path / name} cannot be read: {why}. Make it anew with: {self._renewing}") from error
+
+    @property
+    def authority(self) -> bytes:
+        """Its certificate; an error with the way out where that is gone, or damaged."""
+        place = self.path / "ca.crt"
+        try:
+            found = place.read_bytes()
+            credentials.fingerprint(found)
+        except FormatError as error:
+            raise FormatError(f"{place} is damaged: no certificate is in it. {WITHOUT_AUTHORITY}") from error
+        except OSError as error:
+            raise FileError(f"{place} cannot be read: {error.strerror or error}. {WITHOUT_AUTHORITY}") from error
+        return found
+
+    @property
+    def serials(self) -> Path:
+        """By which a site that was restored from an older copy is noticed; it stays when a site is removed."""
+        return self.path / "serials.json"
+
+    @property
+    def control_key(self) -> str:
+        """For starting and stopping runs; not for sites. FileError where it is not whole."""
+        place = self.path / "control.key"
+        try:
+            key = place.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            key = ""
+        if not CONTROL_KEY.fullmatch(key):
+            raise FileError(
+                f"{place} does not hold the key of this federation: whoever reaches the port could start runs. Take it "
+                f"from a copy, or write {2 * CONTROL_BYTES} random hexadecimal letters there."
+            )
+        return key
+
+    @property
+    def coordinator(self) -> bytes:
+        """What sites know the coordinator's signatures by."""
+        return public_key(self._secret(), COORDINATOR)
+
+    def signed(self, transport: Transport) -> Signed:
+        """The same transport, with requests that are signed here, and replies by the keys of the roster."""
+        return Signed(transport, signer(self._secret(), COORDINATOR), self._known())
+
+    def over_files(self, drop: Path, run: str) -> Signed:
+        """The same, for a run, over a folder in which requests are dropped and replies are picked up; the files are
+        signed too. Other runs that are being worked on may use that folder at the same time.
+        """
+
+        def others() -> list[str]:
+            return [name for name in self.runs() if name != run and is_held(self.run(name).lock)]
+
+        sign = signer(self._secret(), COORDINATOR)
+        return self.signed(Folders(drop, sign, self._known(), run=run, others=others))
+
+    def _known(self) -> dict[str, Verify]:
+        return {name: verifier(key) for name, key in self.roster().keys.items()}
+
+    def _secret(self) -> int:
+        try:
+            return int.from_bytes((self.path / "coordinator.key").read_bytes(), "little")
+        except OSError as error:
+            raise FileError(
+                f"{self.path / 'coordinator.key'} cannot be read, and without it no site answers: take it from a copy, "
+                "or make the federation anew."
+            ) from error
+
+    def cards(self) -> dict[str, Card]:
+        """All that were taken in; drafts that a process has left which was killed are none."""
+        found = (path for path in sorted((self.path / "sites").glob("*.toml")) if not path.name.startswith("."))
+        return {path.stem: Card.read(path) for path in found}
+
+    def admit(self, card: Card) -> None:
+        """Take a card in; another one under the same name is refused."""
+        if card.federation != self.name:
+            raise ParameterError(f"This card is for federation {card.federation!r}, and this is {self.name!r}.")
+        for site, other in self.cards().items():
+            if site != card.site and {card.node_key, card.signing_key} & {other.node_key, other.signing_key}:
+                raise ParameterError(
+                    f"The card of {card.site!r} has a key of {site!r}, and two sites never have one in common. Ask "
+                    "both, by telephone, for the cards that they have made."
+                )
+        place = self.path / "sites" / f"{card.site}.toml"
+        if place.exists() and Card.read(place) != card:
+            raise ParameterError(
+                f"Site {card.site!r} is known here by other keys. Ask its steward, by telephone, whether they were "
+                f"made anew; if so: partsong federation remove {card.site}, and admit the new card. All sites need "
+                "the new roster."
+            )
+        card.save(place)
+        self.roster()
+
+    def remove(self, site: str) -> Listed:
+        """Forget a site; the roster that is left, which all others need."""
+        if site not in self.cards():
+            raise ParameterError(f"There is no site {site[:60]!r} here. {nearest(site, tuple(self.cards()))}")
+        for ending in ("toml", "node"):
+            (self.path / "sites" / f"{site}.{ending}").unlink(missing_ok=True)
+        return self.roster()
+
+    def node_of(self, site: str) -> int | None:
+        """The number of a site's node; None before it was registered."""
+        place = self.path / "sites" / f"{site}.node"
+        if not place.exists():
+            return None
+        try:
+            return int(place.read_bytes())
+        except ValueError as error:
+            admitting = f"{quote(str(place.with_suffix('.toml')))} --folder {quote(str(self.path))}"
+            raise FormatError(
+                f"{place} is damaged: it does not hold the number of a node. Remove it, and admit the site's card once "
+                f"more while the server runs: partsong federation admit {admitting}"
+            ) from error
+
+    def set_node(self, site: str, number: int) -> None:
+        """It was registered."""
+        write(self.path / "sites" / f"{site}.node", str(number))
+
+    def roster(self) -> Listed:
+        """Of all cards that were taken in; also in a file, to be sent to all, which is written where it is another."""
+        keys = {name: bytes.fromhex(card.signing_key) for name, card in self.cards().items()}
+        found = Listed(self.name, keys, self.coordinator, credentials.fingerprint(self.authority))
+        place = self.path / "roster.toml"
+        if not place.exists() or place.read_bytes() != found.written():
+            write(place, found.written())
+        return found
+
+    def invite(self, site: str, place: Path | None = None) -> Path:
+        """A startup kit; with the roster, once the site is in it."""
+        require_name(site, "A site")
+        roster = self.roster()
+        listed = roster if site in roster.keys else None
+        kit = Kit(self.name, site, self.address, self.authority, self.coordinator, listed)
+        path = place or self.path / "kits" / f"{self.name}-{site}.zip"
+        kit.save(path)
+        return path
+
+    def run(self, name: str) -> RunPlace:
+        """The folder of a run, whether it is there or not; nothing but a name can be one."""
+        if not RUN.fullmatch(name):
+            raise ParameterError(
+                f"A run cannot be called {name[:64]!r}. Use letters, digits, dots and dashes, at most 64. A run is "
+                "called after its file, without its ending, unless you name it with --name."
+            )
+        return RunPlace(self.path / "runs" / name)
+
+    def known_run(self, name: str) -> RunPlace:
+        """The folder of a run that is there."""
+        place = self.run(name)
+        if not place.experiment.exists():
+            raise FileError(f"There is no run {name!r} here. {nearest(name, self.runs())}")
+        return place
+
+    def runs(self) -> tuple[str, ...]:
+        """Names of all."""
+        return tuple(sorted(path.parent.name for path in (self.path / "runs").glob("*/experiment.toml")))
+
+    def _certify(self, authority: Pair, host: str) -> None:
+        server = credentials.new_server_certificate(authority, host)
+        write(self.path / "server.key", server.key, private=True)
+        write(self.path / "server.crt", server.certificate)

@@ -1,0 +1,191 @@
+"""What a site keeps of a run that is over: a model file with its own names of columns, and W of its rows.
+
+    model.safetensors   H, as `partsong info`, `partsong transform` and `partsong.load_model` read it
+    topics.safetensors  of methods of topics, and of texts: H, as `partsong topics show` and `transform` read it
+    weights.npy         W, one row for each row of the site's data, in their order
+    result.json         how well the model fits these rows
+
+Weights of fedlda are shares of topics and no fit of least squares: its model.safetensors is a file of topics as well,
+and nothing takes it for another. All of it stays: for its owner alone, and nothing of it is ever sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.core.interfaces import Matrix, Message, Program, RowSolver
+from partsong.errors import DivergenceError
+from partsong.federation.method_keys import TOPIC_METHODS
+from partsong.federation.site.state import make_folder
+from partsong.federation.wire import Denied
+from partsong.io.model_file import Model, TopicFile, now, package_versions, save_model, save_topics
+from partsong.io.write import replacing
+from partsong.topics.fitting import is_mixture
+from partsong.topics.persistence import solver_as_told
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import COUNTS, Weighing
+
+# ---- topic results ----------------------------------------------------------------------------------------------
+#
+# The topics of a run that is over, as `partsong topics show`, `partsong topics transform` and `TopicModel.load` read
+# them: the same at every site, but for the time at which they were written; nothing of its rows is in it.
+
+TOPICS = "topics.safetensors"
+
+UNKNOWN = Words("none")
+"""How texts are split where the words of counts were found elsewhere: runs of letters in lower case, no stop words."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResult:
+    """H (k × V), the words of its columns, the settings of the run, and how weights are found.
+
+    `weighing`: what a text is to these topics. None, where sites held counts: how often it has the words by which
+    columns are named; one whose name is no word of `UNKNOWN` stays zero.
+    """
+
+    H: Any = field(repr=False)
+    words: tuple[str, ...] = field(repr=False)
+    settings: Mapping[str, Any]
+    solver: RowSolver
+    weighing: Weighing | None = field(repr=False, default=None)
+
+    def save(self, path: Path) -> None:
+        """Write it, for its owner alone; sizes and coherence of topics are not known."""
+        known = self.weighing
+        weighting = COUNTS if known is None else known.weighting
+        settings = {**self.settings, "n_topics": len(self.H), "weighting": weighting, **solver_as_told(self.solver)}
+        model = TopicFile(
+            components=self.H,
+            words=self.words,
+            key="",
+            options=(UNKNOWN if known is None else known.words).to_json(),
+            frequencies=self._frequencies(),
+            n_documents=0 if known is None else known.n_documents,
+            shares=None,
+            coherence=None,
+            settings=settings,
+            seed=int(self.settings.get("seed", 0)),
+            created=now(),
+            versions=package_versions(),
+        )
+        save_topics(path, model)
+        path.chmod(0o600)
+
+    def _frequencies(self) -> np.ndarray | None:
+        """In how many documents each word is, in the order of H; None where words are only counted."""
+        if self.weighing is None or self.weighing.documents is None:
+            return None
+        places = [self.weighing.vocabulary.column(word) for word in self.words]
+        return np.asarray(self.weighing.documents, np.int64)[places]
+
+
+# ---- finishing --------------------------------------------------------------------------------------------------
+
+MODEL, WEIGHTS, RESULT = "model.safetensors", "weights.npy", "result.json"
+LARGEST = {"float64": 1e140, "float32": 1e15}
+"""Beyond which data are refused as well: sums of squares leave the range of the type."""
+NO_WEIGHTS = (
+    "With this model the weights of the rows here are no finite numbers: weights.npy was not written, and there is no "
+    "relative error. The model is as the server has sent it; ask there."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A run at a site as it ends: the agreed columns of its rows, by name, and what was run.
+
+    `weighing`: what a text is to the model, where the rows were made of texts.
+    """
+
+    run: str
+    experiment: Mapping[str, Any]
+    program: Program
+    parties: int
+    matrix: Matrix = field(repr=False)
+    columns: tuple[str, ...] = field(repr=False)
+    weighing: Weighing | None = field(repr=False, default=None)
+
+    def keep(self, folder: Path, last: Message) -> str:
+        """Write the result of the run into a folder of its own; a word for the site's log where W is not in it.
+
+        Whether W can be had depends on rows, so that it is no reason to refuse a model: that would tell of them.
+        """
+        H = components_in(last, (self.program.rank, len(self.columns)))
+        Ht = self.matrix.native(np.ascontiguousarray(H.T))
+        W = self._weights(Ht)
+        make_folder(folder)
+        self._save_models(folder, H)
+        if W is not None:
+            with replacing(folder / WEIGHTS, private=True) as draft, draft.open("wb") as file:
+                np.save(file, np.asarray(W), allow_pickle=False)
+        rows, fit = int(self.matrix.shape[0]), {"relative_error": None} if W is None else self._fit(W, Ht)
+        result = {"run": self.run, "rows": rows, "components": len(H), **fit}
+        with replacing(folder / RESULT, private=True) as draft:
+            draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        return "" if W is not None else NO_WEIGHTS
+
+    def _weights(self, Ht: Any) -> Any:
+        """W of the site's rows; None where they are not finite with this model."""
+        with np.errstate(all="ignore"):
+            try:
+                W = self.program.solver.solve_rows(self.matrix, Ht)
+            except (DivergenceError, ArithmeticError, np.linalg.LinAlgError):
+                return None
+            return W if np.isfinite(np.asarray(W)).all() else None
+
+    def _save_models(self, folder: Path, H: Any) -> None:
+        told, solver = settings_told(self.experiment, self.parties), self.program.solver
+        if self.weighing is not None or self.experiment.get("method") in TOPIC_METHODS:
+            topics = TopicResult(H, self.columns, told, solver, self.weighing)
+            for place in (TOPICS, MODEL) if is_mixture(solver) else (TOPICS,):
+                topics.save(folder / place)
+        if not is_mixture(solver):
+            seed = int(self.experiment.get("seed", 0))
+            save_model(folder / MODEL, Model(H, self.columns, told, seed, None, None, now(), package_versions()))
+            (folder / MODEL).chmod(0o600)
+
+    def _fit(self, W: Any, Ht: Any) -> dict[str, float | None]:
+        """‖X − W H‖ / ‖X‖, None where that is no number; nothing where weights are shares."""
+        if is_mixture(self.program.solver):
+            return {}
+        with np.errstate(all="ignore"):
+            norm, distance = float(self.matrix.squared_norm), float(self.matrix.squared_distance(W, Ht))
+        if not math.isfinite(distance):
+            return {"relative_error": None}
+        return {"relative_error": math.sqrt(max(0.0, distance) / norm) if norm > 0 else 0.0}
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether the whole result of a run is there: what is written last."""
+    return (folder / RESULT).exists() and (folder / MODEL).exists()
+
+
+def components_in(last: Message, shape: tuple[int, int]) -> Any:
+    """H in the message with which a run ends: the server's own, or else that of the last model.
+
+    Refused where it is no factor, whatever the rows are: not k × m, not finite, negative, or so large that its squares
+    are not.
+    """
+    found = last.arrays.get("components", last.arrays.get("H"))
+    H = None if found is None else np.asarray(found)
+    if H is None or H.shape != shape or H.dtype.kind != "f":
+        raise Denied("layout", f"The run has ended with a model that is not {shape[0]} × {shape[1]}.")
+    spoiled = [name for name, array in last.arrays.items() if not np.isfinite(np.asarray(array)).all()]
+    if spoiled or H.min(initial=0.0) < 0 or H.max(initial=0.0) > LARGEST.get(H.dtype.name, 0.0):
+        told = ", ".join(spoiled) or "components"
+        raise Denied("model", f"The run would end with numbers that are not finite, negative or too large, in {told}.")
+    return np.ascontiguousarray(H)
+
+
+def settings_told(experiment: Mapping[str, Any], parties: int) -> dict[str, Any]:
+    """The settings of an experiment as model files have them."""
+    told = {**experiment, "n_components": experiment.get("rank"), "parties": parties}
+    return {name: value for name, value in told.items() if value not in (None, {})}

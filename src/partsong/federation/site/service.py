@@ -1,0 +1,485 @@
+"""A party on its own machine: it holds rows, a policy and a folder, and answers requests with bytes.
+
+Nothing lives in memory between two requests, so that each may be answered by a new process. The order of writes is
+ledger, work, reply, audit; then the reply is handed over. Whatever is cut off in between is done again, or sent again
+as it was: docs/federation-internals.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from partsong.core import runtime
+from partsong.core.interfaces import Layout, Message, Shard, type_name
+from partsong.engines.upload_checks import check_together, stated_by
+from partsong.errors import CompositionError, FormatError, PartsongError
+from partsong.federation.audit_log import Audit, ledger_read, protection_of, require_whole
+from partsong.federation.columns import (
+    ASK,
+    SAME,
+    TELL,
+    Correspondent,
+    Names,
+    Wanted,
+    hashed,
+    key_mark,
+    require_key_mark,
+)
+from partsong.federation.ledger import MOST_MADE_UP, SiteLedger
+from partsong.federation.locks import locked
+from partsong.federation.policy import Consent, Policy, keys_among, roster_among
+from partsong.federation.signing import bound_to, context_of
+from partsong.federation.site.plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
+from partsong.federation.site.results import Ending, is_kept
+from partsong.federation.site.rounds import Answered, Workplace
+from partsong.federation.site.state import (
+    Agreed,
+    Attempt,
+    RunFolder,
+    Started,
+    Tally,
+    make_folder,
+    mark_of,
+    require_same,
+    require_sound,
+    write_down,
+)
+from partsong.federation.texts import (
+    SUFFIX,
+    CountedData,
+    HeldData,
+    Texts,
+    facing,
+    has_own_counts,
+    keep_vocabulary,
+    require_table,
+    told_of_empty,
+    told_of_long,
+    vocabulary_in,
+)
+from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, refusal_of
+from partsong.privacy.ledger import USUAL_DELTA
+from partsong.secure_aggregation.messages import Roster
+from partsong.topics.vocabulary import Vocabulary
+
+# ---- site beginning ---------------------------------------------------------------------------------------------
+#
+# Before the first round, at a site: would it take part at all, and what does it start with. Nothing is released.
+
+
+def hello(site: Site, request: Request) -> Answered:
+    """Hashes of the columns that may leave, and the number type, if the site would take part at all."""
+    require_willing(site, request)
+    require_sound(site.data)
+    columns = site.policy.leaving(site.data.columns)
+    if not columns:
+        raise Denied("no-columns", "site.toml lets no column of these data leave.")
+    mark = key_mark(site.key, request.nonce.run)
+    require_key_mark(mark, str(request.note.get("shared_key", mark)))
+    body = Message({"columns": hashed(columns, request.nonce.run, site.key)})
+    return site.plain(request, body, {"type": type_name(site.data.matrix().dtype), "shared_key": mark})
+
+
+def require_willing(site: Site, request: Request) -> None:
+    """Refuse where the site would not begin a run of this experiment with these parties."""
+    parties = names_in(request.note.get("parties"))
+    _require_kind(site, request)
+    plan = site.build(experiment_in(request.note), len(parties), site.roster)
+    _require_plan(site, plan, parties, request.nonce.run)
+    site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
+    site.consent.require_budget(plan, request.nonce.run)
+
+
+def start(site: Site, request: Request) -> Answered:
+    """Look at what is asked for, match the columns, and make the first state; nothing is released."""
+    files = site.files_of(request)
+    before = files.started()
+    if before is not None:
+        _require_same_start(site, request, before)
+    if before is None:
+        _require_kind(site, request)
+        site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
+        passed = _passed(site, request.nonce.run)
+        layout, experiment = layout_in(request.note), experiment_in(request.note)
+        plan = site.build(experiment, len(layout.parties), site.roster)
+        order = _order(site, request)
+        shard = Shard(site.name, site.data.matrix(order), site.data.secret)
+        _require_plan(site, plan, layout.parties, request.nonce.run)
+        _check(plan, layout, shard, len(order))
+        site.consent.require_budget(plan, request.nonce.run)
+        require_sound(site.data)
+        with runtime.kernels_on(site.kernel_threads):
+            state = plan.program.start_party(shard, layout)
+        standing = plan.reduction.enrol(site.name, site.data.secret, layout)
+        files.save_tally(Tally(None, standing, passed=passed), plan.source)
+        columns = tuple(site.data.columns[at] for at in order)
+        rows = (site.data.n_rows, site.data.type)
+        mark = mark_of(site.data, order)
+        of_words = site.data.context if isinstance(site.data, CountedData) else ""
+        context = of_words + context_of(experiment, request.body["columns"], layout)
+        keys = keys_among(site.roster, layout.parties)
+        files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys))
+        if isinstance(site.data, CountedData) and (empty := told_of_empty(site.data.rows)):
+            site.log(request.nonce, "note", empty)
+        if long := told_of_long(state, plan.program):
+            site.log(request.nonce, "note", long)
+    return site.plain(request, Message({}))
+
+
+def _require_same_start(site: Site, request: Request, before: Started) -> None:
+    """Refuse a start under the name of a run that is over, is another, or is not allowed any more."""
+    place = site.workplace(request)
+    if place.tally.over is not None:
+        raise Denied("over", "The run is over here.")
+    if before.digest != request.digest:
+        raise Denied("conflict", "This run was started here before, with other settings.")
+    place.require_taking_part()
+    site.consent.require_budget(place.plan, request.nonce.run)
+    site.consent.require_columns(before)
+
+
+def _runs(site: Site) -> set[str]:
+    """All that were ever started or charged here."""
+    charged = set(site.ledger.books().runs)
+    begun = {path.parent.name for path in (site.folder / "runs").glob("*/start")}
+    return {site.data.run_of(name) for name in charged | begun}
+
+
+def _passed(site: Site, run: str) -> int:
+    """The last round that was released in a run whose files are not here: -1 as a rule, for there was none."""
+    charges, released = site.ledger.charges_of(run), site.audit.released(run)
+    if released is not None and released.is_over:
+        raise Denied("over", "The run was over here, and its files are gone.")
+    charged = [one.round for one in charges]
+    rounds = charged if released is None else [number for number, _ in released.works]
+    return max(rounds, default=-1)
+
+
+def _require_kind(site: Site, request: Request) -> None:
+    """A table, where the experiment is about one."""
+    if not site.data.hides_names:
+        require_table(experiment_in(request.note))
+
+
+def _require_plan(site: Site, plan: Plan, parties: tuple[str, ...], run: str) -> None:
+    """What the site allows; a run over texts has begun with its agreement on words, and is of the same parties."""
+    agreement = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}").started()
+    if agreement is None or set(agreement.layout.parties) != set(parties):
+        site.consent.require_plan(plan, parties)
+    else:
+        site.consent.require_begun(plan, agreement)
+
+
+def _check(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
+    """Whether the parts go together; before anything is computed."""
+    if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
+        raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
+    check_together(plan.program, plan.reduction, stated_by(plan.program, layout))
+
+
+def _order(site: Site, request: Request) -> tuple[int, ...]:
+    """Where the agreed columns are here; names that are missing go to the log of the site."""
+    leaving, nonce = site.policy.leaving(site.data.columns), request.nonce
+    wanted = Wanted(request.body["columns"], nonce.run, str(request.note.get("rule", SAME)))
+    order, unused = Names(leaving, site.key, site.data.hides_names).order(wanted)
+    if unused and not site.data.hides_names:
+        site.log(nonce, "note", f"Columns that are not used: {', '.join(unused)}.")
+    places = {name: at for at, name in enumerate(site.data.columns)}
+    return tuple(places[leaving[at]] for at in order)
+
+
+# ---- site ending ------------------------------------------------------------------------------------------------
+#
+# The end of a run at a site: its result is kept, and all that is not needed any more goes.
+
+
+def finish(site: Site, request: Request) -> Answered:
+    """The run is over, once its result is kept: the last state that counted and the model stay, all else goes."""
+    place, counted = site.workplace(request), attempt_in(request.note.get("counted"))
+    if place.tally.over not in (None, request.digest):
+        raise Denied("over", "The run has ended here before, with another model.")
+    agreed = None
+    if isinstance(site.data, HeldData):
+        agreed = _agreed(site, place, counted, request.body)
+    else:
+        _keep_result(site, place, request)
+    if place.tally.over is None:
+        if counted != place.tally.counted and counted in place.files.attempts():
+            place = place.counting(counted)
+        place = place.ended(request.digest)
+    place.files.save_model(request.body)
+    if agreed is not None:
+        place.files.save_agreed(Agreed(agreed, place.started.experiment, place.started.rows[0]))
+    place.files.forget({place.tally.counted} if place.tally.counted else set())
+    place.files.forget_replies()
+    return site.plain(request, Message({}))
+
+
+def _agreed(site: Site, place: Workplace, counted: Attempt | None, last: Message) -> Vocabulary:
+    """The words, and everybody's counts of them. Whether these can have the site's own in them is a comparison with
+    numbers that masks hide: one is answered in a run, which a refusal closes, and none where the run is not allowed any
+    more.
+    """
+    if place.tally.closed is not None:
+        raise Denied(place.tally.closed, "This agreement on words was closed here before.")
+    place.require_taking_part()
+    require_same(site.data, place.started)
+    is_here = place.tally.over is None and counted in place.files.attempts()
+    agreed = vocabulary_in(place.files, counted if is_here else place.tally.counted, last)
+    if not has_own_counts(agreed, site.data.rows):
+        place.files.save_tally(replace(place.tally, closed="protocol"), place.plan.source)
+        raise Denied(
+            "protocol",
+            f"The server tells of {agreed.n_documents} documents in all, {site.data.n_rows} of which are here, and of "
+            "words in fewer, or more, of them than can be: its counts are not the sums of those that sites have sent. "
+            "Ask there. The agreement is closed here; words are agreed on again in a new run.",
+        )
+    return agreed
+
+
+def _keep_result(site: Site, place: Workplace, request: Request) -> None:
+    """What the people at the site wanted it for; it is theirs, and nothing of it leaves. It is written once."""
+    run, started = request.nonce.run, place.started
+    folder = (site.results or site.folder / "results") / run
+    if place.tally.over is not None and is_kept(folder):
+        return
+    require_same(site.data, started)
+    matrix, columns = site.data.matrix(site.data.order(started.columns)), started.columns
+    parties = len(started.layout.parties)
+    weighing = site.data.weighing if isinstance(site.data, CountedData) else None
+    ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns, weighing)
+    with runtime.kernels_on(site.kernel_threads):
+        told = ending.keep(folder, request.body)
+    if told:
+        site.log(request.nonce, "note", told)
+    if weighing is not None:
+        keep_vocabulary(folder, weighing)
+
+
+# ---- site names -------------------------------------------------------------------------------------------------
+#
+# Names of columns that a site lacks, asked for and told between sites; the server cannot read them.
+
+
+def exchange_names(site: Site, request: Request) -> Answered:
+    """Ask for the names of missing columns, tell them to another site, or read them; the server cannot."""
+    nonce, note = request.nonce, request.note
+    own = Correspondent(site.name, nonce.run, site.data.secret, site.roster, site.key)
+    if nonce.phase == ASK:
+        require_willing(site, request)
+        return site.plain(request, own.asks())
+    if nonce.phase == TELL:
+        started = _told_in(site, request)
+        own = replace(own, roster=roster_among(site.roster, started))
+        names = site.policy.leaving(started.columns)
+        with _reading():
+            letter = own.tells(str(note.get("for")), request.body, names)
+        return site.plain(request, letter)
+    with _reading():
+        missing = own.reads(str(note.get("from")), request.body)
+    site.log(nonce, "columns", f"By {note.get('from')!r}, missing here are: {', '.join(missing) or 'none'}.")
+    return site.plain(request, Message({}))
+
+
+def _told_in(site: Site, request: Request) -> Started:
+    """The run in which names may be told to other sites of it: under way here, and allowed now."""
+    if not site.policy.tell_names:
+        raise Denied("names", "site.toml does not let this site tell names (tell_names).")
+    place = site.workplace(request)
+    if place.tally.over is not None:
+        raise Denied("over", "The run is over here.")
+    place.require_taking_part()
+    return place.started
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What cannot be a letter is refused as such."""
+    try:
+        yield
+    except Denied:
+        raise
+    except (PartsongError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Denied("protocol", f"What was sent is not a letter between sites ({type(error).__name__}).") from error
+
+
+# ---- site -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """`roster`: the keys of all parties, pinned outside this protocol. `key`: what columns are hashed with, known to
+    sites alone; `results`: where models of runs that are over go, for the people at the site. `texts`: where it holds
+    these, what it works on follows from a run's words.
+    """
+
+    name: str
+    folder: Path
+    data: Data
+    policy: Policy = Policy()
+    roster: Roster | None = None
+    key: bytes = field(default=b"", repr=False)
+    build: Build = plan_of
+    kernel_threads: int = 1
+    results: Path | None = None
+    texts: Texts | None = None
+
+    @property
+    def ledger(self) -> SiteLedger:
+        """What was released, over all runs."""
+        return SiteLedger(self.folder / "ledger.jsonl")
+
+    @property
+    def audit(self) -> Audit:
+        """What has left."""
+        return Audit(self.folder / "audit.jsonl")
+
+    @property
+    def consent(self) -> Consent:
+        """What its policy says now."""
+        return Consent(self.name, self.policy, self.data, self.ledger, self.roster)
+
+    def answer(self, data: bytes) -> bytes:
+        """The bytes to send back; they are in the audit log when this returns, or a refusal among many in its count.
+        FileError: nothing may be sent.
+
+        A log that was edited is left as it is: what leaves then is a refusal, and it is in site.log alone.
+        """
+        with self._alone():
+            nonce = Nonce("unknown")
+            try:
+                request = Request.read(data)
+                nonce = request.nonce
+                done = self._answered(request)
+            except PartsongError as error:
+                done = self._refused(nonce, refusal_of(error), " ".join((str(error), *getattr(error, "__notes__", ()))))
+            except Exception:
+                done = self._refused(nonce, Refusal("failed"), self._trace())
+            return self._noted(done)
+
+    def refuse(self, code: str, reason: str) -> bytes:
+        """The bytes that say no to what is not even read; in the audit log as all that leaves."""
+        with self._alone():
+            return self._noted(self._refused(Nonce("unknown"), Refusal(code), reason))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process answers for this site meanwhile."""
+        make_folder(self.folder)
+        lock = self.folder / "lock"
+        with contextlib.suppress(OSError):
+            lock.touch(0o600)
+        with locked(lock, waits=True):
+            yield
+
+    def _noted(self, done: Answered) -> bytes:
+        if isinstance(done.reply.answer, Refusal) and not self.audit.is_sound:
+            return done.payload
+        program = None if done.plan is None else done.plan.program
+        protection = protection_of(program, self._epsilon(done.plan))
+        self.audit.note(done.reply, done.payload, again=done.again, protection=protection)
+        return done.payload
+
+    def _answered(self, request: Request) -> Answered:
+        if request.party != self.name:
+            raise Denied("not-addressed", f"A request for {request.party!r} has come here.")
+        serial = self._serial()
+        if request.seen > serial:
+            raise Denied("behind", self._told_behind(request.seen, serial))
+        require_whole(self.ledger, self.audit)
+        if self.texts is not None:
+            return facing(self, self.texts, request)._dispatched(request)
+        return self._dispatched(request)
+
+    def _told_behind(self, seen: int, serial: int) -> str:
+        missing = seen - serial
+        if missing > MOST_MADE_UP:
+            return (
+                f"The server says that it has seen release {seen} of this site, whose ledger has {serial}. No site has "
+                "released so often, and nothing here is to be mended: ask at the server, and look at what it has for "
+                "this site in serials.json."
+            )
+        return (
+            f"The server has seen release {seen} of this site, whose ledger has {serial}: it was restored from an "
+            "older copy. Bring the ledger up to date. Where that cannot be, charge what is missing as releases without "
+            "noise, after which a site with a privacy budget takes part in nothing until noiseless_before is set in "
+            "site.toml (or at a cost that is known from another copy of ledger or log, with --release): partsong audit "
+            f'make-up {quote(str(self.folder))} --count {missing} --why "restored from an older copy".'
+        )
+
+    def _dispatched(self, request: Request) -> Answered:
+        match request.nonce.kind:
+            case Kind.HELLO:
+                return hello(self, request)
+            case Kind.START:
+                return start(self, request)
+            case Kind.NAMES:
+                return exchange_names(self, request)
+            case Kind.WORK:
+                return self.workplace(request).work(request)
+            case Kind.REDUCE:
+                return self.workplace(request).reduce(request)
+            case Kind.FINISH:
+                return finish(self, request)
+
+    def workplace(self, request: Request) -> Workplace:
+        """The run that a request is about, as it stands here."""
+        files = self.files_of(request)
+        started = files.started()
+        if started is None:
+            raise Denied("not-started", f"Run {request.nonce.run!r} was not started here.")
+        plan = self.build(started.experiment, len(started.layout.parties), self.roster)
+        plan = replace(plan, reduction=bound_to(started.context, plan.reduction))
+        tally = files.tally(plan.source)
+        return Workplace(self.consent, files, started, plan, tally, self.audit, self.kernel_threads)
+
+    def files_of(self, request: Request) -> RunFolder:
+        """The folder of that run, whether it is there or not."""
+        return RunFolder(self.folder / "runs" / request.nonce.run)
+
+    def plain(self, request: Request, body: Message, note: Mapping[str, Any] | None = None) -> Answered:
+        """A reply that releases nothing, and is not kept."""
+        reply = Reply(self.name, request.nonce, body, self._serial(), note or {})
+        return Answered(reply, reply.written())
+
+    def _refused(self, nonce: Nonce, refusal: Refusal, reason: str) -> Answered:
+        """The code leaves, the reason is written down."""
+        self.log(nonce, refusal.code, reason)
+        reply = Reply(self.name, nonce, refusal)
+        return Answered(reply, reply.written())
+
+    def _trace(self) -> str:
+        """Where an error was raised; its own words only where they cannot be those of a text."""
+        if self.texts is None:
+            return traceback.format_exc()
+        kind, _, place = sys.exc_info()
+        return "".join([*traceback.format_tb(place), "" if kind is None else kind.__name__])
+
+    def log(self, nonce: Nonce, code: str, reason: str) -> None:
+        """For the people at the site; nothing of it leaves."""
+        where = f"run {nonce.run}, round {nonce.round}, attempt {nonce.attempt}, {nonce.kind} {nonce.phase}"
+        write_down(self.folder, code, f"{where}: {reason}")
+
+    def _serial(self) -> int:
+        try:
+            return ledger_read(self.ledger).serial
+        except FormatError as error:
+            raise Denied("ledger", str(error)) from error
+
+    def _epsilon(self, plan: Plan | None) -> float | None:
+        """What was spent by now, at the δ of the policy."""
+        if plan is None or plan.release is None:
+            return None
+        delta = USUAL_DELTA if self.policy.privacy is None else self.policy.privacy.delta
+        try:
+            return float(self.ledger.spent().epsilon(delta))
+        except CompositionError:
+            return None

@@ -1,0 +1,469 @@
+"""A site with texts, as it faces a run: as its words in the agreement, and as its counts of agreed words after that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from partsong.core.interfaces import Checkpoint, Matrix, Message, Program, Reduction, Round, Schedule, Shard
+from partsong.errors import DataError, FileError, ParameterError, PartsongError
+from partsong.federation.experiment import Experiment, TextRule
+from partsong.federation.policy import roster_among
+from partsong.federation.server.asynchronous import AsynchronousCoordinator
+from partsong.federation.server.coordinator import Coordinator, Setting
+from partsong.federation.server.setup_phase import Asked
+from partsong.federation.server.state import ArrivalsJournal, Journal, Record
+from partsong.federation.signing import bound_to, words_context_of
+from partsong.federation.site.plan import Build, Data, Plan, experiment_in
+from partsong.federation.site.state import Attempt, RunFolder, require_same
+from partsong.federation.wire import RUN, Denied, Kind, Request
+from partsong.io.write import replacing
+from partsong.secure_aggregation.crypto import fingerprint
+from partsong.secure_aggregation.messages import Roster
+from partsong.topics.agreement.protocol import (
+    DONE,
+    FREQUENCIES,
+    MOST_EXCHANGES,
+    TABLES,
+    Candidate,
+    Step,
+    agreed_vocabulary,
+    masks_for_words,
+)
+from partsong.topics.agreement.protocol import WORDS as AGREEMENT_STEPS_WORDS
+from partsong.topics.agreement.tables import HeldWords
+from partsong.topics.fitting import require_words
+from partsong.topics.shared_vocabulary import FEWEST_MASKED
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import Vocabulary, Weighing, inverse_frequencies
+
+if TYPE_CHECKING:
+    from partsong.federation.site.service import Site
+
+
+# ---- word data --------------------------------------------------------------------------------------------------
+#
+# Texts of a site as what it works on: its words while sites agree on some, then how often it has the agreed ones.
+
+SUFFIX = ".words"
+"""An agreement on words is a run of its own before the run that it is for, whose name it has with this at the end."""
+
+TEXTS = "texts"
+"""The one column that sites name in it: its keyed hash is the same where the key is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Documents, and the key of words that all sites share; without one nothing is done with them."""
+
+    documents: tuple[str, ...] = field(repr=False)
+    key: bytes = field(repr=False, default=b"")
+    secret: int = field(repr=False, default=0)
+
+    @property
+    def unread(self) -> Data:
+        """As many rows as documents, and no columns: these follow from a run's words."""
+        return Data(np.empty((len(self.documents), 0)), (), self.secret)
+
+    def held(self, rule: TextRule, run: str, roster: Roster | None) -> HeldData:
+        """Its words, for the agreement of a run among the parties of a roster."""
+        held = _held(self.documents, rule.words, run_key(self.key, run, roster or {}))
+        return HeldData(replace(held, options=rule.told), (TEXTS,), self.secret)
+
+    def counted(self, weighing: Weighing) -> CountedData:
+        """How often it has the agreed words, by weight."""
+        frequencies = None if weighing.documents is None else tuple(np.asarray(weighing.documents).tolist())
+        rows = _rows(self.documents, weighing.words, weighing.vocabulary, frequencies, weighing.n_documents)
+        return CountedData(rows, tuple(weighing.names), self.secret, weighing)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldData(Data):
+    """A site's words; no name of any is told to anybody, nor written into a log."""
+
+    @property
+    def hides_names(self) -> bool:
+        """Words are in no log."""
+        return True
+
+    def run_of(self, name: str) -> str:
+        """The run that an agreement is for."""
+        return name.removesuffix(SUFFIX)
+
+    def matrix(self, order: tuple[int, ...] | None = None) -> Matrix:
+        """What the protocol asks for."""
+        return cast(Matrix, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedData(Data):
+    """Rows of documents over agreed words (CSR, float64); `context`: by which masks are among sites that were told the
+    same frequencies of these words.
+    """
+
+    weighing: Weighing | None = field(repr=False, default=None)
+    context: str = ""
+
+    @property
+    def hides_names(self) -> bool:
+        """Words are in no log."""
+        return True
+
+    def run_of(self, name: str) -> str:
+        """With its agreement it is one run."""
+        return name.removesuffix(SUFFIX)
+
+    def order(self, columns: Sequence[str]) -> tuple[int, ...]:
+        """Where these words are; the error does not name them."""
+        places = {name: at for at, name in enumerate(self.columns)}
+        missing = sum(name not in places for name in columns)
+        if missing:
+            told = f"{missing} of the agreed words are no longer those of this run."
+            raise Denied("columns", told, {"missing": missing, "extra": 0})
+        return tuple(places[name] for name in columns)
+
+
+def run_key(key: bytes, run: str, roster: Roster) -> bytes:
+    """The key of words in one run among these signing keys: pads that follow from it hide what is sent once, so that no
+    two runs share one, nor those of one name in two federations.
+    """
+    signing = [part for name, verifying in sorted(roster.items()) for part in (name, verifying)]
+    return fingerprint("partsong words of a run", run, key, *signing)
+
+
+@lru_cache(maxsize=1)
+def _held(documents: tuple[str, ...], words: Words, key: bytes) -> HeldWords:
+    """Read once in a process, as long as the texts stay as they are."""
+    return HeldWords.of(documents, words, key)
+
+
+@lru_cache(maxsize=1)
+def _rows(
+    documents: tuple[str, ...], words: Words, vocabulary: Any, frequencies: tuple[int, ...] | None, n_documents: int
+) -> Any:
+    """Counted once in a process."""
+    weighing = Weighing(words, vocabulary, None if frequencies is None else np.array(frequencies), n_documents)
+    return weighing.weighed(weighing.counted(documents)).rows.astype(np.float64)
+
+
+# ---- word progress ----------------------------------------------------------------------------------------------
+#
+# steps.jsonl: a line for each step of an agreement on words, for the people at the server; the record is elsewhere.
+#
+# The line is written after the record, as those of rounds are. A process that is killed between the two leaves a step
+# without a line, or with a part of one, which the next line replaces.
+
+FILE = "steps.jsonl"
+NEXT = {
+    TABLES: "tables of hashes",
+    AGREEMENT_STEPS_WORDS: "the words",
+    FREQUENCIES: "documents with each word",
+    DONE: "nothing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepLines:
+    """That file."""
+
+    path: Path
+
+    def note(self, done: Round) -> dict[str, Any]:
+        """The line of a step: its number, of how many at most, who has answered, and what comes next."""
+        told = {
+            "step": done.index + 1,
+            "steps": MOST_EXCHANGES,
+            "participants": list(done.participants),
+            "refused": dict(done.refused),
+            "bytes_up": dict(done.bytes_up),
+            "bytes_down": int(done.bytes_down),
+            "seconds": round(done.seconds, 3),
+            "next": NEXT[Step.read(done.model["step"]).stage],
+        }
+        content = self.path.read_bytes() if self.path.exists() else b""
+        with self.path.open("r+b" if content else "wb") as file:
+            file.seek(content.rfind(b"\n") + 1)
+            file.truncate()
+            file.write(json.dumps(told).encode() + b"\n")
+        return told
+
+
+# ---- word agreement ---------------------------------------------------------------------------------------------
+#
+# The server of a run over texts: sites agree on words first, in a run of its own that ends when they have.
+#
+# FOLDER/words     the agreement, as any run: it can be killed at any point, and goes on; steps.jsonl is for people
+# FOLDER           the run itself, over as many columns as words are left
+
+WORDS = "words"
+
+
+@dataclass(frozen=True, slots=True)
+class WordCoordinator(Coordinator):
+    """Ends with the agreement, once every site has heard the end of it; there is none with a site less.
+
+    `looks_at`: the last message, before sites are told of it.
+    """
+
+    looks_at: Callable[[Message], None] = lambda last: None
+
+    def _is_over(self, setting: Setting, record: Record) -> bool:
+        program: Any = setting.program
+        return bool(program.is_over(record.server))
+
+    def _finish(self, setting: Setting, record: Record) -> Asked:
+        self.looks_at(record.model)
+        asked = Coordinator._finish(self, setting, record)
+        asked.require("the end of the agreement on words", record.index)
+        return asked
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeingFirst:
+    """The engine of a run over texts: `rounds`, after sites have agreed on the words of a rule.
+
+    Sums of the agreement are masked whatever the run's own are, over all sites. Where the run itself has begun, the
+    agreement is not looked at again.
+    """
+
+    rounds: Coordinator | AsynchronousCoordinator
+    rule: TextRule
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Iterator[Round]:
+        """Rounds of the run itself."""
+        folder = self.rounds.folder
+        if Journal(folder).load() is None and ArrivalsJournal(folder).load() is None:
+            self._agree(program, schedule, getattr(reduction, "roster", None))
+        if reduction.hides_uploads:
+            reduction = bound_to(self._context(), reduction)
+        yield from self.rounds.run(program, shards, schedule, reduction=reduction, resume=resume)
+
+    def _context(self) -> str:
+        """Of what the agreement has ended with, as all sites were told it."""
+        place = self.rounds.folder / WORDS
+        record = Journal(place).load()
+        if record is None:
+            raise FileError(
+                f"{place} has no record of the agreement on words, without which signatures of masked sums cannot be "
+                "checked. Put it back from a copy, or begin a new run."
+            )
+        return words_context_of(record.model["documents"], record.model["n_documents"][0])
+
+    def _agree(self, program: Program, schedule: Schedule, roster: Any) -> None:
+        base, parties = self.rounds, len(self.rounds.transport.names())
+        name = f"{base.name}{SUFFIX}"
+        if base.name.endswith(SUFFIX) or not RUN.fullmatch(name):
+            raise ParameterError(
+                f"A run over texts has a name of at most {64 - len(SUFFIX)} letters, which does not end in {SUFFIX!r}; "
+                f"got {base.name!r}. Name it otherwise."
+            )
+        if parties < FEWEST_MASKED:
+            raise ParameterError(
+                f"Sites agree on words by masked sums over at least {FEWEST_MASKED} of them, and there are {parties}: "
+                "each of two would know what the other has. Admit more sites, or run over tables."
+            )
+        own = (base.transport, base.folder / WORDS, name, base.experiment)
+
+        def looks_at(last: Message) -> None:
+            self._require_enough(program, last)
+
+        words = WordCoordinator(*own, timeout=base.timeout, serials=base.serials, looks_at=looks_at)
+        masks, plan = masks_for_words(parties, roster), Schedule(MOST_EXCHANGES, schedule.seed)
+        agreement: Any = self.rule.rounds
+        lines = StepLines(words.folder / FILE)
+        for done in words.run(agreement, (), plan, reduction=masks):
+            lines.note(done)
+
+    def _require_enough(self, program: Program, last: Message) -> None:
+        """Refuse to go on with no words, or fewer than components."""
+        documents, total = last["documents"], int(last["n_documents"][0])
+        kept = self.rule.n_kept(documents, total)
+        if not kept:
+            raise DataError(
+                f"No word meets the rule: {len(documents)} are in at least {self.rule.min_documents} documents at each "
+                f"of at least {self.rule.min_parties} sites, and none of them is in at most "
+                f"{self.rule.rule.max_share:.0%} of all documents. Ask for less in the table words, and begin a new "
+                "run; or check that all sites have texts of one language."
+            )
+        require_words(program, kept)
+
+
+# ---- word site --------------------------------------------------------------------------------------------------
+
+LISTED = "vocabulary.txt"
+MOST_DOCUMENTS = 1 << 53
+NO_KEY = (
+    "A run over texts needs the key that sites share, and this site has none: whoever has a list of words could test "
+    "them. One site makes it (partsong federation secret), tells the others by a way that does not lead through the "
+    "server, and all join again with --shared-key."
+)
+
+
+def facing(site: Site, texts: Texts, request: Request) -> Site:
+    """The site as it answers this request; refused where texts must not be worked on, but for the end of a run, which
+    brings the model to the site.
+    """
+    run = request.nonce.run
+    if request.nonce.kind is Kind.NAMES:
+        raise Denied("names", "Words of texts are not told to others, but by the agreement on words.")
+    told = experiment_in(request.note) if request.nonce.kind in (Kind.HELLO, Kind.START) else _started(site, run)
+    rule = Experiment.from_table(told).text_rule
+    if rule is None:
+        raise Denied("texts", "This site holds texts, and the experiment has no table words. It is for tables.")
+    is_end = request.nonce.kind is Kind.FINISH and not run.endswith(SUFFIX)
+    if not is_end:
+        _require_allowed(site, texts, rule)
+    if run.endswith(SUFFIX):
+        return _agreeing(site, texts, rule, run)
+    if request.nonce.kind is Kind.START:
+        _require_agreed_texts(site, texts, rule, run)
+    return _counting(site, texts, rule, told, run)
+
+
+def require_table(told: Mapping[str, Any]) -> None:
+    """Refuse an experiment about texts where there is a table."""
+    if told.get("words") is not None:
+        raise Denied(
+            "texts",
+            "The experiment is about texts (it has a table words), and this site has joined with a table. Join with "
+            "--text-column.",
+        )
+
+
+def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> Vocabulary:
+    """What a site makes of the end of an agreement: the words of its last work, and everybody's counts of them, for
+    each 0 ≤ df ≤ n, and n < 2⁵³, up to which masked sums are exact.
+    """
+    worked = None if counted is None else files.worked(counted)
+    party = None if worked is None else worked.state
+    if not isinstance(party, Candidate) or party.agreed is None:
+        raise Denied("out-of-step", "The agreement on words has ended before its last step was answered here.")
+    try:
+        with np.errstate(invalid="ignore"):  # what is no number comes out below 0
+            agreed = agreed_vocabulary(party, last)
+        inverse_frequencies(agreed.documents, agreed.n_documents)
+        if agreed.n_documents >= MOST_DOCUMENTS:
+            raise ParameterError("more documents than can be counted")
+    except DataError:
+        raise
+    except (PartsongError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise Denied("protocol", f"The end of the agreement cannot be used ({type(error).__name__}).") from None
+    return agreed
+
+
+def has_own_counts(agreed: Vocabulary, held: HeldWords) -> bool:
+    """Whether counts can be sums with this site's in them: 0 ≤ df − df_p ≤ n − n_p for each word."""
+    own = held.frequencies_in({word: column for column, word in enumerate(agreed.words)})
+    others, elsewhere = np.asarray(agreed.documents) - own, agreed.n_documents - held.n_documents
+    return bool(others.min() >= 0 and others.max() <= elsewhere)
+
+
+def keep_vocabulary(folder: Path, weighing: Weighing) -> None:
+    """The words beside the result of a run, one a line in the order of the columns: for its owner alone."""
+    with replacing(folder / LISTED, private=True) as draft:
+        draft.write_text("".join(f"{word}\n" for word in weighing.names), encoding="utf-8", errors="surrogatepass")
+
+
+def _started(site: Site, run: str) -> Mapping[str, Any]:
+    started = RunFolder(site.folder / "runs" / run).started()
+    if started is None:
+        raise Denied("not-started", f"Run {run!r} was not started here.")
+    return started.experiment
+
+
+def _require_allowed(site: Site, texts: Texts, rule: TextRule) -> None:
+    site.policy.words.require(rule)
+    if site.policy.columns is not None:
+        raise Denied("words", "site.toml names columns that may leave, which texts do not have. Remove that line.")
+    if not texts.key:
+        raise Denied("no-shared-key", NO_KEY)
+    if site.roster is None:
+        raise Denied("roster", "Sites agree on words by masked sums among parties of a pinned roster; there is none.")
+
+
+def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
+    """All parties are in every sum: two of them that differ by one would tell its words to whoever has the key."""
+    roster = roster_among(site.roster, RunFolder(site.folder / "runs" / run).started())
+    policy = replace(site.policy, minimum_parties=max(site.policy.minimum_parties, len(roster or ())))
+    held = texts.held(rule, run, roster)
+    return replace(site, texts=None, data=held, policy=policy, roster=roster, build=_agreement_of(site, rule))
+
+
+def _agreement_of(site: Site, rule: TextRule) -> Build:
+    """The plan of an agreement, in the words of the experiment that it is for: what that asks for is looked at now. All
+    parties agree, also where some of them are drawn for each round after that.
+    """
+
+    def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
+        plan = site.build(told, n_parties, roster)
+        site.policy.require(plan.wish, site.data.n_rows)
+        site.policy.require_mask_bound(plan.mask_bound)
+        if n_parties < 3 or rule.min_parties > n_parties:
+            raise Denied("parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3.")
+        wish, masks = replace(plan.wish, parties=n_parties), masks_for_words(n_parties, roster)
+        return Plan(cast(Program, rule.rounds), masks, wish, MOST_EXCHANGES)
+
+    return build
+
+
+def _require_agreed_texts(site: Site, texts: Texts, rule: TextRule, run: str) -> None:
+    """Refuse texts whose words are not those that sites have agreed over."""
+    name = f"{run}{SUFFIX}"
+    started = RunFolder(site.folder / "runs" / name).started()
+    if started is not None:
+        require_same(texts.held(rule, name, site.roster), started)
+
+
+def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any], run: str) -> Site:
+    files = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}")
+    agreed = files.agreed()
+    if agreed is None:
+        told_at = (
+            f"Sites have not agreed on words for {run!r}, or this one has not heard the end of it, or has lost its "
+            f"files: that takes this site's own copy of runs/{run}{SUFFIX}/vocabulary, or else a new run."
+        )
+        raise Denied("no-words", told_at)
+    if dict(agreed.experiment) != dict(told):
+        raise Denied("conflict", "Words were agreed on for this run with other settings.")
+    if agreed.rows != len(texts.documents):
+        raise Denied("layout", f"Words were agreed on over {agreed.rows} texts; there are {len(texts.documents)}.")
+    context = words_context_of(agreed.vocabulary.documents, agreed.vocabulary.n_documents)
+    return replace(site, texts=None, data=replace(texts.counted(rule.weighing(agreed.vocabulary)), context=context))
+
+
+def told_of_long(party: Any, program: Any) -> str:
+    """For the log of a site whose words are in part too long for an agreement: how many, and the limit; else nothing.
+    Words that are too long are in nothing that leaves, and neither is their number.
+    """
+    if not isinstance(party, Candidate) or not party.n_too_long:
+        return ""
+    return (
+        f"{party.n_too_long} different words here, each in at least {program.min_documents} of the texts, have more "
+        f"than {program.longest} bytes of UTF-8, the longest_word of the experiment. They take no part in the "
+        "agreement, are not in the model, and the server is not told of them. If they matter, ask the coordinator for "
+        "a new run with a larger longest_word."
+    )
+
+
+def told_of_empty(rows: Any) -> str:
+    """For the log of a site without any agreed word; else nothing."""
+    if np.count_nonzero(rows.data):
+        return ""
+    return (
+        f"None of the {rows.shape[0]} texts here has a word of the vocabulary. The site takes part with rows of zeros. "
+        "Check the language of the texts and the rule of the experiment."
+    )

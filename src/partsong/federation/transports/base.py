@@ -1,0 +1,135 @@
+"""How requests reach sites: bytes to names and back. A transport knows neither what is in them nor who may say what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from partsong.core.streams import stream
+
+# ---- replies ----------------------------------------------------------------------------------------------------
+#
+# Requests to parties and their replies: pushed without waiting, heard as they come; who needs all of them asks.
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why there is no reply of a party that can be used."""
+
+    why: str
+
+
+Heard = tuple[str, bytes | Lost]
+"""Who was heard, and with what."""
+
+
+class Replies(Protocol):
+    """One request is out at each party, at most; a new one takes the place of the one before."""
+
+    def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Send requests, which are of no use after so many seconds."""
+
+    def arrived(self, timeout: float) -> Heard | None:
+        """The next reply to a request that is out, or why there will be none; None where nothing came in time."""
+
+    def recall(self) -> Mapping[str, Lost]:
+        """Take back all that was not answered, and say why it was not."""
+
+
+def all_replies(to: Replies, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Lost]:
+    """Push all requests, then wait for the replies; what was not answered in time is taken back."""
+    to.recall()
+    to.push(requests, timeout)
+    found: dict[str, bytes | Lost] = {}
+    until = time.monotonic() + timeout
+    while len(found) < len(requests):
+        heard = to.arrived(max(0.0, until - time.monotonic()))
+        if heard is None:
+            break
+        found[heard[0]] = heard[1]
+    return {**to.recall(), **found}
+
+
+# ---- transport --------------------------------------------------------------------------------------------------
+
+Turn = Callable[[Sequence[str]], str | None]
+"""Who of those that are asked is heard next; those who wait longest come first. None: nobody in time."""
+
+
+class Transport(Replies, Protocol):
+    """Sends requests to sites, all at the same time; the same one may be sent twice. Who waits for all of them uses
+    `ask`, who takes what comes uses `push`, `arrived` and `recall`: one of the two ways at a time.
+    """
+
+    def names(self) -> tuple[str, ...]:
+        """All sites that can be asked."""
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
+        """What each of them answers within so many seconds; a site that is missing from the result is lost."""
+
+
+def first_come(waiting: Sequence[str]) -> str | None:
+    """In the order in which they were asked."""
+    return next(iter(waiting), None)
+
+
+def by_seed(seed: int) -> Turn:
+    """In an order that a seed decides."""
+    draw = stream(seed, "turns")
+    return lambda waiting: waiting[int(draw.integers(len(waiting)))] if waiting else None
+
+
+def by_list(names: Iterable[str]) -> Turn:
+    """In this order; after its end as they were asked."""
+    left = iter(tuple(names))
+
+    def turn(waiting: Sequence[str]) -> str | None:
+        name = next(left, None)
+        return first_come(waiting) if name is None else name if name in waiting else None
+
+    return turn
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """Sites in this process, through the same bytes; one whose answer ends in an error is lost.
+
+    A site that was pushed a request works when it is its `turn` to be heard, so that every order can be had.
+    """
+
+    sites: Mapping[str, Callable[[bytes], bytes]]
+    turn: Turn = first_come
+    out: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+
+    def names(self) -> tuple[str, ...]:
+        """Theirs."""
+        return tuple(sorted(self.sites))
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
+        """One after another."""
+        return {name: self._asked(name, request) for name, request in requests.items()}
+
+    def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Nobody works yet."""
+        for name, request in requests.items():
+            self.out.pop(name, None)
+            self.out[name] = request
+
+    def arrived(self, timeout: float) -> Heard | None:
+        """Whose turn it is."""
+        name = self.turn(tuple(self.out))
+        return None if name is None else (name, self._asked(name, self.out.pop(name)))
+
+    def recall(self) -> dict[str, Lost]:
+        """Those that were not heard have not begun."""
+        left = dict.fromkeys(self.out, Lost("its turn did not come"))
+        self.out.clear()
+        return left
+
+    def _asked(self, name: str, request: bytes) -> bytes | Lost:
+        try:
+            return self.sites[name](request)
+        except Exception as error:
+            return Lost(type(error).__name__)

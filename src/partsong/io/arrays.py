@@ -1,0 +1,203 @@
+"""NumPy's .npy (left on disk) and .npz (dense, or SciPy's sparse kind)."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.data.table import Table
+from partsong.errors import FormatError, ParameterError, ShapeError
+from partsong.io.opening import GZIP_RATIO, Wanted, parsing, require_plausible
+
+# ---- npy headers ------------------------------------------------------------------------------------------------
+#
+# What the arrays of .npy and .npz files say of themselves, before any value is read and whether or not it is true.
+
+FEATURE_KEYS = ("feature_names", "genes", "features")
+SAMPLE_KEYS = ("sample_names", "samples")
+RESAVE = "Save it again with np.save or np.savez from plain number or text arrays (X.astype(float), names.astype(str))."
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an array says of itself before its values are read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Of header and values together."""
+        return self.offset + self.dtype.itemsize * math.prod(self.shape)
+
+
+def header_of(stream: IO[bytes]) -> Header:
+    """From the beginning of an array; the stream is left where its values begin."""
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of the .npy format is not one that plain numbers need")
+    shape, _, dtype = readers[version](stream)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {shape} is negative")
+    return Header(shape, dtype, stream.tell())
+
+
+def member_headers(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, Header]]:
+    """The header of each array, held against the size of its member, and that against what can be unpacked at all."""
+    for member in archive.infolist():
+        if not member.filename.endswith(".npy"):
+            continue
+        where = f"{path}, array {member.filename.removesuffix('.npy')!r}"
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise FormatError(f"{where}: packed in a way that np.savez does not use. {RESAVE}")
+        ratio = 1 if member.compress_type == zipfile.ZIP_STORED else GZIP_RATIO
+        if member.file_size > ratio * min(member.compress_size, path.stat().st_size) + ratio:
+            raise FormatError(f"{where}: claims {member.file_size} bytes, more than its place can hold. {RESAVE}")
+        with archive.open(member) as stream:
+            header = header_of(stream)
+        if not header.dtype.hasobject:
+            require_honest(where, header, member.file_size)
+        yield member.filename.removesuffix(".npy"), header
+
+
+def require_honest(where: str, header: Header, held: int) -> None:
+    """Refuse an array that is not as long as it says."""
+    if not header.dtype.hasobject and header.n_bytes != held:
+        raise FormatError(
+            f"{where}: its header claims {header.n_bytes} bytes (shape {header.shape}, {header.dtype}), "
+            f"but it holds {held}. It is cut short or damaged. {RESAVE}"
+        )
+
+
+def require_numbers(where: str, dtype: np.dtype[Any]) -> None:
+    """Refuse objects and text where numbers belong."""
+    if dtype.hasobject:
+        raise FormatError(f"{where}: holds Python objects, which are never loaded: they can run code. {RESAVE}")
+    if dtype.kind not in "biufc":
+        raise FormatError(f"{where}: holds {dtype}, not numbers. {RESAVE}")
+
+
+def names_in(
+    path: Path, headers: Mapping[str, Header], arrays: Any, keys: tuple[str, ...], length: int
+) -> tuple[str, ...] | None:
+    """The first array of one of these keys that has this length, as text; None if there is none."""
+    for key in keys:
+        if key in headers and headers[key].shape == (length,):
+            if headers[key].dtype.kind not in "USiu":
+                raise FormatError(f"{path}, array {key!r}: names are {headers[key].dtype}, not text. {RESAVE}")
+            return tuple(
+                name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in arrays[key].tolist()
+            )
+    return None
+
+
+# ---- numpy files ------------------------------------------------------------------------------------------------
+
+
+def read_npy(path: Path, wanted: Wanted) -> Table:
+    """Open a .npy as a memory map; nothing is read until it is used."""
+    with parsing(path, "a NumPy array"):
+        with path.open("rb") as stream:
+            header = header_of(stream)
+        require_honest(str(path), header, path.stat().st_size)
+        require_numbers(str(path), header.dtype)
+        on_disk = header.n_bytes > header.offset and header.dtype.isnative
+        X = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
+        return Table(_native(X.T if wanted.transpose else X), source=str(path))
+
+
+def read_npz(path: Path, wanted: Wanted) -> Table:
+    """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train'), and names and labels that fit it.
+
+    SciPy's sparse kind may hold names and labels beside the matrix as well.
+    """
+    with parsing(path, "an .npz archive"):
+        with zipfile.ZipFile(path) as archive:
+            headers = dict(member_headers(path, archive))
+        is_sparse = {"format", "shape", "data"} <= headers.keys()
+        if is_sparse and wanted.key is not None:
+            raise ParameterError(
+                f"{path}: key={wanted.key!r} picks one of several arrays, but this is a single sparse matrix. "
+                "Leave it out."
+            )
+        key = "X" if is_sparse else _choose(path, headers, wanted.key)
+        with np.load(path, allow_pickle=False) as arrays:
+            X: Any = _sparse(path, headers, arrays) if is_sparse else _dense(path, key, headers[key], arrays)
+            X = X.T if wanted.transpose else X
+            X = X.tocsr() if is_sparse else X
+            features = names_in(path, headers, arrays, FEATURE_KEYS, X.shape[1])
+            samples = names_in(path, headers, arrays, SAMPLE_KEYS, X.shape[0])
+            labels = _labels(path, headers, arrays, wanted.label, key, X.shape[0])
+        return Table(X, features, samples, labels, str(path))
+
+
+def _choose(path: Path, headers: Mapping[str, Header], key: str | None) -> str:
+    listed = ", ".join(f"{name!r} {header.shape} {header.dtype}" for name, header in list(headers.items())[:20])
+    if key is not None and key not in headers:
+        raise ParameterError(
+            f"{path}: there is no array {key!r}. It holds: {listed or 'nothing'}. Pass one of these as key=."
+        )
+    matrices = [name for name, header in headers.items() if len(header.shape) == 2]
+    only = matrices if len(matrices) == 1 else []
+    candidates = [key] if key is not None else [*only, *(name for name in ("X", "X_train") if name in headers)]
+    if not candidates:
+        raise FormatError(
+            f"{path}: {len(matrices)} of its arrays are matrices, so it is unclear which to read. "
+            f"It holds: {listed or 'no arrays'}. Pass its name as key=, or save it as 'X' (samples x features)."
+        )
+    return candidates[0]
+
+
+def _dense(path: Path, key: str, header: Header, arrays: Any) -> npt.NDArray[Any]:
+    where = f"{path}, array {key!r}"
+    require_numbers(where, header.dtype)
+    if len(header.shape) != 2:
+        raise ShapeError(
+            f"{where}: has shape {header.shape}, not samples x features. Save X.reshape(len(X), -1) instead."
+        )
+    return _native(arrays[key])
+
+
+def _sparse(path: Path, headers: Mapping[str, Header], arrays: Any) -> Any:
+    from scipy import sparse
+
+    shape = tuple(int(side) for side in arrays["shape"].ravel()[:3])
+    require_plausible(path, shape, math.prod(headers["data"].shape))
+    matrix = sparse.load_npz(path)
+    require_numbers(str(path), matrix.dtype)
+    if hasattr(matrix, "check_format"):
+        matrix.check_format(full_check=True)  # indices out of range would crash compiled code
+    return sparse.csr_array(matrix)
+
+
+def _native(X: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return X if X.dtype.isnative else X.astype(X.dtype.newbyteorder("="))
+
+
+def _labels(
+    path: Path, headers: Mapping[str, Header], arrays: Any, label: str | None, key: str, length: int
+) -> npt.NDArray[Any] | None:
+    if label is not None:
+        if label not in headers or headers[label].shape != (length,) or headers[label].dtype.hasobject:
+            known = [
+                name for name, header in headers.items() if header.shape == (length,) and not header.dtype.hasobject
+            ]
+            raise ParameterError(
+                f"{path}: {label!r} is not an array of {length} labels, one per row. Arrays that would fit: {known}. "
+                "Pass one of these as label=, or none."
+            )
+        return np.asarray(arrays[label])
+    suffix = key.removeprefix("X") if key.startswith("X") else ""
+    for name in (f"y{suffix}",) if suffix else ("y", "labels", "y_train"):
+        if name in headers and headers[name].shape == (length,) and headers[name].dtype.kind in "biufUS":
+            return np.asarray(arrays[name])
+    return None

@@ -1,0 +1,350 @@
+"""Numba kernels for several turns of W and H in one call: what a party does between two exchanges.
+
+A party's turn is some sixty short calls, and parties that run side by side wait for the interpreter at each of them.
+Here the interpreter is asked once for many turns. Products are BLAS calls on tiles of rows; all is serial and releases
+the GIL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partsong.kernels.compiling import compiled
+from partsong.kernels.hals import FAST, VANISHING, descend_rows, gather_rows, multiply_rows, sweep_rows
+
+# ---- turns ------------------------------------------------------------------------------------------------------
+#
+# The turns of W and H at a party, in the words of compiled code.
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A rule's step: "descend" (with inertia), "multiply", or "sweep" (so many times over)."""
+
+    kind: str
+    sweeps: int = 1
+    inertia: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Towards:
+    """A pull on Hᵀ (m × k) that stays the same for some turns; centre is m × k, weights k.
+
+    "alone"               none
+    "damped"              ½μ‖H − C‖² in the equations, μ = strength · ‖gram‖₂
+    "damped absolutely"   the same with μ = strength
+    "mixed"               H ← (H + strength·C) / (1 + strength·weights) after the step
+    "proximal"            the proximal map of strength·½‖H − C‖² with the step
+    """
+
+    kind: str = "alone"
+    strength: float = 0.0
+    centre: Any = None
+    weights: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What happens in each of `count` turns: the rule's step, penalties in the unit of the sums, the pull on H."""
+
+    count: int
+    move: Move
+    l1_W: float
+    l2_W: float
+    l1_H: float
+    l2_H: float
+    towards: Towards
+
+
+LONG_CALL = 2e9
+"""Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""
+EVERY_TURN = 5e5
+"""What a turn takes however small it is, in operations."""
+
+
+def most_turns(products: float, shape: tuple[int, int], rank: int, move: Move) -> int:
+    """How many turns fit a call, if the two products of one take so many operations."""
+    steps = 2.0 * sum(shape) * rank**2 * move.sweeps + 250.0 * rank**2
+    return max(1, int(LONG_CALL / (products + steps + EVERY_TURN)))
+
+
+# ---- compiled turns ---------------------------------------------------------------------------------------------
+
+MOVES = ("descend", "multiply", "sweep")
+PULLS = ("alone", "damped", "damped absolutely", "mixed", "proximal")
+DESCEND, MULTIPLY, SWEEP = range(3)
+ALONE, DAMPED, DAMPED_ABSOLUTELY, MIXED, PROXIMAL = range(5)
+CLOSE = 1e-11
+"""How near bounds of an eigenvalue must come to each other, of its size."""
+MOST_PRODUCTS = 60
+SUMMED = 256
+"""Rows whose products are summed in the type of a factor."""
+
+
+@compiled()
+def largest_eigenvalue(gram, v):  # type: ignore[no-untyped-def]
+    """‖gram‖₂ of a symmetric positive semi-definite matrix; v > 0 (k) is where to look first, and what was found.
+
+    For a matrix without negative entries and v > 0, max_i (gram v)_i / v_i is never below the eigenvalue (Collatz) and
+    vᵀ gram v / vᵀv never above it; products with v bring the two together. Where they stay apart LAPACK decides.
+    """
+    k = gram.shape[0]
+    least = 0.0
+    for i in range(k):
+        for j in range(k):
+            if not np.isfinite(gram[i, j]):
+                return np.inf
+            least = min(least, gram[i, j])
+    if least >= 0.0:
+        u = np.empty(k)
+        for _ in range(MOST_PRODUCTS):
+            upper, along, length, size = 0.0, 0.0, 0.0, 0.0
+            is_known = True
+            for i in range(k):
+                total = 0.0
+                for j in range(k):
+                    total += gram[i, j] * v[j]
+                u[i] = total
+                along += total * v[i]
+                length += v[i] * v[i]
+                size = max(size, total)
+                if gram[i, i] > 0.0:
+                    if v[i] > 1e-100:
+                        upper = max(upper, total / v[i])
+                    else:
+                        is_known = False
+            if size == 0.0:
+                return 0.0
+            for i in range(k):
+                v[i] = u[i] / size
+            if not is_known:
+                break
+            if upper - along / length <= CLOSE * upper:
+                for i in range(k):
+                    v[i] = max(v[i], 1e-6)
+                return upper
+    for i in range(k):
+        v[i] = 1.0
+    return np.linalg.eigvalsh(gram.astype(np.float64))[-1]
+
+
+@compiled(fastmath=FAST)
+def _shift(gram, cross, squared, linear):  # type: ignore[no-untyped-def]
+    """gram + squared·I and cross − linear, in place: penalties."""
+    if squared > 0:
+        for j in range(gram.shape[0]):
+            gram[j, j] += gram.dtype.type(squared)
+    if linear > 0:
+        amount = cross.dtype.type(linear)
+        for i in range(cross.shape[0]):
+            for j in range(cross.shape[1]):
+                cross[i, j] -= amount
+
+
+@compiled(fastmath=FAST)
+def _damp(gram, cross, mu, centre):  # type: ignore[no-untyped-def]
+    """gram + mu·I and cross + mu·centre, in place."""
+    for j in range(gram.shape[0]):
+        gram[j, j] += mu
+    for i in range(cross.shape[0]):
+        for j in range(cross.shape[1]):
+            cross[i, j] += mu * centre[i, j]
+
+
+@compiled(fastmath=FAST)
+def _mix(F, strength, centre, weights):  # type: ignore[no-untyped-def]
+    """(F + strength·centre) / (1 + strength·weights), in place, and zero where that vanishes."""
+    zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
+    for i in range(F.shape[0]):
+        for j in range(F.shape[1]):
+            moved = (F[i, j] + strength * centre[i, j]) / (1 + strength * weights[j])
+            F[i, j] = moved if moved >= least else zero
+
+
+@compiled(fastmath=FAST)
+def _descend_towards(F, product, cross, eta, strength, centre, weights):  # type: ignore[no-untyped-def]
+    """max(0, (F − eta (product − cross) + eta·strength·centre) / (1 + eta·strength·weights)), in place."""
+    zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
+    pull = eta * strength
+    for i in range(F.shape[0]):
+        for j in range(F.shape[1]):
+            moved = F[i, j] - eta * (product[i, j] - cross[i, j]) + pull * centre[i, j]
+            F[i, j] = moved / (1 + pull * weights[j]) if moved >= least else zero
+
+
+@compiled(fastmath=FAST)
+def _lean(F, before, inertia):  # type: ignore[no-untyped-def]
+    """F + inertia (F − before), in place; `before` becomes F as it was."""
+    for i in range(F.shape[0]):
+        for j in range(F.shape[1]):
+            old = F[i, j]
+            F[i, j] = old + inertia * (old - before[i, j])
+            before[i, j] = old
+
+
+@compiled(fastmath=FAST)
+def _move(F, before, gram, inverse, cross, product, rule, inertia, eta, sweeps):  # type: ignore[no-untyped-def]
+    """One step of a rule, in place."""
+    if rule == SWEEP:
+        sweep_rows(F, gram, inverse, cross, F, sweeps)
+        return
+    if rule == DESCEND and inertia > 0:
+        _lean(F, before, inertia)
+    np.dot(F, gram, product)
+    if rule == MULTIPLY:
+        multiply_rows(F, product, cross, np.finfo(F.dtype).tiny, F)
+    else:
+        descend_rows(F, product, cross, eta, F)
+
+
+@compiled(fastmath=FAST)
+def _prepare(gram, inverse, v, rule, inertia):  # type: ignore[no-untyped-def]
+    """What a rule needs of a gram: reciprocals of its diagonal, or the length of a gradient step."""
+    if rule == SWEEP:
+        least = np.finfo(gram.dtype).tiny * 4
+        for j in range(gram.shape[0]):
+            inverse[j] = 1 / gram[j, j] if gram[j, j] > least else 0
+    if rule != DESCEND:
+        return 0.0
+    largest = largest_eigenvalue(gram, v)
+    scale = 1.0 if inertia == 0 else 2 * (1 - inertia) / (1 + 2 * inertia)
+    return scale / largest if largest > 0 else scale
+
+
+@compiled(fastmath=FAST)
+def _turn_columns(Ht, before, gram, inverse, cross, product, v, method, pull, centre, weights):  # type: ignore[no-untyped-def]
+    """One pulled step of Hᵀ, in place; gram and cross are used up."""
+    rule, sweeps, inertia = method
+    kind, strength = pull
+    amount = Ht.dtype.type(strength)
+    if kind == DAMPED or kind == DAMPED_ABSOLUTELY:
+        size = 1.0 if kind == DAMPED_ABSOLUTELY else largest_eigenvalue(gram, v)
+        _damp(gram, cross, Ht.dtype.type(strength * size), centre)
+    eta = Ht.dtype.type(_prepare(gram, inverse, v, rule, inertia))
+    if kind == PROXIMAL:
+        if inertia > 0:
+            _lean(Ht, before, Ht.dtype.type(inertia))
+        np.dot(Ht, gram, product)
+        _descend_towards(Ht, product, cross, eta, amount, centre, weights)
+        return
+    _move(Ht, before, gram, inverse, cross, product, rule, Ht.dtype.type(inertia), eta, sweeps)
+    if kind == MIXED:
+        _mix(Ht, amount, centre, weights)
+
+
+@compiled(fastmath=FAST)
+def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
+    """out ← FᵀF, with products of some rows in the type of F and sums of these in float64."""
+    sums[:] = 0.0
+    for a in range(0, F.shape[0], SUMMED):
+        rows = F[a : min(a + SUMMED, F.shape[0])]
+        np.dot(rows.T, rows, piece)
+        sums += piece
+    out[:] = sums
+
+
+@compiled(fastmath=FAST)
+def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
+    """`turns` times: a step of W (n × k) from X Hᵀ, then one of Hᵀ (m × k) from XᵀW, in place.
+
+    `method` is a rule, its sweeps and its inertia, `pull` a kind and a strength; tiles have `height` rows.
+    """
+    rule, sweeps, inertia = method
+    (n, m), k = X.shape, W.shape[1]
+    kind = W.dtype.type
+    longest = max(m, height)
+    product, cross = np.empty((longest, k), W.dtype), np.empty((longest, k), W.dtype)
+    total, part = np.empty((k, m)), np.empty((k, m), W.dtype)
+    gram, piece, inverse = np.empty((k, k), W.dtype), np.empty((k, k), W.dtype), np.empty(k, W.dtype)
+    sums = np.empty((k, k))
+    v_W, v_H = np.ones(k), np.ones(k)
+    none = np.empty((0, 0), W.dtype)
+    for _ in range(turns):
+        _gram(Ht, gram, piece, sums)
+        _shift(gram, none, penalties[1], 0.0)
+        eta = kind(_prepare(gram, inverse, v_W, rule, inertia))
+        sums[:] = 0.0
+        total[:] = 0.0
+        for a in range(0, n, height):
+            b = min(a + height, n)
+            tile, target, rows = X[a:b], cross[: b - a], W[a:b]
+            np.dot(tile, Ht, target)
+            _shift(none, target, 0.0, penalties[0])
+            _move(rows, W_before[a:b], gram, inverse, target, product[: b - a], rule, kind(inertia), eta, sweeps)
+            np.dot(rows.T, rows, piece)
+            sums += piece
+            np.dot(rows.T, tile, part)
+            total += part
+        gram[:] = sums
+        _transpose(total, cross[:m])
+        _shift(gram, cross[:m], penalties[3], penalties[2])
+        _turn_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
+
+
+@compiled(fastmath=FAST)
+def _transpose(A, out):  # type: ignore[no-untyped-def]
+    for first in range(0, A.shape[1], 16):
+        for j in range(A.shape[0]):
+            for i in range(first, min(first + 16, A.shape[1])):
+                out[i, j] = A[j, i]
+
+
+@compiled(fastmath=FAST)
+def sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights):  # type: ignore[no-untyped-def]
+    """The same for rows in CSR form, given with the CSR form of the transpose: index pointers, indices, values."""
+    rule, sweeps, inertia = method
+    (n, k), m = W.shape, Ht.shape[0]
+    kind = W.dtype.type
+    product, cross = np.empty((max(n, m), k), W.dtype), np.empty((max(n, m), k), W.dtype)
+    gram, piece, inverse = np.empty((k, k), W.dtype), np.empty((k, k), W.dtype), np.empty(k, W.dtype)
+    sums = np.empty((k, k))
+    v_W, v_H = np.ones(k), np.ones(k)
+    for _ in range(turns):
+        _gram(Ht, gram, piece, sums)
+        gather_rows(by_row[0], by_row[1], by_row[2], Ht, 0, cross[:n])
+        _shift(gram, cross[:n], penalties[1], penalties[0])
+        eta = kind(_prepare(gram, inverse, v_W, rule, inertia))
+        _move(W, W_before, gram, inverse, cross[:n], product[:n], rule, kind(inertia), eta, sweeps)
+        _gram(W, gram, piece, sums)
+        gather_rows(by_column[0], by_column[1], by_column[2], W, 0, cross[:m])
+        _shift(gram, cross[:m], penalties[3], penalties[2])
+        _turn_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
+
+
+def on_dense(
+    X: np.ndarray,
+    W: np.ndarray,
+    W_before: np.ndarray,
+    Ht: np.ndarray,
+    Ht_before: np.ndarray,
+    turns: Turns,
+    height: int,
+) -> None:
+    """Turns on dense rows, in place."""
+    dense_turns(X, W, W_before, Ht, Ht_before, *_spelled(turns, Ht), height)
+
+
+def on_sparse(
+    by_row: tuple[np.ndarray, ...],
+    by_column: tuple[np.ndarray, ...],
+    W: np.ndarray,
+    W_before: np.ndarray,
+    Ht: np.ndarray,
+    Ht_before: np.ndarray,
+    turns: Turns,
+) -> None:
+    """Turns on sparse rows, in place."""
+    sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, *_spelled(turns, Ht))
+
+
+def _spelled(turns: Turns, Ht: np.ndarray) -> tuple[Any, ...]:
+    """Turns as numbers and arrays of always the same types."""
+    move, pull = turns.move, turns.towards
+    method = MOVES.index(move.kind), move.sweeps, float(move.inertia)
+    penalties = float(turns.l1_W), float(turns.l2_W), float(turns.l1_H), float(turns.l2_H)
+    centre = np.empty((0, 0), Ht.dtype) if pull.centre is None else np.array(pull.centre, Ht.dtype, order="C")
+    weights = np.empty(0, Ht.dtype) if pull.weights is None else np.array(pull.weights, Ht.dtype)
+    return turns.count, method, penalties, (PULLS.index(pull.kind), float(pull.strength)), centre, weights

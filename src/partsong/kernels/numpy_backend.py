@@ -1,0 +1,148 @@
+"""Kernels for NumPy arrays: numba loops and BLAS products over row ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partsong.core import runtime
+from partsong.kernels import hals as compiled
+
+Floats = np.ndarray
+
+GRAM_ROWS = 1024
+"""Rows whose products are summed together."""
+
+
+def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, place: Floats | None = None) -> Floats:
+    """Coordinate descent on ½‖A − F B‖²: F_j ← max(0, F_j + (cross_j − F gram_j) / gram_jj), `sweeps` times over j.
+
+    Components with gram_jj = 0 do not enter the problem and stay as they are. The result is written to `place`, if any.
+    """
+    gram = np.ascontiguousarray(gram, F.dtype)
+    diagonal = np.diagonal(gram)
+    inverse = np.divide(1, diagonal, out=np.zeros_like(diagonal), where=diagonal > np.finfo(F.dtype).tiny * 4)
+    cross = np.ascontiguousarray(cross, F.dtype)
+    out = np.empty(F.shape, F.dtype) if place is None else place
+    runtime.over(
+        _pieces(F, sweeps * F.shape[1]),
+        lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], out[a:b], sweeps),
+    )
+    return out
+
+
+def multiply(F: Floats, gram: Floats, cross: Floats) -> Floats:
+    """F ∘ cross / (F gram), the multiplicative step."""
+    out = np.empty(F.shape, F.dtype)
+    floor = np.finfo(F.dtype).tiny
+    gram, cross = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False)
+    runtime.over(
+        _pieces(F, F.shape[1]),
+        lambda a, b: compiled.multiply_rows(F[a:b], F[a:b] @ gram, cross[a:b], floor, out[a:b]),
+    )
+    return out
+
+
+def descend(F: Floats, gram: Floats, cross: Floats, step: float) -> Floats:
+    """max(0, F − step (F gram − cross)), the projected gradient step."""
+    out = np.empty(F.shape, F.dtype)
+    gram, cross, size = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False), F.dtype.type(step)
+    runtime.over(
+        _pieces(F, F.shape[1]),
+        lambda a, b: compiled.descend_rows(F[a:b], F[a:b] @ gram, cross[a:b], size, out[a:b]),
+    )
+    return out
+
+
+def extrapolate(new: Floats, old: Floats, amount: float) -> Floats:
+    """max(0, new + amount (new − old))."""
+    out = np.empty(new.shape, new.dtype)
+    scale = new.dtype.type(amount)
+    runtime.over(_pieces(new, 4), lambda a, b: compiled.extrapolate_rows(new[a:b], old[a:b], scale, out[a:b]))
+    return out
+
+
+def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
+    """argmin over F ≥ 0 of ½ tr(F gram Fᵀ) − ⟨F, cross⟩, from F; what is promised of it: local.pivoting.
+
+    Components are first brought to a length near one by powers of two, which rounds nothing.
+    """
+    from partsong.kernels.hals import solve_rows
+
+    diagonal = np.diagonal(gram).astype(np.float64)
+    scale = np.where(diagonal > 0, np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2)), 0.0)
+    scaled = scale[:, None] * np.asarray(gram, np.float64) * scale
+    start, cross = np.ascontiguousarray(F), np.ascontiguousarray(cross)
+    flat = 16 * float(np.finfo(F.dtype).eps)
+    out = np.empty(F.shape, F.dtype)
+    runtime.over(
+        _pieces(F, F.shape[1] ** 2), lambda a, b: solve_rows(scaled, scale, cross[a:b], start[a:b], flat, out[a:b])
+    )
+    return out
+
+
+def gram(F: Floats, exactly: bool = True) -> Floats:
+    """Fᵀ F in float64, since errors by the trace formula need the digits.
+
+    Without `exactly` products of some rows are in the type of F, and only sums over these in float64.
+    """
+    kind = np.float64 if exactly else F.dtype
+
+    def work(start: int, stop: int) -> Floats:
+        total = np.zeros((F.shape[1], F.shape[1]))
+        for a in range(start, stop, GRAM_ROWS):
+            block = F[a : min(a + GRAM_ROWS, stop)].astype(kind, copy=False)
+            total += block.T @ block
+        return total
+
+    parts = runtime.over(_pieces(F, F.shape[1]), work)
+    return sum(parts[1:], parts[0])
+
+
+def inner(A: Floats, B: Floats) -> float:
+    """⟨A, B⟩ in float64."""
+    return float(sum(runtime.over(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))))
+
+
+def largest_eigenvalue(gram: Floats) -> float:
+    """‖gram‖₂ of a symmetric positive semi-definite matrix; infinite where an entry is not finite."""
+    values = np.asarray(gram, np.float64)
+    return float(np.linalg.eigvalsh(values)[-1]) if np.isfinite(values).all() else float("inf")
+
+
+def plus_diagonal(gram: Floats, amount: float) -> Floats:
+    """gram + amount·I."""
+    return gram + gram.dtype.type(amount) * np.eye(len(gram), dtype=gram.dtype)
+
+
+def empty_like(F: Floats) -> Floats:
+    """Uninitialised memory of the same shape and type."""
+    return np.empty(F.shape, F.dtype)
+
+
+def empty(shape: tuple[int, ...], like: Floats) -> Floats:
+    """Uninitialised memory of a given shape and the type (and device) of `like`."""
+    return np.empty(shape, like.dtype)
+
+
+def tile(F: Floats, columns: int) -> Floats:
+    """The vector F repeated as `columns` equal columns."""
+    return np.repeat(F[:, None], columns, axis=1)
+
+
+def rows_of(H: Floats) -> Floats:
+    """Hᵀ as contiguous rows: free when H is a transposed view of such."""
+    return np.ascontiguousarray(H.T)
+
+
+def like(values: np.ndarray, example: Floats) -> Floats:
+    """A NumPy array in the type and place of `example`."""
+    return values.astype(example.dtype, copy=False)
+
+
+def to_numpy(F: Floats) -> np.ndarray:
+    """As a NumPy array."""
+    return F
+
+
+def _pieces(F: Floats, per_entry: float) -> list[tuple[int, int]]:
+    return runtime.ranges(F.shape[0], 2.0 * F.shape[0] * F.shape[1] * per_entry)

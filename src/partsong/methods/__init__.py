@@ -1,0 +1,1 @@
+"""Federated and distributed programs."""

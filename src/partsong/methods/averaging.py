@@ -1,0 +1,431 @@
+"""Factorize alone, then agree on H."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.alignment import Assignment, Matching, PartialAssignment
+from partsong.aggregation.linear import AlignedMean, WeightedMean
+from partsong.aggregation.server_update import Replace
+from partsong.core.interfaces import Aggregation, Alignment, Array, Form, Layout, Message, ServerUpdate, Shard, State
+from partsong.core.streams import stream
+from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.operator import Operator
+from partsong.solvers.alternating import Alternate, NoExtrapolation, Rows, take_turns
+from partsong.solvers.coupling import Coupling, NoPull, Tether
+from partsong.solvers.game import Game, Standing
+from partsong.solvers.game_orders import distance
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.sketched import take_sketched_turns
+from partsong.solvers.update_rules import warn_if_noisy
+
+# ---- joining ----------------------------------------------------------------------------------------------------
+#
+# How a party begins: its first round, and every round after a new model has come.
+
+
+@dataclass(frozen=True, slots=True)
+class CommonStart:
+    """All parties begin with the server's H, and fit W to it before they move."""
+
+    def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
+        """Hᵀ (m × k) from U(0, 1)."""
+        return random_columns(layout.n_features, rank, draw, layout.dtype)
+
+    def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
+        """The server's."""
+        assert model_Ht is not None
+        return model_Ht
+
+    def weights(self, shard: Shard, Ht: Array, solver: Alternate) -> Array:
+        """The non-negative least squares fit to H."""
+        return solver.solve_rows(shard.matrix, Ht)
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentStart:
+    """Every party draws a W and an H of its own, as the FNMF paper does; components come out in different orders.
+
+    `announced`: the server first sends the mean of as many draws from U(0, 1) as there are parties. That is what the
+    paper's mean of all H_p before the first round looks like, without an exchange for it; it pulls towards noise.
+    """
+
+    announced: bool = False
+
+    def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
+        """The mean of draws, or nothing."""
+        if not self.announced:
+            return None
+        total = np.zeros((layout.n_features, rank))
+        for _ in layout.parties:
+            total += draw.random(total.shape)
+        return (total / len(layout.parties)).astype(layout.dtype, copy=False)
+
+    def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
+        """The party's own Hᵀ, U(0, 1), from its private stream."""
+        draw = stream(shard.secret, "start", shard.name)
+        return shard.matrix.native(random_columns(shard.matrix.shape[1], rank, draw))
+
+    def weights(self, shard: Shard, Ht: Array, solver: Alternate) -> Array:
+        """The party's own W, uniform, on a scale where W H has the mean of X (the paper takes U(0, 1) as it is)."""
+        rank = Ht.shape[1]
+        draw = stream(shard.secret, "start", shard.name, "W")
+        return shard.matrix.native(draw.random((shard.matrix.shape[0], rank)) * (4.0 * shard.matrix.mean / rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """H_p ← H. With `follow`, the party finds where its components went, from its own last H_p, and W goes with them.
+
+    P = follow(H, H_p) puts H_p in the order of H, so W ← W Pᵀ. Soft plans have no such order: W is fitted anew by
+    sweeps instead. Without `follow` W stays in the order it had, as printed in the FNMF paper.
+    """
+
+    follow: Alignment | None = None
+
+    def begin(
+        self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: Alternate
+    ) -> tuple[Array, Array]:
+        """Hᵀ and W to go on from."""
+        assert model_Ht is not None
+        if self.follow is None or own_Ht is None:
+            return model_Ht, W
+        plan = self.follow.plan(model_Ht.T, own_Ht.T)
+        if isinstance(plan, Matching) and plan.is_permutation:
+            on = kernels.of(W)
+            order = plan.partners
+            is_same = (order == np.arange(len(order))).all()
+            return model_Ht, W if is_same else on.rows_of(plan.apply(W.T))
+        return model_Ht, solver.solve_rows(shard.matrix, model_Ht, exactly=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Personal:
+    """Components that have a partner in the shared model take its values, in the party's own order; others are kept."""
+
+    align: Alignment = PartialAssignment()
+
+    def begin(
+        self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: Alternate
+    ) -> tuple[Array, Array]:
+        """Hᵀ and W to go on from; W is in the party's order already."""
+        assert model_Ht is not None
+        assert own_Ht is not None
+        plan = self.align.plan(own_Ht.T, model_Ht.T)
+        on = kernels.of(own_Ht)
+        kept = on.like(1.0 - plan.weights, own_Ht)
+        return own_Ht * kept + on.rows_of(plan.apply(model_Ht.T)), W
+
+
+# ---- uploading --------------------------------------------------------------------------------------------------
+#
+# What a party sends when it has iterated: its H as it is, or in the order of the shared model.
+
+LONE = (
+    "Take an alignment in which every row has a partner, P 1 = 1, and which says so by is_partial = False (Assignment, "
+    "Sinkhorn), or accept that such a row is seen: AlignedUpload(…, shows_lone_rows=True)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeUpload:
+    """H_p (k × m) and the number of rows; whoever aggregates finds out which component is which."""
+
+    def check(self, aggregation: Aggregation, sweeps: int) -> None:
+        """One exchange a round."""
+        if sweeps > 1:
+            raise CompositionError(
+                "Several sweeps per round need AlignedUpload: without it the second says nothing new."
+            )
+
+    def message(self, shard: Shard, Ht: Array | None, model_Ht: Array | None, is_late: bool, rank: int) -> Message:
+        """H_p and n_p."""
+        if Ht is None or is_late:
+            raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the beginning of this round.")
+        return Message({"H": Ht.T}, weight=float(shard.matrix.shape[0]))
+
+    def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
+        """H_p ≥ 0."""
+        return {"H": Form((rank, layout.n_features), non_negative=True, is_factor=True)}
+
+    def agreed(self, aggregate: Message, model: Message) -> Message:
+        """The aggregate itself."""
+        return aggregate
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedUpload:
+    """P_p H_p (k × m) and the counts P_p 1 (k), with P_p = align(H, H_p): a sweep of the barycenter is one sum.
+
+    So no single H_p is needed by anybody, and the sum can be masked. The same as `aggregate.barycenter.FixedPoint`
+    from the same start, sweep by sweep. Where there is no model yet the first sum is by position.
+
+    Where the count of a row is 1, its sum is one party's row as it is. Plans without partners for every row can lead to
+    that, so masked reductions refuse an alignment that is partial, or does not say that it is not (`is_partial`),
+    unless `shows_lone_rows` says that it is known and accepted.
+    """
+
+    align: Alignment = Assignment()
+    shows_lone_rows: bool = False
+
+    def check(self, aggregation: Aggregation, sweeps: int) -> None:
+        """Needs the aggregation that divides by the counts."""
+        if not isinstance(aggregation, AlignedMean):
+            raise CompositionError(
+                f"AlignedUpload sends sums and counts, which {aggregation} cannot read: use AlignedMean."
+            )
+
+    def message(self, shard: Shard, Ht: Array | None, model_Ht: Array | None, is_late: bool, rank: int) -> Message:
+        """P_p H_p and P_p 1; zeros from a party that did not iterate in this round."""
+        rows = float(shard.matrix.shape[0])
+        if Ht is None or is_late:
+            zeros = shard.matrix.native(np.zeros((rank, shard.matrix.shape[1])))
+            return Message({"H": zeros, "counts": np.zeros(rank)}, 0.0)
+        if model_Ht is None:
+            return Message({"H": kernels.of(Ht).rows_of(Ht), "counts": np.ones(rank)}, rows)
+        plan = self.align.plan(model_Ht.T, Ht.T)
+        if not hasattr(plan, "apply") or not hasattr(plan, "weights"):
+            raise CompositionError(
+                f"{type(self.align).__name__}.plan returned {type(plan).__name__}, which is no plan: it needs matrix "
+                "(k × k), weights = P 1 and apply (see core.Plan). Wrap a matrix P as align.plan.Blend(P)."
+            )
+        return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
+
+    def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
+        """P_p H_p ≥ 0 and P_p 1 ≥ 0."""
+        H = Form((rank, layout.n_features), non_negative=True, is_factor=True)
+        counts = Form((rank,), non_negative=True)
+        if self.shows_lone_rows or not getattr(self.align, "is_partial", True):
+            return {"H": H, "counts": counts}
+        lone = f"{type(self.align).__name__} may find a partner for a row at one party only. {LONE}"
+        return {"H": replace(H, lone=lone), "counts": counts}
+
+    def agreed(self, aggregate: Message, model: Message) -> Message:
+        """The mean; rows that nobody has matched stay as they were."""
+        empty = np.flatnonzero(aggregate["counts"] <= 0)
+        H = aggregate["H"]
+        if len(empty):
+            H = H + 0
+            before = kernels.of(H).like(kernels.of(model["H"]).to_numpy(model["H"]), H)
+            for row in empty.tolist():
+                H[row] = before[row]
+        return Message({"H": H}, aggregate.weight)
+
+
+# ---- consensus --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsensusParty:
+    """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
+
+    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any. In a
+    game with a given step `curvature` is 1/η of one that was safe where this party began, `first_error` ‖X − W H‖²
+    there.
+    """
+
+    W: Array | None = None
+    Ht: Array | None = None
+    count: int = 0
+    round: int = -1
+    scale_W: float = 0.0
+    scale_H: float = 0.0
+    curvature: float = 0.0
+    first_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsensusServer:
+    """The model as it stands, the round and sweep it is for, and the server update's own state."""
+
+    model: Message
+    memory: State
+    round: int = 0
+    sweep: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Consensus:
+    """Each party runs `steps` local iterations from the broadcast H and sends its H_p; the server aggregates them.
+
+        local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps, pulled to H      sent: H_p (k × m), weight n_p
+        finish:  H ← server_update(H, aggregation(H_p))                   broadcast: H (k × m), round and sweep (2)
+
+    FedAvg-NMF and Syn-SD are this with a mean, FedProx with a pull, FNMF with an aligned pull and a barycenter. The
+    pull begins in round `free_rounds`: before that there is nothing worth being pulled to. With an aligned upload each
+    round takes `sweeps` exchanges, of which the first alone iterates. Never sent: X_p, W_p.
+
+    With a `sketch` every local step of H is that of ½‖SᵀX_p − SᵀW_p H‖² for an S (n_p × d) drawn anew from the party's
+    own secret, which nobody else can draw; W's steps stay exact. With one participant per round and a `Relaxation`
+    these are Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
+
+    With a `game` a local iteration is one sweep of it over the party's cells, in place of the solver's steps.
+    """
+
+    rank: int
+    solver: Alternate = field(default_factory=Alternate)
+    steps: int = 10
+    start: CommonStart | IndependentStart = CommonStart()
+    aggregation: Aggregation = WeightedMean()
+    server_update: ServerUpdate = Replace()
+    coupling: Coupling = NoPull()
+    joining: Overwrite | Personal = Overwrite()
+    upload: WholeUpload | AlignedUpload = WholeUpload()
+    free_rounds: int = 0
+    sweeps: int = 1
+    sketch: Proportion | None = None
+    game: Game | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < least:
+                raise ParameterError(f"Consensus needs a whole number {name} ≥ {least}; got {value!r}.")
+        self.coupling.check(self.solver.rule)
+        self.upload.check(self.aggregation, self.sweeps)
+        if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError("A pull and extrapolation do not go together; use a solver with NoExtrapolation.")
+        if self.game is not None and (self.sketch is not None or not isinstance(self.coupling, NoPull)):
+            raise CompositionError("A game is played on all cells and without a pull: leave out sketch and coupling.")
+        if self.sketch is not None:
+            warn_if_noisy(self.solver.rule)
+        if self.sketch is not None and not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError(
+                "Extrapolation asks the objective whether a step went up, which sketched steps do not know: "
+                "use a solver with NoExtrapolation, or no sketch."
+            )
+
+    def start_party(self, shard: Shard, layout: Layout) -> ConsensusParty:
+        """Neither W nor H yet."""
+        return ConsensusParty()
+
+    def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
+        """H from the shared seed; sent where parties need it to begin."""
+        draw = stream(layout.seed, "start")
+        Ht = self.start.model(layout, self.rank, draw)
+        is_sent = Ht is not None
+        if Ht is None:
+            Ht = random_columns(layout.n_features, self.rank, draw, layout.dtype)
+        server = ConsensusServer(Message({"H": Ht.T}), self.server_update.init(Message({"H": Ht.T})))
+        return server, _broadcast(server, is_sent)
+
+    def local(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Message]:
+        """A few local iterations from the model, or (in later sweeps) none."""
+        number, sweep = (int(value) for value in model["turn"])
+        Ht = _model_columns(shard, model)
+        if sweep == 0:
+            party = self._iterate(shard, party, Ht, number)
+        is_late = party.round != number  # missed the first sweep: nothing to add to this round
+        return party, self.upload.message(shard, party.Ht, Ht, is_late, self.rank)
+
+    def _iterate(self, shard: Shard, party: ConsensusParty, model_Ht: Array | None, number: int) -> ConsensusParty:
+        rule = self.solver.rule
+        if party.W is None:
+            is_late = number > 0 and model_Ht is not None  # joins where there is something worth beginning from
+            start = CommonStart() if is_late else self.start
+            Ht = start.columns(shard, model_Ht, self.rank)
+            W = start.weights(shard, Ht, self.solver)
+        else:
+            Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
+        if self.game is not None:
+            return self._play(shard, party, W, Ht, number)
+        rows = Rows(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
+        columns = self.solver.begin(Ht)
+        columns = replace(columns, memory=replace(columns.memory, count=party.count, scale=party.scale_H))
+        is_free = model_Ht is None or number < self.free_rounds
+        pulls: Coupling = NoPull() if is_free else self.coupling
+        tether = Tether(Ht if model_Ht is None else model_Ht)
+        if self.sketch is None:
+            rows, columns = take_turns(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
+        else:
+            draws = (self._private_sketch(shard, party.count + i) for i in range(self.steps))
+            rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, tether, draws)
+        scales = (0.0 if rows.memory is None else rows.memory.scale, columns.memory.scale)
+        return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number, *scales)
+
+    def _play(self, shard: Shard, party: ConsensusParty, W: Array, Ht: Array, number: int) -> ConsensusParty:
+        """`steps` sweeps of the game; its pace is kept as the scale of W, and begins anew where there is none."""
+        assert self.game is not None
+        game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
+        standing, pace, seen = Standing(W, Ht), party.scale_W or 1.0, float("inf")
+        begun = float("nan") if game.step.is_balanced else distance(matrix, W, Ht) ** 2
+        curvature, first_error = party.curvature, party.first_error
+        if curvature == 0 and not game.step.is_balanced:
+            curvature, first_error = game.curvature(matrix, W, Ht), begun
+        for count in range(party.count, party.count + self.steps):
+            miss = float("nan") if meets else distance(matrix, standing.W, standing.Ht)
+            draw = stream(shard.secret, "play", shard.name, count)
+            standing = game.sweep(matrix, standing, count, pace=pace, miss=miss, draw=draw)
+            latest = standing.seen if meets else miss**2
+            if not np.isfinite(latest):
+                told = f"in sweep {count + 1} numbers at party {shard.name!r} grew beyond all measure"
+                raise game.too_large(told, curvature)
+            pace, seen = game.step.paced(pace, count, seen, latest), latest
+        played = party.count + self.steps
+        if _has_any(Ht) and not _has_any(standing.Ht) and matrix.squared_norm > 0:
+            told = f"after sweep {played} all players at party {shard.name!r} have fallen to zero"
+            raise game.too_large(told, curvature, has_collapsed=True)
+        if not game.step.is_balanced:
+            after = distance(matrix, standing.W, standing.Ht) ** 2
+            if not after <= max(begun, game.most_error(first_error, matrix.squared_norm)):
+                told = f"after sweep {played} the squared error at party {shard.name!r} has risen to {after:.4g}"
+                raise game.too_large(f"{told} (it began with {first_error:.4g})", curvature)
+        return ConsensusParty(
+            standing.W, standing.Ht, played, number, pace, curvature=curvature, first_error=first_error
+        )
+
+    def _private_sketch(self, shard: Shard, step: int) -> Operator:
+        """S (n × d) of one step, which the party alone can draw."""
+        assert self.sketch is not None
+        return self.sketch.draw(shard.matrix.shape[0], self.rank, shard.secret, "S1", shard.name, step)
+
+    def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
+        """The aggregate moves the model; what rounding under masks leaves below zero becomes zero."""
+        agreed = self.upload.agreed(aggregate, server.model)
+        moved, memory = self.server_update.step(server.model, agreed, server.memory)
+        model = Message({"H": moved["H"].clip(min=0)}, moved.weight)
+        is_last = server.sweep + 1 >= self.sweeps
+        number, sweep = (server.round + 1, 0) if is_last else (server.round, server.sweep + 1)
+        after = ConsensusServer(model, memory, number, sweep)
+        return after, _broadcast(after, True)
+
+    def components(self, server: ConsensusServer) -> Array:
+        """H (k × m) as it stands."""
+        return server.model["H"]
+
+    def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
+        """Nothing: the server sees no error. `evaluate.metrics` computes it from sums of two numbers per party."""
+        return {}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """What the upload says of itself."""
+        return (self.upload.expected(self.rank, layout),)
+
+    def works(self, model: Message) -> bool:
+        """Whether parties iterate: in the first sweep of a round only."""
+        return int(model["turn"][1]) == 0
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """The sweep that a model is sent for, and how many a round has."""
+        return int(model["turn"][1]), self.sweeps
+
+
+def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
+    turn = np.array([server.round, server.sweep], np.int64)
+    return Message({"H": server.model["H"], "turn": turn} if is_sent else {"turn": turn})
+
+
+def _has_any(Ht: Array) -> bool:
+    return bool(kernels.of(Ht).to_numpy(Ht).any())
+
+
+def _model_columns(shard: Shard, model: Message) -> Array | None:
+    if "H" not in model.arrays:
+        return None
+    H = shard.matrix.native(model["H"])
+    return kernels.of(H).rows_of(H)

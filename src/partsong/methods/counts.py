@@ -1,0 +1,213 @@
+"""Coherence of a federated model: in how many documents of all parties the words of its topics occur together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.linear import Sum
+from partsong.core.interfaces import Array, Form, Layout, Message, RowSolver, Shard
+from partsong.errors import CompositionError, DataError, ParameterError
+from partsong.evaluation.topic_quality import Cooccurrence, TopicPairs, count_pairs
+from partsong.solvers.lda import word_counts
+
+# ---- cooccurrence sums ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the server knows: how many documents, of each word, of each pair (int64); None before the sum."""
+
+    documents: Array | None = None
+    words: Array | None = None
+    pairs: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Whether a party has sent its counts."""
+
+    has_sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CooccurrenceSums:
+    """Each party counts its documents with a word and with two words of a topic; the server adds the counts.
+
+        local:   n_p, Σ_d [x_dw > 0], Σ_d [x_dv > 0][x_dw > 0]     sent: documents (1), words (u), pairs (p): whole
+
+    u are the distinct words of the topics, which everybody knows, and p the pairs within a topic: nothing is said of
+    other words. The same numbers as for all documents together, exactly. A party's own counts tell which of these words
+    its documents combine, and of a single document which it has; masked (privacy.masking.MaskedSum) only totals are
+    seen. A count that one party alone adds to is its own in the total, too. One round is all: a party refuses a second
+    one, which would tell nothing new of all parties, and single counts where some of them are missing from it.
+
+    For C_v a party's rows are windows instead of documents (`evaluate.cooccurrence.windows`).
+    """
+
+    asked: TopicPairs
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        if not self.asked.words:
+            raise ParameterError("There is nothing to count: the topics have no words.")
+
+    @staticmethod
+    def of(topics: Sequence[Sequence[int]]) -> CooccurrenceSums:
+        """For topics as lists of columns (`evaluate.diversity.top_columns`)."""
+        return CooccurrenceSums(TopicPairs.of(topics))
+
+    @property
+    def rank(self) -> int:
+        """Nothing is factorized."""
+        return 0
+
+    @property
+    def solver(self) -> RowSolver:
+        """Nothing is fitted."""
+        raise CompositionError("CooccurrenceSums counts words; it has no model to fit rows to.")
+
+    @property
+    def needs_everyone(self) -> bool:
+        """The coherence is that over all documents."""
+        return True
+
+    def start_party(self, shard: Shard, layout: Layout) -> Counter:
+        """Nothing was sent yet."""
+        return Counter()
+
+    def start_server(self, layout: Layout) -> tuple[Counted, Message]:
+        """The question: which columns and pairs."""
+        if self.asked.words[-1] >= layout.n_features:
+            raise ParameterError(
+                f"Topics name column {self.asked.words[-1]}, but the parties have {layout.n_features} columns."
+            )
+        pairs = np.array(self.asked.pairs, np.int64).reshape(-1, 2)
+        return Counted(), Message({"words": np.array(self.asked.words, np.int64), "pairs": pairs})
+
+    def local(self, shard: Shard, party: Counter, model: Message) -> tuple[Counter, Message]:
+        """One pass over the party's documents."""
+        if party.has_sent:
+            raise ParameterError(
+                f"Party {shard.name!r} has sent its counts already. Counting takes one round: two sums of which one "
+                "lacks a party differ by its counts."
+            )
+        counted = count_pairs(word_counts(shard.matrix), self.asked)
+        documents = np.array([counted.documents], np.int64)
+        return Counter(True), Message({"documents": documents, "words": counted.words, "pairs": counted.pairs})
+
+    def finish(self, server: Counted, aggregate: Message) -> tuple[Counted, Message]:
+        """The sums are all there is."""
+        totals = (kernels.of(aggregate[name]).to_numpy(aggregate[name]) for name in ("documents", "words", "pairs"))
+        counted = Counted(*totals)
+        return counted, Message({"documents": counted.documents})
+
+    def counts(self, server: Counted) -> Cooccurrence:
+        """What `evaluate.coherence` takes."""
+        if server.documents is None or server.words is None or server.pairs is None:
+            raise DataError("Nothing has been counted yet. Run one round first.")
+        return Cooccurrence(self.asked, int(server.documents[0]), server.words, server.pairs)
+
+    def components(self, server: Counted) -> Array:
+        """No topics of its own: (0 × number of words)."""
+        return np.zeros((0, len(self.asked.words)))
+
+    def metrics(self, server: Counted) -> Mapping[str, float]:
+        """How many documents were counted."""
+        return {"documents": 0.0 if server.documents is None else float(server.documents[0])}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Counts."""
+        sizes = {"documents": 1, "words": len(self.asked.words), "pairs": len(self.asked.pairs)}
+        return ({name: Form((size,), "int", non_negative=True) for name, size in sizes.items()},)
+
+
+# ---- frequency sums ---------------------------------------------------------------------------------------------
+#
+# In how many documents of all parties each word of a known vocabulary occurs: one sum.
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """What the server knows: how many documents there are, and with each word; None before the sum."""
+
+    documents: int = 0
+    words: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whether a party has sent its frequencies."""
+
+    has_sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencySums:
+    """Each party counts its documents with each word; the server adds the counts.
+
+        local:   n_p, Σ_d [x_dw > 0]     sent: documents (1), words (V): whole
+
+    For vocabularies that need no agreement: a public list, or hashes. Masked, only totals are seen; a count to which
+    one party alone adds is that party's. One round is all, as in CooccurrenceSums. Never sent: X_p.
+    """
+
+    aggregation: Sum = Sum()
+
+    @property
+    def rank(self) -> int:
+        """Nothing is factorized."""
+        return 0
+
+    @property
+    def solver(self) -> RowSolver:
+        """Nothing is fitted."""
+        raise CompositionError("FrequencySums counts documents; it has no model to fit rows to.")
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Frequencies are those of all documents."""
+        return True
+
+    def start_party(self, shard: Shard, layout: Layout) -> Sender:
+        """Nothing was sent yet."""
+        return Sender()
+
+    def start_server(self, layout: Layout) -> tuple[Frequencies, Message]:
+        """There is nothing to ask for but the counts."""
+        return Frequencies(), Message({"documents": np.zeros(1, np.int64)})
+
+    def local(self, shard: Shard, party: Sender, model: Message) -> tuple[Sender, Message]:
+        """One pass over the party's documents."""
+        if party.has_sent:
+            raise ParameterError(f"Party {shard.name!r} has sent its counts already. Counting takes one round.")
+        rows = word_counts(shard.matrix)
+        words = np.bincount(rows.indices[rows.data > 0], minlength=rows.shape[1]).astype(np.int64)
+        return Sender(True), Message({"documents": np.array([rows.shape[0]], np.int64), "words": words})
+
+    def finish(self, server: Frequencies, aggregate: Message) -> tuple[Frequencies, Message]:
+        """The sums are all there is."""
+        documents, words = (kernels.of(aggregate[name]).to_numpy(aggregate[name]) for name in ("documents", "words"))
+        return Frequencies(int(documents[0]), words), Message({"documents": documents})
+
+    def counts(self, server: Frequencies) -> tuple[np.ndarray, int]:
+        """Document frequencies (V), and the number of documents."""
+        if server.words is None:
+            raise DataError("Nothing has been counted yet. Run one round first.")
+        return server.words, server.documents
+
+    def components(self, server: Frequencies) -> Array:
+        """No topics of its own."""
+        return np.zeros((0, 0 if server.words is None else len(server.words)))
+
+    def metrics(self, server: Frequencies) -> Mapping[str, float]:
+        """How many documents were counted."""
+        return {"documents": float(server.documents)}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Counts."""
+        sizes = {"documents": 1, "words": layout.n_features}
+        return ({name: Form((size,), "int", non_negative=True) for name, size in sizes.items()},)

@@ -1,0 +1,363 @@
+"""Both factors distributed, and exchanged as sketches alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.linear import Sum
+from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard
+from partsong.core.streams import stream
+from partsong.data.blocks import TwoSided, covering, require_cover
+from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.sketch import crossing
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import Subsampling
+from partsong.sketch.operator import Operator
+from partsong.solvers.alternating import Alternate, NoExtrapolation, rounded, start_rows
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
+from partsong.solvers.update_rules import Multiplicative, ProximalDescent, warn_if_noisy
+
+# ---- sketch turns -----------------------------------------------------------------------------------------------
+#
+# What a node does between two exchanges of sketches: a step of its rows of W, or of its columns of H.
+
+
+@dataclass(frozen=True, slots=True)
+class SketchParty:
+    """The shared seed, the number of parties; W_r (|I_r| × k), H_rᵀ (|J_r| × k), and what the rules remember of each.
+
+    Factors are None before the first exchange.
+    """
+
+    seed: int
+    parties: int
+    W: Array | None = None
+    Ht_block: Array | None = None
+    memory_W: RuleState | None = None
+    memory_H: RuleState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """One iteration at a party: all that its two steps need; `cap` bounds what comes of them."""
+
+    rank: int
+    solver: Alternate
+    sketch: Proportion
+    matrix: TwoSided
+    iteration: int
+    cap: float
+
+    def measured(self, party: SketchParty, Ht: Array) -> tuple[SketchParty, np.ndarray]:
+        """‖X_r − W_r H‖², ‖X_r‖² and the party's share of the penalties, from one pass over X_r.
+
+        Before the first step it makes the factors too: W_r from H and each row alone, H_r from H.
+        """
+        W, gram = party.W, kernels.of(Ht).gram(Ht)
+        new = kernels.of(Ht).empty((self.matrix.shape[0], self.rank), Ht) if W is None else W
+        products: dict[int, float] = {}
+
+        def update(start: int, stop: int, cross: Array) -> None:
+            if W is None:
+                new[start:stop] = start_rows(gram, cross)
+            products[start] = kernels.of(cross).inner(new[start:stop], cross)
+
+        self.matrix.walk(Ht, update)
+        crossed = sum(products[start] for start in sorted(products))
+        energy = self.matrix.squared_norm
+        error = energy - 2 * crossed + kernels.of(new).inner(kernels.of(new).gram(new), gram)
+        first, last = self._columns
+        Ht_block = party.Ht_block if party.Ht_block is not None else Ht[first:last] + 0
+        penalties = self.matrix.shape[1] * _size(self.solver.penalty_W, new)
+        penalties += self.matrix.n_rows * _size(self.solver.penalty_H, Ht_block)
+        return replace(party, W=new, Ht_block=Ht_block), np.array([error, energy, penalties])
+
+    def row_step(self, party: SketchParty, B: Array) -> SketchParty:
+        """W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ) for B = H S (k × d), a block of rows after another."""
+        (gram, Bt), penalty, m = _gram(self.matrix.native(B)), self.solver.penalty_W, self.matrix.shape[1]
+        shared, shift = NormalEquations(gram, gram).penalised(penalty, m).gram, penalty.l1 * m
+        on, rule = kernels.of(Bt), self.solver.rule
+        norm = cache(lambda: float(on.largest_eigenvalue(shared)))
+        memory = rule.init(party.W) if party.memory_W is None else party.memory_W
+        W, states = on.empty_like(party.W), {}
+        previous = None if memory.previous is None else on.empty_like(W)
+
+        def update(start: int, stop: int, cross: Array) -> None:
+            place, factor = W[start:stop], party.W[start:stop]  # type: ignore[index]
+            equations = NormalEquations(shared, cross - shift if shift else cross, norm, place)
+            moved, states[start] = rule.step(factor, equations, memory.rows(start, stop))
+            if moved is not place:
+                place[:] = moved
+            if previous is not None:
+                previous[start:stop] = states[start].previous
+
+        crossing.walk(self._S("W", party), self.matrix.row_block, Bt, update)
+        after = replace(states[0], previous=previous)  # all else is the same in all blocks, which share one gram
+        return replace(party, W=self._capped(W), memory_W=after)
+
+    def column_step(self, party: SketchParty, B: Array) -> SketchParty:
+        """H_r ← rule(H_r; B'B'ᵀ, X[:, J_r]ᵀ S' B'ᵀ) for B' = Wᵀ S' (k × d')."""
+        gram, Bt = _gram(self.matrix.native(B))
+        cross = crossing.transposed_times(self._S("H", party), self.matrix.column_block, Bt)
+        equations = NormalEquations(gram, cross).penalised(self.solver.penalty_H, self.matrix.n_rows)
+        memory = self.solver.rule.init(party.Ht_block) if party.memory_H is None else party.memory_H
+        Ht, after = self.solver.rule.step(party.Ht_block, equations, memory)
+        return replace(party, Ht_block=self._capped(Ht), memory_H=after)
+
+    def _capped(self, factor: Array) -> Array:
+        return factor if self.cap == np.inf else factor.clip(max=self.cap)
+
+    def sketch_of_whole(self, party: SketchParty, Ht: Array) -> Array:
+        """H S (k × d) from all of H."""
+        return crossing.placed_rows(self._S("W", party), Ht, 0)
+
+    def sketched_W(self, party: SketchParty) -> Array:
+        """W_rᵀ S'[I_r] (k × d')."""
+        return crossing.placed_rows(self._S("H", party), party.W, self.matrix.first_row)
+
+    def sketched_H(self, party: SketchParty) -> Array:
+        """H_r S[J_r] (k × d), for the next iteration."""
+        following = replace(self, iteration=self.iteration + 1)
+        return crossing.placed_rows(following._S("W", party), party.Ht_block, self.matrix.first_column)
+
+    def whole_H(self, party: SketchParty) -> Array:
+        """H_r where it belongs in all of H (k × m), which is zero elsewhere."""
+        first, last = self._columns
+        whole = kernels.of(party.Ht_block).empty((self.matrix.shape[1], self.rank), party.Ht_block)
+        whole[:first], whole[first:last], whole[last:] = 0, party.Ht_block, 0
+        return whole.T
+
+    @property
+    def _columns(self) -> tuple[int, int]:
+        return self.matrix.first_column, self.matrix.first_column + self.matrix.column_block.shape[1]
+
+    def _S(self, factor: str, party: SketchParty) -> Operator:
+        """S for the step of a factor: of the columns of X for W, of its rows for H."""
+        size = self.matrix.shape[1] if factor == "W" else self.matrix.n_rows
+        return self.sketch.draw(size, self.rank, party.seed, factor, self.iteration)
+
+
+def _gram(B: Array) -> tuple[Array, Array]:
+    """B Bᵀ (k × k) and Bᵀ (d × k)."""
+    on = kernels.of(B)
+    Bt = on.rows_of(B)
+    return rounded(on.gram(Bt, exactly=False), Bt), Bt
+
+
+def _size(penalty: Penalty, factor: Array) -> float:
+    """l1 ‖F‖₁ + ½ l2 ‖F‖²."""
+    return penalty.l1 * float(factor.sum()) + 0.5 * penalty.l2 * kernels.of(factor).inner(factor, factor)
+
+
+def whole_columns(matrix: Matrix, H: Array) -> Array:
+    """Hᵀ (m × k) as a party computes with it."""
+    native = matrix.native(H)
+    return kernels.of(native).rows_of(native)
+
+
+# ---- sketch exchange --------------------------------------------------------------------------------------------
+
+LONE = (
+    "every node holds columns of everybody's rows, and what it alone adds to a sum is seen in it. Sketched exchange is "
+    "for the machines of one owner; parties that hide data from each other use shared statistics."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SketchServer:
+    """H (k × m) when it last was whole, the exchange that comes next, and the sums of the latest error.
+
+    `parties` were in the first sum, and have to be in all; `cap` bounds the entries of both factors (0: nothing does).
+    """
+
+    H: Array
+    turn: int = 0
+    parties: float = 0.0
+    cap: float = 0.0
+    squared_error: float = float("nan")
+    squared_norm: float = float("nan")
+    penalties: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SketchExchange:
+    """DSANLS: node r has rows W_r and columns H_r, and of the rest only sketches (Qian et al., 2020, Alg. 2).
+
+        exchange 2t      W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ)        sent: W_rᵀ S'[I_r]  (k × d'),   B' = Σ
+        exchange 2t + 1  H_r ← rule(H_r; B'B'ᵀ, X[:, J_r]ᵀ S' B'ᵀ)  sent: H_r S[J_r]   (k × d),    B = Σ
+
+    S (m × d) and S' (n × d') are drawn anew in every iteration t, by everybody from the shared seed: an iteration sends
+    k·d + k·d' numbers, whatever the size of X. Parties hold `data.two_sided.TwoSided` blocks that cover X once; a
+    single party may hold a plain matrix. Never sent: X. A subsampling sends rows of W and columns of H as they are.
+
+    After `every` iterations, and at the last, H is sent whole (k × m) instead. Only then is there a model; the exchange
+    after it adds ‖X − W H‖² for this H and the W from before that exchange, which is the one that H was fitted to.
+    So `rounds_for` has one exchange more than two for each iteration: it tells the error of the last H.
+
+    `fresh=False` sketches in exchange 2t the W from before it, as the paper prints (its code does not): steps of W and
+    H at a time. `capped` keeps entries below √(2‖X‖_F), (22) in the paper, once the first sum has told ‖X‖_F: from
+    exchange 1 on. It is for factors of one scale, and so for data on a scale of about 1: here H starts there, and W
+    takes the units of X. With `n_rows`, the rows of all parties, engines hold uploads to their sizes, and else to
+    finite numbers.
+    """
+
+    rank: int
+    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    sketch: Proportion = Proportion()
+    iterations: int = 100
+    every: int = 10
+    fresh: bool = True
+    capped: bool = False
+    n_rows: int | None = None
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "iterations", "every", *(() if self.n_rows is None else ("n_rows",))):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise ParameterError(f"SketchExchange needs a whole number {name} ≥ 1; got {value!r}.")
+        if not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError("Sketched steps are not extrapolated: use a solver with NoExtrapolation.")
+        rule = self.solver.rule
+        if isinstance(rule, Multiplicative) and not self.has_no_signs:
+            raise CompositionError(
+                "Multiplicative steps need products without signs, which only a subsampling leaves as they are. "
+                "Take kind=Subsampling, or ProximalDescent."
+            )
+        if not (self.sketch.ratio == 1 and self.has_no_signs):  # S = I
+            warn_if_noisy(rule)
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Every node has a part of both factors."""
+        return True
+
+    @property
+    def why_in_the_open(self) -> str:
+        """Masks would promise what the blocks have given away already."""
+        return LONE
+
+    @property
+    def has_no_signs(self) -> bool:
+        """Whether a sketch of what is not negative is not negative."""
+        return self.sketch.kind is Subsampling
+
+    def rounds_for(self, iterations: int | None = None) -> int:
+        """Exchanges of so many iterations (by default its own), with the one that tells the error of the last H."""
+        return 2 * (self.iterations if iterations is None else iterations) + 1
+
+    def start_party(self, shard: Shard, layout: Layout) -> SketchParty:
+        """Neither W nor H yet; several parties need both sides of their blocks."""
+        if len(layout.parties) > 1 and not isinstance(shard.matrix, TwoSided):
+            raise CompositionError(
+                f"Party {shard.name!r} holds rows alone, but here each of {len(layout.parties)} parties also updates "
+                "columns of H from columns of X. Give every party a data.two_sided.TwoSided (two_sided_blocks makes "
+                "them), or use another method."
+            )
+        n_rows = TwoSided.of(shard.matrix).n_rows
+        if self.n_rows not in (None, n_rows):
+            raise CompositionError(
+                f"The program was made for {self.n_rows} rows of all parties, but party {shard.name!r} says {n_rows}."
+            )
+        return SketchParty(layout.seed, len(layout.parties))
+
+    def start_server(self, layout: Layout) -> tuple[SketchServer, Message]:
+        """Random H from the shared seed."""
+        return self.start_from(random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype))
+
+    def start_from(self, Ht: Array) -> tuple[SketchServer, Message]:
+        """The server's start from a given Hᵀ."""
+        server = SketchServer(Ht.T)
+        return server, self._model(server, {"H": server.H})
+
+    def local(self, shard: Shard, party: SketchParty, model: Message) -> tuple[SketchParty, Message]:
+        """One step of the party's rows of W, or of its columns of H."""
+        iteration, is_second = divmod(int(model["turn"][0]), 2)
+        turns = Turns(self.rank, self.solver, self.sketch, TwoSided.of(shard.matrix), iteration, _cap(model))
+        if is_second:
+            party = turns.column_step(party, model["sketched_W"])
+            if self.is_whole(iteration + 1):
+                return party, Message({"H": turns.whole_H(party)})
+            return party, Message({"sketched_H": turns.sketched_H(party)})
+        arrays = {}
+        if "H" in model.arrays:
+            Ht = whole_columns(turns.matrix, model["H"])
+            is_first = party.Ht_block is None
+            party, arrays["totals"] = turns.measured(party, Ht)
+            if is_first:
+                arrays["blocks"] = covering(turns.matrix, party.parties)
+            moved = turns.row_step(party, turns.sketch_of_whole(party, Ht))
+        else:
+            moved = turns.row_step(party, model["sketched_H"])
+        arrays["sketched_W"] = turns.sketched_W(moved if self.fresh else party)
+        return moved, Message(arrays)
+
+    def finish(self, server: SketchServer, aggregate: Message) -> tuple[SketchServer, Message]:
+        """The sum is sent on; what it tells of error, blocks and size is kept."""
+        server = self._checked(server, aggregate)
+        sums = {name: array for name, array in aggregate.arrays.items() if name not in ("totals", "blocks")}
+        after = replace(server, turn=server.turn + 1, H=sums.get("H", server.H))
+        error, energy, penalties = (float(v) for v in aggregate.arrays.get("totals", (np.nan, np.nan, 0.0)))
+        after = replace(after, squared_error=error, squared_norm=energy, penalties=penalties)
+        if self.capped and server.turn == 0:
+            after = replace(after, cap=float(np.sqrt(2 * np.sqrt(energy))))
+        return after, self._model(after, sums)
+
+    def _checked(self, server: SketchServer, aggregate: Message) -> SketchServer:
+        if "blocks" in aggregate.arrays:
+            require_cover(aggregate["blocks"])
+            return replace(server, parties=aggregate.weight)
+        if aggregate.weight != server.parties:
+            raise PartyError(
+                f"{aggregate.weight:g} of {server.parties:g} parties are in the sum of exchange {server.turn}. Each "
+                "has rows of W and columns of H that nobody else has, so that none may be missing. Go on from the "
+                "last checkpoint with all of them."
+            )
+        return server
+
+    def _model(self, server: SketchServer, sums: Mapping[str, Array]) -> Message:
+        cap = {"cap": np.array([server.cap])} if server.cap > 0 else {}
+        return Message({**sums, **cap, "turn": np.array([server.turn], np.int64)})
+
+    def components(self, server: SketchServer) -> Array:
+        """H (k × m) when it last was whole."""
+        return server.H
+
+    def is_whole(self, iteration: int) -> bool:
+        """Whether H is whole at the beginning of an iteration."""
+        return iteration % self.every == 0 or iteration == self.iterations
+
+    def ends_round(self, model: Message) -> bool:
+        """Whether the exchange before this model has told the error of a whole H."""
+        iteration, is_second = divmod(int(model["turn"][0]), 2)
+        return bool(is_second) and iteration > 0 and self.is_whole(iteration)
+
+    def metrics(self, server: SketchServer) -> Mapping[str, float]:
+        """‖X − W H‖ / ‖X‖ of the latest whole H and the objective over ½‖X‖², after the exchange that told them."""
+        if np.isnan(server.squared_norm):
+            return {}
+        if server.squared_norm <= 0:
+            return {"relative_error": 0.0, "objective": 0.0}
+        squares = np.array([np.maximum(0.0, server.squared_error), server.squared_error + 2 * server.penalties])
+        error, objective = squares / server.squared_norm
+        return {"relative_error": float(np.sqrt(error)), "objective": float(objective)}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Sketches of one factor each, with totals after a whole H; nothing where the number of rows is not known."""
+        if self.n_rows is None:
+            return ()
+        k, m, size = self.rank, layout.n_features, self.sketch.dimension
+        of_W, of_H = (Form((k, size(n, k)), non_negative=self.has_no_signs, lone=LONE) for n in (self.n_rows, m))
+        W, totals, blocks = {"sketched_W": of_W}, {"totals": Form((3,))}, {"blocks": Form((2,))}
+        H = Form((k, m), non_negative=True, lone=LONE, is_factor=True)
+        return W, {**W, **totals}, {**W, **totals, **blocks}, {"sketched_H": of_H}, {"H": H}
+
+
+def _cap(model: Message) -> float:
+    return float(model["cap"][0]) if "cap" in model.arrays else np.inf

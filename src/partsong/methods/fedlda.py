@@ -1,0 +1,184 @@
+"""Latent Dirichlet allocation between parties: sums of expected word counts, and batch variational Bayes comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import gammaln, psi
+
+from partsong import kernels
+from partsong.aggregation.linear import Sum
+from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard
+from partsong.core.streams import stream
+from partsong.errors import ParameterError, ShapeError
+from partsong.solvers.lda import TopicRows, expectations, require_counts
+
+START = 100.0
+"""λ starts from Gamma(100, 1/100), as in Hoffman's program and in scikit-learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTopics:
+    """A party's private half: γ (n × k) of its documents; None before its first round."""
+
+    gamma: Array | None = None
+
+    @property
+    def W(self) -> Array | None:
+        """θ = γ / Σγ."""
+        return None if self.gamma is None else self.gamma / self.gamma.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicWords:
+    """The server's half: λᵀ (V × k), rounds done, how many parties there are, all their documents (0: not known yet).
+
+    `perplexity` is of the documents that took part last, under the model that they were sent.
+    """
+
+    totals: Array
+    rounds: int
+    parties: int
+    documents: float = 0.0
+    perplexity: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedLDA:
+    """Parties infer the topics of their documents and send expected counts; the server adds them to the prior.
+
+        local:   γ_p, φ ← E-step(X_p; H)      sent: S_p = Σ_d count_dw φ_dwl (k × V), totals (3), bound (1)
+        finish:  λ ← η + Σ_p S_p                               everybody took part: a step of batch VB
+                 λ ← (1 − ρ_t) λ + ρ_t (η + N/N_G Σ_{p∈G} S_p)   some did, G: of online VB, ρ_t = (τ + t)^−κ, t ≥ 1
+        broadcast: H = exp E[log β] (k × V) under λ
+
+    With everybody in each round the numbers are those of the pooled documents, to rounding (Hoffman, Blei & Bach, 2010,
+    Algorithm 1, on one batch). N is `documents`, or what the last round of all parties counted; while neither is known,
+    N/N_G is the number of parties over that of G. Never sent: X_p, γ_p. But S_p sums over topics to the counts of all
+    words of the party, in each round the same: whoever sees it knows which words the party uses and how often, and of a
+    single document its very words. Only a reduction that hides single uploads protects against that, and only while
+    the same parties are in every sum: two sums of which one lacks a party differ, summed over topics, by its words. A
+    word that one party alone has is its own in the sum as well.
+
+    `starts_over`: each E-step starts from γ = 1, as in scikit-learn; else from the party's last γ, which takes fewer
+    iterations and never lowers the bound, but leaves documents in the topics that they had by chance at first: the
+    topics of short texts become much worse. α and η are 1/k unless given.
+    """
+
+    rank: int
+    alpha: float | None = None
+    eta: float | None = None
+    iterations: int = 100
+    tolerance: float = 1e-3
+    starts_over: bool = True
+    documents: int | None = None
+    offset: float = 10.0
+    decay: float = 0.7
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ParameterError(f"A topic model needs at least one topic; got {self.rank}.")
+        if not 0 < self.prior < math.inf:
+            raise ParameterError(f"The prior of a topic's words must be above zero and finite; got {self.prior}.")
+        if not (self.offset >= 0 and 0 < self.decay <= 1):
+            raise ParameterError(
+                "Steps (offset + t)^-decay need an offset of at least 0 and a decay above 0 and up to 1; "
+                f"got {self.offset} and {self.decay}."
+            )
+        if self.documents is not None and self.documents < 1:
+            raise ParameterError(f"documents is the number of all parties' documents; got {self.documents}.")
+        _ = self.solver
+
+    @property
+    def prior(self) -> float:
+        """The prior η of each word in each topic."""
+        return 1.0 / self.rank if self.eta is None else self.eta
+
+    @property
+    def solver(self) -> TopicRows:
+        """The E-step."""
+        alpha = 1.0 / self.rank if self.alpha is None else self.alpha
+        return TopicRows(alpha, self.iterations, self.tolerance)
+
+    def start_party(self, shard: Shard, layout: Layout) -> DocumentTopics:
+        """No γ yet; counts that are none are refused."""
+        require_counts(shard.matrix)
+        return DocumentTopics()
+
+    def start_server(self, layout: Layout) -> tuple[TopicWords, Message]:
+        """Random λ from the shared seed."""
+        draw = stream(layout.seed, "start")
+        totals = draw.gamma(START, 1 / START, (self.rank, layout.n_features)).T
+        return self.start_from(totals, len(layout.parties))
+
+    def start_from(self, totals: Array, parties: int) -> tuple[TopicWords, Message]:
+        """The server's start from a given λᵀ (V × k), for so many parties."""
+        given = np.ascontiguousarray(kernels.of(totals).to_numpy(totals), np.float64)
+        if given.ndim != 2 or given.shape[1] != self.rank or not (np.isfinite(given).all() and (given > 0).all()):
+            raise ShapeError(f"A start has {self.rank} columns of numbers above zero; got shape {given.shape}.")
+        server = TopicWords(given, 0, parties, float(self.documents or 0))
+        return server, _model(server)
+
+    def local(self, shard: Shard, party: DocumentTopics, model: Message) -> tuple[DocumentTopics, Message]:
+        """One E-step over the party's documents."""
+        B = np.asarray(kernels.of(model["H"]).to_numpy(model["H"]), np.float64).T
+        before = None if self.starts_over or party.gamma is None else np.asarray(party.gamma)
+        done = self.solver.infer(shard.matrix, B, before)
+        n, words = shard.matrix.shape[0], float(done.counts.sum())
+        sent = {"counts": done.counts.T, "totals": np.array([1.0, n, words]), "bound": np.array([done.bound])}
+        return DocumentTopics(done.gamma), Message(sent, float(n))
+
+    def finish(self, server: TopicWords, aggregate: Message) -> tuple[TopicWords, Message]:
+        """The M-step from the sums."""
+        parties, documents, words = (float(value) for value in aggregate["totals"])
+        is_full = round(parties) >= server.parties
+        known = documents if is_full else server.documents
+        scale = 1.0 if is_full else known / max(1.0, documents) if known > 0 else server.parties / max(1.0, parties)
+        counts = np.asarray(kernels.of(aggregate["counts"]).to_numpy(aggregate["counts"]), np.float64).T
+        fresh = self.prior + scale * np.maximum(counts, 0.0)
+        step = 1.0 if is_full else min(1.0, (self.offset + server.rounds + 1) ** -self.decay)
+        bound = scale * float(aggregate["bound"][0]) + self._topics_bound(server.totals)
+        moved = TopicWords(
+            np.ascontiguousarray(fresh if step == 1.0 else (1 - step) * server.totals + step * fresh),
+            server.rounds + 1,
+            server.parties,
+            known,
+            math.exp(min(700.0, -bound / (scale * words))) if words > 0 else math.nan,
+        )
+        return moved, _model(moved)
+
+    def components(self, server: TopicWords) -> Array:
+        """E[β] = λ / Σ_w λ (k × V): the probability of each word in each topic."""
+        return (server.totals / server.totals.sum(axis=0)).T
+
+    def weights(self, server: TopicWords, matrix: Matrix) -> Array:
+        """θ (n × k) of documents under exp E[log β], as in training and in scikit-learn's transform.
+
+        `solver` has only `components` to go by, which are without the number of words behind them.
+        """
+        return self.solver.shares(matrix, expectations(server.totals))
+
+    def metrics(self, server: TopicWords) -> Mapping[str, float]:
+        """exp(−bound / words): the perplexity of those who took part, under the model that they were sent."""
+        return {"perplexity": server.perplexity}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Expected counts and totals, which are not negative, and a logarithm, which may be."""
+        counts, totals = Form((self.rank, layout.n_features), non_negative=True), Form((3,), non_negative=True)
+        return ({"counts": counts, "totals": totals, "bound": Form((1,))},)
+
+    def _topics_bound(self, totals: np.ndarray) -> float:
+        """E_q[log p(β | η) − log q(β | λ)]."""
+        sums = totals.sum(axis=0)
+        expected = psi(totals) - psi(sums)
+        each = (self.prior - totals) * expected + gammaln(totals) - gammaln(self.prior)
+        V, k = totals.shape
+        return float(each.sum() + k * gammaln(V * self.prior) - gammaln(sums).sum())
+
+
+def _model(server: TopicWords) -> Message:
+    return Message({"H": expectations(server.totals).T})

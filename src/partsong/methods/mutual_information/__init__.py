@@ -1,0 +1,1 @@
+"""The information term of FedNMF+MI."""

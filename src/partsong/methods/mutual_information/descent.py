@@ -1,0 +1,183 @@
+"""Projected stochastic gradient descent on W and H by mini-batches of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from numbers import Real
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partsong.core.interfaces import Array
+from partsong.errors import DivergenceError, ParameterError
+from partsong.methods.mutual_information.batches import Bag, Documents, cuts_of, operations
+from partsong.methods.mutual_information.critics import MutualInformation, NoInformation, Theta
+
+WEIGHT_STEPS = ("batch", "document")
+
+
+class Learned(NamedTuple):
+    """W (n × k), Hᵀ (V × k), θ, and the mean of Î over the batches of the last epoch (NaN without a critic)."""
+
+    W: Array
+    Ht: Array
+    theta: Theta
+    information: float
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """`epochs` passes over documents in new order, by batches S of nearly `batch` of them (FedNMF+MI, Alg. 1):
+
+        L = (1/b) ‖X_S − W_S H‖² − λ Î(θ; X_S, W_S)
+        1.  H   ← [H − rate ∂L/∂H]₊        ∂L/∂H   = (2/b) (W_SᵀW_S H − W_SᵀX_S)
+        2.  W_S ← [W_S − rate ∂L/∂W_S]₊    ∂L/∂W_S = (2/b) (W_S HHᵀ − X_SHᵀ) − λ ∂Î/∂W_S, with the new H
+        3.  θ   ← θ + rate ∂Î/∂θ           with the new W_S
+
+    [·]₊ is the projection on what is not negative, which the paper leaves out. A document is in one batch of an epoch,
+    so its step shrinks with b, while H takes n/b of them: `weight_step="document"` moves W_S by b times the gradient,
+    each document by that of its own error. Products with X are sparse; those with WᵀW and HHᵀ take the cheaper order.
+    """
+
+    epochs: int = 10
+    batch: int = 64
+    rate: float = 0.05
+    weight_step: str = "batch"
+    information: NoInformation | MutualInformation = field(default_factory=NoInformation)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ParameterError(f"Descent needs a whole number {name} ≥ 1; got {value!r}.")
+        if not isinstance(self.rate, Real) or not 0 < self.rate < float("inf"):
+            raise ParameterError(f"The rate of descent must be a number above 0; got {self.rate!r}.")
+        if self.weight_step not in WEIGHT_STEPS:
+            raise ParameterError(f'weight_step is "batch" or "document"; got {self.weight_step!r}.')
+
+    def run(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Learned:
+        """All epochs; arguments stay as they are."""
+        Ht, theta, seen = Ht + 0, {name: array + 0 for name, array in theta.items()}, float("nan")
+        must_have_topics = bool((Ht > 0).any()) and float(documents.counts.sum()) > 0
+        bench = self._workbench("learn", self._learn_on, documents, Ht, theta)
+        for epoch in range(self.epochs):
+            order = draw.permutation(len(documents))
+            if bench is None:
+                W, Ht, seen = self._epoch(documents, W, Ht, theta, order)
+            else:
+                W, total = bench.epoch(documents, W, order)
+                Ht, theta, seen = bench.Ht, bench.theta, self._mean(total, bench.cuts)
+            self._require_sound(epoch, Ht, theta, must_have_topics)
+        if bench is not None:
+            Ht, theta = Ht + 0, {name: array + 0 for name, array in theta.items()}
+        return Learned(W, Ht, theta, float(seen))
+
+    def settle(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Array:
+        """Epochs of step 2 alone: weights for topics and a critic that stay as they are, information included."""
+        on, gram = operations(Ht), Ht.T @ Ht
+        bench = self._workbench("settle", self._settle_on, documents, Ht, theta)
+        for _ in range(self.epochs):
+            order = draw.permutation(len(documents))
+            if bench is not None:
+                W, _total = bench.epoch(documents, W, order)
+                continue
+            places = on.places(order, W)
+            moving, W = W[places], W + 0
+            for bag in documents.reordered(order).batches(self.batch):
+                self._settle(on, bag, moving[bag.first : bag.last], Ht, gram, theta)
+            W[places] = moving
+        return W
+
+    def _epoch(
+        self, documents: Documents, W: Array, Ht: Array, theta: Theta, order: np.ndarray
+    ) -> tuple[Array, Array, Array | float]:
+        on = operations(Ht)
+        places = on.places(order, W)
+        shuffled, moving, spare = documents.reordered(order), W[places], Ht + 0
+        total: Array | float = 0.0
+        for bag in shuffled.batches(self.batch):
+            W_S = moving[bag.first : bag.last]
+            estimate = self._learn(on, bag, W_S, Ht, spare, theta)
+            Ht, spare = spare, Ht
+            if len(bag) > 1:
+                total = total + estimate
+        settled = W + 0
+        settled[places] = moving
+        return settled, Ht, self._mean(total, cuts_of(len(documents), self.batch))
+
+    def _learn(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, spare: Array, theta: Theta) -> Array | float:
+        """Steps 1 to 3; the new Hᵀ is in `spare`. Returns Î."""
+        moved = self._move_topics(on, bag, W_S, Ht, spare)
+        reading = self.information.read(theta, bag)
+        self._move_weights(on, W_S, fit_gradient(on, bag, W_S, moved) - self.information.pull(theta, reading, W_S))
+        return self.information.learn(theta, bag, reading, W_S, self.rate)
+
+    def _settle(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, gram: Array, theta: Theta) -> None:
+        """Step 2 with Hᵀ and θ as they are."""
+        fit = (2.0 / len(bag)) * (W_S @ gram - on.times(bag, Ht))
+        pull = self.information.pull(theta, self.information.read(theta, bag), W_S)
+        self._move_weights(on, W_S, fit - pull)
+
+    def _learn_on(self, bag: Any, W_S: Array, bench: Any) -> Array | None:
+        estimate = self._learn(operations(W_S), bag, W_S, bench.Ht, bench.spare, bench.theta)
+        bench.Ht.copy_(bench.spare)
+        return None if isinstance(estimate, float) else estimate
+
+    def _settle_on(self, bag: Any, W_S: Array, bench: Any) -> None:
+        self._settle(operations(W_S), bag, W_S, bench.Ht, bench.gram, bench.theta)
+
+    def _workbench(self, kind: str, step: Any, documents: Documents, Ht: Array, theta: Theta) -> Any:
+        """Where a GPU repeats a step by itself; None where steps are taken one by one."""
+        if isinstance(Ht, np.ndarray):
+            return None
+        from partsong.methods.mutual_information import replay as replayed
+
+        if not replayed.is_worth_it(documents, Ht, self.batch, self.epochs):
+            return None
+        return replayed.workbench(kind, self.batch, self, step, documents, Ht, theta)
+
+    def _mean(self, total: Array | float, cuts: Sequence[int]) -> Array | float:
+        """Of estimates over all batches that have one."""
+        count = sum(last - first > 1 for first, last in pairwise(cuts))
+        return total / count if count and self.information.strength else float("nan")
+
+    def _move_topics(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, out: Array) -> Array:
+        """[Hᵀ (I − c W_SᵀW_S) + c X_SᵀW_S]₊ with c = 2 rate/b, in `out`."""
+        b, k = W_S.shape
+        step = 2.0 * self.rate / b
+        if 2 * b < k:
+            on.product(Ht @ W_S.T, -step * W_S, out)
+            out += Ht
+        else:
+            on.product(Ht, on.unit(k, Ht) - step * (W_S.T @ W_S), out)
+        on.add_transposed(bag, W_S, step, out)
+        return on.rectify(out)
+
+    def _move_weights(self, on: ModuleType, W_S: Array, gradient: Array) -> None:
+        """[W_S − rate · gradient]₊ in place; with b times the gradient where documents count for themselves."""
+        W_S -= self.rate * (len(W_S) if self.weight_step == "document" else 1) * gradient
+        on.rectify(W_S)
+
+    def _require_sound(self, epoch: int, Ht: Array, theta: Theta, must_have_topics: bool) -> None:
+        """Refuse numbers that have run away, or topics that have all fallen to zero."""
+        is_finite = all(np.isfinite(float(array.sum())) for array in (Ht, *theta.values()))
+        has_collapsed = is_finite and must_have_topics and not bool((Ht > 0).any())
+        if is_finite and not has_collapsed:
+            return
+        fate = "all topics have fallen to zero" if has_collapsed else "numbers grew beyond all measure"
+        critic = "" if isinstance(self.information, NoInformation) else ", or a smaller rate for the critic"
+        raise DivergenceError(
+            f"In epoch {epoch + 1} of {self.epochs} {fate}: the steps are too large for these counts "
+            f"(rate={self.rate:g}, batch={self.batch}, weight_step={self.weight_step!r}). Take a smaller rate{critic}, "
+            "or tf-idf with rows of norm 1 in place of counts."
+        )
+
+
+def fit_gradient(on: ModuleType, bag: Bag, W_S: Array, Ht: Array) -> Array:
+    """(2/b) (W_S HHᵀ − X_SHᵀ) (b × k)."""
+    b, k = W_S.shape
+    fitted = (Ht @ W_S.T).T @ Ht if 2 * b < k else W_S @ (Ht.T @ Ht)
+    return (2.0 / b) * (fitted - on.times(bag, Ht))

@@ -1,0 +1,450 @@
+"""Federated NMF from noisy sums over rows: what leaves a party says little of any single row (unit: the row)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.alignment import Assignment
+from partsong.aggregation.linear import Sum
+from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, RowSolver, Shard
+from partsong.core.streams import stream
+from partsong.data.conversion import values_of
+from partsong.errors import (
+    BudgetSpent,
+    CompositionError,
+    DataError,
+    DivergenceError,
+    ParameterError,
+    PartsongError,
+    PartyError,
+    StepTooLarge,
+)
+from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer, WholeUpload
+from partsong.privacy.accounting import Release
+from partsong.privacy.mechanisms import KeepAll, Mechanism
+from partsong.privacy.randomness import Source, system_source
+from partsong.privacy.row_level import (
+    ROW_BITS,
+    WEIGHT_BITS,
+    BoundedRows,
+    NoisyRows,
+    RowSums,
+    row_weights,
+    sound_model,
+    whole_model,
+)
+from partsong.solvers.alternating import Alternate
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.update_rules import CoordinateDescent
+
+# ---- private consensus ------------------------------------------------------------------------------------------
+#
+# A consensus whose uploads are clipped around the public model and noised before they leave.
+
+
+def from_the_system(party: str, release: int) -> Source:
+    """The operating system's generator, for every release of every party."""
+    return system_source
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateParty:
+    """A party of the consensus within, and how many noisy messages it has sent."""
+
+    own: ConsensusParty
+    releases: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateConsensus:
+    """`program` with differential privacy for parties: each H_p is seen only clipped around the model, and noisy.
+
+        at a party:    (W_p, H_p) as in `program`; rows of H_p of norm 1, in the order of the model's
+        sent:          mechanism(H_p; H) (k × m), weight 1                 broadcast: H (k × m) with rows of norm 1
+        at the server: aggregation as in `program`, max(0, ·), rows of norm 1: post-processing, which costs nothing
+
+    **Theorem.** Let T be the number of rounds that a party sends in, at most `most`. All that it ever sends is T
+    adaptive uses of the mechanism, each on a vector that depends on its data and on what was public before. Its data
+    are therefore protected, in the mechanism's relation, by the composition of T releases (`accounting.Ledger`).
+    Weights, numbers of rows, errors and drifts are not sent: the weight is 1. A party that has sent `most` times
+    refuses to work. What is not protected: that a party takes part and when, the time it takes, its number type, and
+    that it fails; not why it does: the error that leaves it has no number from its data.
+
+    What a simulation knows beside this (errors in a history, weights of all parties) is not released by it; stopping or
+    choosing rounds by such numbers would be.
+    """
+
+    program: Consensus
+    mechanism: Mechanism
+    most: int
+    source: Callable[[str, int], Source] = from_the_system
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.most, (int, np.integer)) or isinstance(self.most, bool) or self.most < 1:
+            raise ParameterError(f"A budget that allows no round: most must be a whole number ≥ 1; got {self.most!r}.")
+        if isinstance(self.mechanism, KeepAll):
+            raise CompositionError("KeepAll adds no noise: run the program itself, or give a mechanism that protects.")
+        if not isinstance(self.program, Consensus):
+            raise CompositionError(
+                f"{type(self.program).__name__} is no consensus: what its parties send is not one H each, which is all "
+                "that is clipped and noised here. Take a recipe that is one, or row_private for privacy of rows."
+            )
+        if not isinstance(self.program.upload, WholeUpload):
+            raise CompositionError(
+                f"{type(self.program.upload).__name__} sends counts beside H, which would leave without noise. "
+                "Use a recipe whose parties send H alone (fedavg, fedprox, fnmf, ipalm_once, mur_once, syn_sd)."
+            )
+
+    @property
+    def rank(self) -> int:
+        """k."""
+        return self.program.rank
+
+    @property
+    def solver(self) -> RowSolver:
+        """As within."""
+        return self.program.solver
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """As within; all weights are 1."""
+        return self.program.aggregation
+
+    @property
+    def release(self) -> Release:
+        """What one upload costs the party that sends it; not secure where somebody has given another source."""
+        found = self.mechanism.release
+        return found if self.source is from_the_system else replace(found, is_secure=False)
+
+    def start_party(self, shard: Shard, layout: Layout) -> PrivateParty:
+        """Nothing sent yet."""
+        return PrivateParty(self.program.start_party(shard, layout))
+
+    def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
+        """H from the shared seed with rows of norm 1; always sent, as uploads are clipped around it."""
+        server, model = self.program.start_server(layout)
+        server = _on_unit_rows(server, server.model["H"])
+        return server, Message({**model.arrays, "H": server.model["H"]})
+
+    def local(self, shard: Shard, party: PrivateParty, model: Message) -> tuple[PrivateParty, Message]:
+        """As within; what leaves is what the mechanism makes of it."""
+        if party.releases >= self.most:
+            raise BudgetSpent(
+                f"Party {shard.name!r} has sent {party.releases} noisy messages, which is all that its budget allows. "
+                "Nothing was computed or sent. End the run with the model there is; more rounds cost more ε."
+            )
+        sound_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
+        try:
+            own, H = self._worked(shard, party.own, model)
+            reference = np.asarray(kernels.of(H).to_numpy(shard.matrix.native(model["H"])))
+            ordered = Assignment().plan(reference, kernels.of(H).to_numpy(H)).apply(H)
+            noisy = self.mechanism.protect({"H": ordered}, {"H": reference}, self.source(shard.name, party.releases))
+        except PartsongError as error:
+            raise _without_numbers(shard.name, error) from error
+        return PrivateParty(own, party.releases + 1), Message(noisy, 1.0)
+
+    def _worked(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Array]:
+        """The program's own iterations, and H_p (k × m) with rows of norm 1."""
+        own, upload = self.program.local(shard, party, model)
+        H = upload["H"]
+        if not np.isfinite(np.asarray(kernels.of(H).to_numpy(H))).all():
+            raise DivergenceError("The iteration has run away.")
+        return _scaled(own, H)
+
+    def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
+        """As within, from what is not below zero; then rows of norm 1, and a row of zeros keeps the direction it had.
+
+        Cut off at the party, noise would leave a bias that no number of parties averages out.
+        """
+        H = aggregate["H"]
+        positive = kernels.of(H).like(np.maximum(kernels.of(H).to_numpy(H), 0), H)
+        after, model = self.program.finish(server, Message({**aggregate.arrays, "H": positive}, aggregate.weight))
+        after = _on_unit_rows(after, server.model["H"])
+        return after, Message({**model.arrays, "H": after.model["H"]})
+
+    def components(self, server: ConsensusServer) -> Array:
+        """H (k × m) as it stands."""
+        return self.program.components(server)
+
+    def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
+        """Nothing: no error leaves a party."""
+        return {}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """As within, of any sign: noise goes both ways."""
+        stated = self.program.expects(layout)
+        return tuple({name: replace(form, non_negative=False) for name, form in kind.items()} for kind in stated)
+
+    def works(self, model: Message) -> bool:
+        """As within."""
+        return self.program.works(model)
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """As within."""
+        return self.program.exchange(model)
+
+
+def _without_numbers(party: str, error: PartsongError) -> PartyError:
+    """The error as it may leave: engines tell everybody its text, and numbers in it would be sent without noise."""
+    kind = next((one for one in (StepTooLarge, DivergenceError) if isinstance(error, one)), PartyError)
+    return kind(
+        f"Party {party!r} failed in its own iterations ({type(error).__name__}); nothing was sent. The reason may hold "
+        "numbers from its data and is not told: it is the cause of this error, at the party. Try other steps or data "
+        "on another scale there."
+    )
+
+
+def _sizes(H: Array) -> Any:
+    """Norms of the rows of H (k), 1 for a row of zeros; of numbers whose squares no float holds, too."""
+    values = np.asarray(kernels.of(H).to_numpy(H), np.float64)
+    peaks = np.abs(values).max(axis=1, initial=0.0)
+    peaks = np.where(peaks > 0, peaks, 1.0)
+    found = peaks * np.sqrt(np.square(values / peaks[:, None]).sum(axis=1))
+    return np.where(found > 0, found, 1.0)
+
+
+def _scaled(own: ConsensusParty, H: Array) -> tuple[ConsensusParty, Array]:
+    """The party's factors with rows of H of norm 1, and W in their units."""
+    on = kernels.of(H)
+    sizes = on.like(_sizes(H), H)
+    return replace(own, W=own.W * sizes, Ht=own.Ht / sizes), H / sizes[:, None]
+
+
+def _on_unit_rows(server: ConsensusServer, before: Array) -> ConsensusServer:
+    H = server.model["H"]
+    on = kernels.of(H)
+    values = np.array(on.to_numpy(H), np.float64)
+    lost = ~values.any(axis=1)
+    values[lost] = np.asarray(kernels.of(before).to_numpy(before), np.float64)[lost]
+    values /= _sizes(values)[:, None]
+    return replace(server, model=Message({"H": on.like(values, H)}, server.model.weight))
+
+
+# ---- private statistics -----------------------------------------------------------------------------------------
+
+UNSENT_COUNT_SHARE = 1e-3
+"""The number of rows is not sent, and should take next to nothing of the noise."""
+MASKED_BOUND = 2.0**52
+"""Of arrays under a masked sum of up to 1023 parties, which then adds up whole numbers without rounding them."""
+FAR = 128
+"""So many standard deviations from zero there is no noise: beyond 40 the chance is below 10⁻³⁰⁰."""
+ROWS_SHARE = 0.5625
+"""Of the bound of a masked sum; the rest is for noise. Fixed, so that a choice of noise tells nothing of how many."""
+
+
+def masked_bound(n_parties: int) -> float:
+    """The largest power of two of which so many add up to less than 2⁶²: a masked sum does not round them."""
+    return 2.0 ** (62 - n_parties.bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateRows:
+    """How often a party has sent sums, and its rows in whole units, made once and in no checkpoint."""
+
+    releases: int = 0
+    rows: Any = field(default=None, init=False, compare=False, repr=False)
+
+    def holding(self, rows: Any) -> PrivateRows:
+        """The same count, with the rows at hand."""
+        held = PrivateRows(self.releases)
+        object.__setattr__(held, "rows", rows)
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateModel:
+    """Hᵀ (m × k) with columns of unit norm, and how far the last sums have moved it."""
+
+    Ht: Array
+    movement: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateStatistics:
+    """`SharedStatistics` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
+
+        local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row by itself
+                 sent: Σ c w wᵀ (k × k), Σ c w xᵀ (k × m), whole numbers of public units, + N(0, σ²)
+        finish:  G ← near the noisy gram, semidefinite and ≥ 0;   C ← max(0, noisy cross);   ρ = ridge·σ√k / λ
+                 H ← `sweeps` sweeps on (G + ρI, C + ρH) from H; rows to unit norm     broadcast: H (k × m)
+
+    Bounds are public and come from no data: ‖x‖ ≤ row_bound, ‖w‖ ≤ weight_bound (None: row_bound); λ from k and m.
+    Never sent: X_p, W_p, the number of rows, errors, norms. A party sends `most` times at most.
+
+    `shares` > 1: each party adds a variance of σ²/shares, for sums that hide single uploads and are over at least so
+    many honest parties (MaskedSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party with more rows
+    than are certain to stay within that bound does not begin: a refusal later would depend on what is in them. That
+    number of rows follows from the bound alone, and noise that does not fit beside it is refused by every party, so
+    that who chooses the noise cannot search for a number of rows.
+    `source`: bytes for a party and the number of releases before, for tests; noise from a given source counts as
+    insecure.
+    """
+
+    rank: int
+    noise_multiplier: float
+    row_bound: float
+    weight_bound: float | None = None
+    relation: str = "add-or-remove"
+    shares: int = 1
+    most: int | None = None
+    row_sweeps: int = 20
+    sweeps: int = 5
+    ridge: float = 3.0
+    source: Callable[[str, int], Source] | None = None
+    aggregation: Sum = Sum()
+    sum_bound: float = MASKED_BOUND
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("most", 1)):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= least) and not (name == "most" and value is None):
+                raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+        if not 0 <= self.ridge < math.inf:
+            raise ParameterError(f"ridge must be a number, zero or more and finite; got {self.ridge!r}.")
+        self.noise(1)
+
+    @property
+    def needs_everyone(self) -> bool:
+        """H is fitted to the sums alone."""
+        return True
+
+    @property
+    def why_hidden(self) -> str:
+        """A share of the noise protects nothing by itself."""
+        if self.shares == 1:
+            return ""
+        return (
+            f"each party adds 1/{self.shares} of the noise, which is enough in their sum alone. Take shares=1, or a "
+            "reduction that hides uploads."
+        )
+
+    @property
+    def fewest_in_sum(self) -> int:
+        """So many parties add up to the whole noise."""
+        return self.shares
+
+    @property
+    def bounds_in_sum(self) -> dict[str, float]:
+        """What a reduction with bounds has to let pass: a refusal would tell of the rows."""
+        return {"gram": self.sum_bound, "cross": self.sum_bound}
+
+    def most_rows(self, n_features: int) -> int:
+        """How many rows of a party are within `sum_bound` whatever is in them; 0 where noise does not fit beside."""
+        noise = self.noise(n_features)
+        widest = max(1 / noise.bounds.gram_scale / noise.bounds.weight_unit, 1 / noise.bounds.row_unit)
+        reach = FAR * noise.sigma / math.sqrt(self.shares) * widest / noise.bounds.weight_unit
+        if reach > (1 - ROWS_SHARE) * self.sum_bound:
+            return 0
+        return math.floor(ROWS_SHARE * self.sum_bound / 2 ** (WEIGHT_BITS + ROW_BITS))
+
+    @property
+    def solver(self) -> Alternate:
+        """For rows of a finished model, at their party; without penalties."""
+        return Alternate(CoordinateDescent(sweeps=self.sweeps))
+
+    @property
+    def release(self) -> Release:
+        """What one round costs every row of a party."""
+        return Release("gaussian", self.noise_multiplier, "row", self.relation, is_secure=self.source is None)
+
+    def noise(self, n_features: int) -> NoisyRows:
+        """Bounds and noise for so many columns."""
+        weight_bound = self.row_bound if self.weight_bound is None else self.weight_bound
+        for name, value in (("row_bound", self.row_bound), ("weight_bound", weight_bound)):
+            if not 1e-20 <= value <= 1e20:
+                raise ParameterError(f"{name} must be a number from 1e-20 to 1e20, chosen from no data; got {value!r}.")
+        bounds = BoundedRows.balanced(weight_bound, self.row_bound, self.rank, n_features)
+        return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
+
+    def start_party(self, shard: Shard, layout: Layout) -> PrivateRows:
+        """The rows in whole units."""
+        if len(layout.parties) < self.shares:
+            raise CompositionError(
+                f"Noise in {self.shares} shares needs as many honest parties, and there are {len(layout.parties)}. "
+                "Take fewer shares."
+            )
+        most = self.most_rows(layout.n_features)
+        if self.shares > 1 and most < 1:
+            raise ParameterError(
+                f"Noise of {self.noise_multiplier:.3g} times the sensitivity does not fit into numbers up to "
+                f"{self.sum_bound:.3g}, the bound of the masked sum. Take a larger epsilon, or no masks."
+            )
+        if self.shares > 1 and shard.matrix.shape[0] > most:
+            raise DataError(
+                f"Party {shard.name!r} has more than {most} rows, beyond which a masked sum of {len(layout.parties)} "
+                "parties may not hold their sums. Nothing was computed or sent. Split it into parties of fewer rows, "
+                "or run without masks."
+            )
+        return PrivateRows().holding(self._whole_rows(shard))
+
+    def start_server(self, layout: Layout) -> tuple[PrivateModel, Message]:
+        """Random H from the shared seed, with rows of unit norm."""
+        Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"))
+        return self.start_from(Ht)
+
+    def start_from(self, Ht: Array) -> tuple[PrivateModel, Message]:
+        """The server's start from a given Hᵀ, which must come from no data of the parties."""
+        flat = np.full(Ht.shape, 1 / math.sqrt(Ht.shape[0]))
+        server = PrivateModel(_of_unit_norm(np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64), flat))
+        return server, Message({"H": server.Ht.T})
+
+    def local(self, shard: Shard, party: PrivateRows, model: Message) -> tuple[PrivateRows, Message]:
+        """Sums over the rows with noise; refused before anything is computed where the budget is spent."""
+        if self.most is not None and party.releases >= self.most:
+            raise BudgetSpent(
+                f"Party {shard.name!r} has sent noisy sums {party.releases} times, and its budget allows {self.most}. "
+                "Nothing was computed or sent. End the run here, or plan more rounds with more noise from the start."
+            )
+        H = whole_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
+        noise = self.noise(H.shape[1])
+        rows = self._whole_rows(shard) if party.rows is None else party.rows
+        W = row_weights(rows, H, noise.bounds.row_unit, self.row_sweeps)
+        source = system_source if self.source is None else self.source(shard.name, party.releases)
+        sent = noise.noisy(noise.bounds.sums(W, rows), source)
+        return PrivateRows(party.releases + 1).holding(rows), Message({"gram": sent.gram, "cross": sent.cross})
+
+    def finish(self, server: PrivateModel, aggregate: Message) -> tuple[PrivateModel, Message]:
+        """H from the noisy sums and public numbers; the weight of the sum is the number of parties."""
+        noise = self.noise(server.Ht.shape[0])
+        gram, cross, _ = noise.usable(RowSums(np.asarray(aggregate["gram"]), np.asarray(aggregate["cross"]), 0))
+        sigma = noise.sigma * math.sqrt(max(1.0, aggregate.weight / self.shares)) / noise.bounds.gram_scale
+        weight = self.ridge * sigma * math.sqrt(self.rank)
+        damped = gram + weight * np.eye(self.rank)
+        moved = kernels.of(server.Ht).sweep(server.Ht, damped, cross.T + weight * server.Ht, self.sweeps)
+        Ht = _of_unit_norm(moved, server.Ht)
+        movement = float(np.linalg.norm(Ht - server.Ht)) / math.sqrt(self.rank)
+        return PrivateModel(Ht, movement), Message({"H": Ht.T})
+
+    def components(self, server: PrivateModel) -> Array:
+        """H (k × m) as it stands."""
+        return server.Ht.T
+
+    def metrics(self, server: PrivateModel) -> Mapping[str, float]:
+        """‖H − H before‖ / ‖H‖: all that the released sums tell; an error would cost privacy."""
+        return {"movement": server.movement}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Whole numbers of any sign: noise goes both ways."""
+        k = self.rank
+        return ({"gram": Form((k, k), "int"), "cross": Form((k, layout.n_features), "int")},)
+
+    def _whole_rows(self, shard: Shard) -> Any:
+        try:
+            return self.noise(shard.matrix.shape[1]).bounds.whole_rows(values_of(shard.matrix))
+        except DataError as error:
+            raise DataError(f"Party {shard.name!r}: {error}") from error
+
+
+def _of_unit_norm(Ht: Any, before: Any) -> Any:
+    """Columns scaled to unit norm; one that is zero, or beyond measure, is again what it was before."""
+    peaks = Ht.max(axis=0)
+    is_alive = np.isfinite(peaks) & (peaks > 0)
+    scaled = Ht / np.where(is_alive, peaks, 1.0)
+    norms = np.linalg.norm(scaled, axis=0)
+    return np.where(is_alive, scaled / np.where(is_alive, norms, 1.0), before)

@@ -1,0 +1,200 @@
+"""One program after another: the second goes on from the components that the first has reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core.interfaces import (
+    Aggregation,
+    Array,
+    Form,
+    Layout,
+    Message,
+    Program,
+    Reducible,
+    RowSolver,
+    Shard,
+    State,
+)
+from partsong.errors import CompositionError, ParameterError
+from partsong.methods.exact import SharedStatistics
+from partsong.solvers.alternating import Rows
+
+LEG = "leg"
+"""What the server adds to a model: 0 for the first program, 1 for the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayParty:
+    """The state in whichever program a party was last in, and whether that was the second.
+
+    `own` is the Hᵀ (m × k) that the party had found itself when the first leg ended; the second has none for it.
+    """
+
+    inner: State
+    is_second: bool = False
+    own: Array | None = None
+
+    @property
+    def Ht(self) -> Array | None:
+        """The party's own Hᵀ: as it stands in the first leg, and as it last stood there in the second; or None."""
+        return self.own if self.is_second else getattr(self.inner, "Ht", None)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayServer:
+    """The state in the current program, and how many rounds there have been."""
+
+    inner: State
+    rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EitherAggregation:
+    """The first or the second of two aggregations, as the model says that was sent before."""
+
+    first: Aggregation
+    second: Aggregation
+
+    def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
+        """Of uploads in name order."""
+        return (self.second if _is_second(model) else self.first)(uploads, model)
+
+
+@dataclass(frozen=True, slots=True)
+class EitherSum(EitherAggregation):
+    """Two sums in disguise: uploads with the arrays `of_second` are for the second."""
+
+    of_second: frozenset[str] = frozenset()
+
+    def lift(self, upload: Message) -> Message:
+        """What is summed."""
+        return self._of(upload).lift(upload)
+
+    def lower(self, total: Message) -> Message:
+        """What the sum means."""
+        return self._of(total).lower(total)
+
+    def _of(self, message: Message) -> Any:
+        return self.second if self.of_second <= message.arrays.keys() else self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """`rounds` rounds of `first`, then SharedStatistics from its H: few long rounds, and exact ones to the end.
+
+        rounds 0 … r−1:  as `first` does
+        from round r on: W_p ← argmin ‖X_p − W H‖ once, then gram and cross as in `second`
+
+    The first leg gets near with little traffic, the second descends on the pooled objective itself, so that the model
+    ends where pooled NMF from that H would. Sent: what the programs send; broadcast: also which of them is meant. In
+    the second leg parties keep, and do not send, the H_p that they had found themselves, to compare with the model.
+    """
+
+    first: Program
+    second: SharedStatistics
+    rounds: int
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ParameterError(f"The first leg of a Relay has at least one round; got {self.rounds}.")
+        if self.first.rank != self.second.rank:
+            raise ParameterError(f"Both legs of a Relay need one rank; got {self.first.rank} and {self.second.rank}.")
+        noisy = [leg for leg in (self.first, self.second) if getattr(leg, "release", None) is not None]
+        if noisy:
+            raise CompositionError(
+                f"{type(noisy[0]).__name__} promises privacy, and a Relay would not account for it: the other leg "
+                "sends without noise, or by another mechanism. Run the private program by itself."
+            )
+
+    @property
+    def rank(self) -> int:
+        """Of both."""
+        return self.second.rank
+
+    @property
+    def needs_everyone(self) -> bool:
+        """As the second leg does."""
+        return self.second.needs_everyone
+
+    @property
+    def solver(self) -> RowSolver:
+        """That of the second leg, which has the last word."""
+        return self.second.solver
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The current leg's; a sum if both are."""
+        first, second = self.first.aggregation, self.second.aggregation
+        if isinstance(first, Reducible) and isinstance(second, Reducible):
+            return EitherSum(first, second, frozenset({"gram"}))
+        return EitherAggregation(first, second)
+
+    def start_party(self, shard: Shard, layout: Layout) -> RelayParty:
+        """As the first leg does."""
+        return RelayParty(self.first.start_party(shard, layout))
+
+    def start_server(self, layout: Layout) -> tuple[RelayServer, Message]:
+        """As the first leg does."""
+        inner, model = self.first.start_server(layout)
+        return RelayServer(inner), _marked(model, 0)
+
+    def local(self, shard: Shard, party: RelayParty, model: Message) -> tuple[RelayParty, Message]:
+        """As the leg does that the model names; W is fitted to the model where the second begins."""
+        plain = _unmarked(model)
+        if not _is_second(model):
+            inner, upload = self.first.local(shard, party.inner, plain)
+            return replace(party, inner=inner), upload
+        rows = party.inner if party.is_second else self._fitted(shard, plain)
+        inner, upload = self.second.local(shard, rows, plain)
+        return RelayParty(inner, True, party.Ht), upload
+
+    def _fitted(self, shard: Shard, model: Message) -> Rows:
+        H = shard.matrix.native(model["H"])
+        return Rows(self.solver.solve_rows(shard.matrix, kernels.of(H).rows_of(H)))
+
+    def finish(self, server: RelayServer, aggregate: Message) -> tuple[RelayServer, Message]:
+        """As the current leg does; after its last round the first hands over H."""
+        leg: Any = self.second if server.rounds >= self.rounds else self.first
+        inner, model = leg.finish(server.inner, aggregate)
+        done = server.rounds + 1
+        if done == self.rounds:
+            H = self.first.components(inner)
+            inner, model = self.second.start_from(kernels.of(H).rows_of(H))
+        return RelayServer(inner, done), _marked(model, int(done >= self.rounds))
+
+    def components(self, server: RelayServer) -> Array:
+        """H (k × m) as it stands."""
+        return (self.second if server.rounds >= self.rounds else self.first).components(server.inner)
+
+    def metrics(self, server: RelayServer) -> Mapping[str, float]:
+        """What the current leg's server knows; at the handover nothing yet."""
+        if server.rounds == self.rounds:
+            return {}
+        return (self.second if server.rounds > self.rounds else self.first).metrics(server.inner)
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """What either leg sends."""
+        return (*self.first.expects(layout), *self.second.expects(layout))
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """As the first leg says of its own; the second has one exchange a round."""
+        tells: Any = getattr(self.first, "exchange", None)
+        return (0, 1) if _is_second(model) or tells is None else tells(_unmarked(model))
+
+
+def _marked(model: Message, leg: int) -> Message:
+    return Message({**model.arrays, LEG: np.array([leg], np.int8)}, model.weight)
+
+
+def _unmarked(model: Message) -> Message:
+    return Message({name: array for name, array in model.arrays.items() if name != LEG}, model.weight)
+
+
+def _is_second(model: Message) -> bool:
+    return bool(model[LEG][0])

@@ -1,0 +1,439 @@
+"""Federated NMF from sketches of all rows, for as long as these do not give the rows away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.linear import Mean, Sum, WeightedMean
+from partsong.core.interfaces import Array, Form, Layout, Message, Shard
+from partsong.core.streams import stream
+from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.methods.averaging import CommonStart
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import CountSketch, Subsampling
+from partsong.sketch.operator import Operator, Sketch
+from partsong.sketch.placed import most_sketches
+from partsong.solvers.alternating import Alternate, NoExtrapolation
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.normal_equations import NormalEquations, RuleState
+from partsong.solvers.sketched import exact_columns, exact_rows, first_rows, sketched_columns, sketched_rows
+from partsong.solvers.update_rules import ProximalDescent, warn_if_noisy
+
+# ---- sketched consensus -----------------------------------------------------------------------------------------
+#
+# Factorize alone on sketches, and agree on a sketch of H before every step of W.
+
+
+@dataclass(frozen=True, slots=True)
+class SteppingParty:
+    """The shared seed, W, the party's own Hᵀ (m × k), what the rule remembers of each, the last outer round begun."""
+
+    seed: int
+    W: Array | None = None
+    Ht: Array | None = None
+    rows: RuleState = RuleState()
+    columns: RuleState = RuleState()
+    outer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MeanServer:
+    """H (k × m) as last agreed on, and the outer round and exchange that come next."""
+
+    H: Array
+    outer: int = 0
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedConsensus:
+    """Syn-SSD (Qian et al., 2020, Alg. 5), with H for their U and W for their V: one round is one exchange.
+
+        exchange 0:               H_p ← H;                                  H_p ← step_H
+        exchange i = 1 … inner:   W_p ← rule(W_p; B Bᵀ, X_p S2 Bᵀ);         H_p ← step_H, but not after the last
+        step_H:                   rule(H_p; S1ᵀW_p, S1ᵀX_p)
+        sent:        H_p S2 (k × d2) in exchanges 0 … inner − 1, H_p (k × m) in exchange `inner`
+        broadcast:   B = mean of H_p S2, or H = mean of H_p, and the outer round and exchange (2)
+
+    So W always fits the mean of all H_p, and copies cannot turn away from each other between two outer means. S2
+    (m × d2) is everybody's, from the shared seed; S1 (n_p × d1) the party's own, from its secret; both are drawn anew
+    in every iteration. Syn-SSD-U has `columns_sketch` alone, -V `rows_sketch` alone, -UV both; where one is None that
+    step is exact, and without S2 all of H_p is sent in every exchange. The first W is one step of the rule from
+    w = c·1, which the rule does not count.
+
+    Never sent: X_p, W_p, or anything with a row per row of X_p. What the server sees of H_p without masks are H_p S2
+    and H_p themselves; the other party of two, or all others together, know H_p from the mean.
+
+    A party that was not in exchange 0 of an outer round has no H to go on from: it is refused until the next one. One
+    that misses a later exchange goes on from where it was.
+    """
+
+    rank: int
+    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    inner: int = 10
+    rows_sketch: Proportion | None = Proportion()
+    columns_sketch: Proportion | None = Proportion()
+    aggregation: Mean | WeightedMean = Mean()
+    start: CommonStart = CommonStart()
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "inner"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ParameterError(f"SketchedConsensus needs a whole number {name} ≥ 1; got {value!r}.")
+        if self.rows_sketch is not None or self.columns_sketch is not None:
+            warn_if_noisy(self.solver.rule)
+        if not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
+        if not isinstance(self.aggregation, (Mean, WeightedMean)):
+            raise CompositionError(
+                f"A sketch of H can be averaged and not aligned, so {self.aggregation} cannot be used: take Mean or "
+                "WeightedMean."
+            )
+
+    @property
+    def needs_everyone(self) -> bool:
+        """W fits the mean of all H_p."""
+        return True
+
+    def rounds_for(self, outer: int) -> int:
+        """Exchanges that so many outer rounds take."""
+        return outer * (self.inner + 1)
+
+    def start_party(self, shard: Shard, layout: Layout) -> SteppingParty:
+        """Neither W nor H yet, but the seed of S2."""
+        return SteppingParty(layout.seed)
+
+    def start_server(self, layout: Layout) -> tuple[MeanServer, Message]:
+        """H from the shared seed."""
+        Ht = self.start.model(layout, self.rank, stream(layout.seed, "start"))
+        assert Ht is not None
+        return MeanServer(Ht.T), Message({"H": Ht.T, "turn": np.array([0, 0], np.int64)})
+
+    def local(self, shard: Shard, party: SteppingParty, model: Message) -> tuple[SteppingParty, Message]:
+        """The step of W that the model is for, and the next step of H."""
+        outer, turn = (int(value) for value in model["turn"])
+        step = outer * self.inner + turn
+        if turn == 0:
+            party = self._begin(shard, party, _columns(shard, model["H"]), outer)
+        else:
+            _require_begun(shard, party, outer)
+            party = self._row_step(shard, party, model, step - 1)
+        S = None
+        if turn < self.inner:
+            party = self._column_step(shard, party, step)
+            S = self._shared_sketch(party, shard.matrix.shape[1], step)
+        Ht: Array = party.Ht
+        sent = {"H": Ht.T} if S is None else {"sketch": S.sketch_transposed(Ht)}
+        weight = float(shard.matrix.shape[0]) if isinstance(self.aggregation, WeightedMean) else 1.0
+        return party, Message(sent, weight)
+
+    def _begin(self, shard: Shard, party: SteppingParty, Ht: Array, outer: int) -> SteppingParty:
+        rule = self.solver.rule
+        memory = replace(rule.init(Ht), count=party.columns.count, scale=party.columns.scale)
+        party = replace(party, Ht=Ht, columns=memory, outer=outer)
+        if party.W is not None:
+            return party
+        S = self._shared_sketch(party, shard.matrix.shape[1], "start")
+        equations = _for_rows(shard, S, Ht.T if S is None else S.sketch_transposed(Ht))
+        W = first_rows(equations)
+        W, rows = rule.step(W, equations.penalised(self.solver.penalty_W, shard.matrix.shape[1]), rule.init(W))
+        return replace(party, W=W, rows=replace(rows, count=0))
+
+    def _row_step(self, shard: Shard, party: SteppingParty, model: Message, step: int) -> SteppingParty:
+        m = shard.matrix.shape[1]
+        S = self._shared_sketch(party, m, step)
+        equations = _for_rows(shard, S, model["H" if S is None else "sketch"]).penalised(self.solver.penalty_W, m)
+        W, rows = self.solver.rule.step(party.W, equations, party.rows)
+        return replace(party, W=W, rows=rows)
+
+    def _column_step(self, shard: Shard, party: SteppingParty, step: int) -> SteppingParty:
+        matrix, n = shard.matrix, shard.matrix.shape[0]
+        if self.rows_sketch is None:
+            equations = exact_columns(matrix, party.W)
+        else:
+            S = self.rows_sketch.draw(n, self.rank, shard.secret, "S1", shard.name, step)
+            equations = sketched_columns(matrix, S, party.W)
+        Ht, columns = self.solver.rule.step(party.Ht, equations.penalised(self.solver.penalty_H, n), party.columns)
+        return replace(party, Ht=Ht, columns=columns)
+
+    def _shared_sketch(self, party: SteppingParty, m: int, step: int | str) -> Operator | None:
+        """S2 (m × d2) of an iteration, the same at all parties."""
+        sketch = self.columns_sketch
+        return None if sketch is None else sketch.draw(m, self.rank, party.seed, "S2", step)
+
+    def finish(self, server: MeanServer, aggregate: Message) -> tuple[MeanServer, Message]:
+        """The mean goes back as it is; after the last exchange it is the new H."""
+        if server.turn == self.inner:
+            H = aggregate["H"].clip(min=0)  # rounding under masks
+            after = MeanServer(H, server.outer + 1, 0)
+            mean = {"H": H}
+        else:
+            after = replace(server, turn=server.turn + 1)
+            mean = dict(aggregate.arrays)
+        return after, Message({**mean, "turn": np.array([after.outer, after.turn], np.int64)})
+
+    def components(self, server: MeanServer) -> Array:
+        """H (k × m) of the last outer round."""
+        return server.H
+
+    def metrics(self, server: MeanServer) -> Mapping[str, float]:
+        """Nothing: the server sees no error."""
+        return {}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """H_p ≥ 0, and H_p S2, which is non-negative where S2 only chooses columns."""
+        m = layout.n_features
+        whole = {"H": Form((self.rank, m), non_negative=True, is_factor=True)}
+        if self.columns_sketch is None:
+            return (whole,)
+        d = self.columns_sketch.dimension(m, self.rank)
+        chooses = isinstance(self.columns_sketch.kind(d), Subsampling)
+        return {"sketch": Form((self.rank, d), non_negative=chooses, is_factor=True)}, whole
+
+    def ends_round(self, model: Message) -> bool:
+        """Whether the exchange before this model was the last of an outer round."""
+        return int(model["turn"][1]) == 0
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """The last two exchanges of an outer round belong together under masks, and no others do.
+
+        Between them H_p does not move: with another company the sums of H_p S2 and of H_p would differ by one party's.
+        Between all others every H_p takes a step, and S2 is another one.
+        """
+        turn = int(model["turn"][1])
+        return (max(0, turn - self.inner + 1), 2) if turn >= self.inner - 1 else (0, 1)
+
+
+def _columns(shard: Shard, H: Array) -> Array:
+    native = shard.matrix.native(H)
+    return kernels.of(native).rows_of(native)
+
+
+def _for_rows(shard: Shard, S: Operator | None, B: Array) -> NormalEquations:
+    """The equations for W from H S, or from H where there is no S."""
+    if S is None:
+        return exact_rows(shard.matrix, _columns(shard, B))
+    return sketched_rows(shard.matrix, S, shard.matrix.native(B))
+
+
+def _require_begun(shard: Shard, party: SteppingParty, outer: int) -> None:
+    if party.outer != outer:
+        raise PartyError(
+            f"Party {shard.name!r} missed the first exchange of outer round {outer} and has no H to go on from. It can "
+            'join in the next outer round: keep it absent until then, or go on without it by faulty="leave out".'
+        )
+
+
+# ---- sketched statistics ----------------------------------------------------------------------------------------
+
+BUDGETS = ("own", "total")
+NOT_KNOWN_YET = 2**31
+"""Exchanges of a run whose rows have not been counted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedStatisticsParty:
+    """The shared seed, W (n × k), the rule's memory of it, and how many sketches of its rows have been sent."""
+
+    seed: int
+    W: Array | None = None
+    memory: RuleState = RuleState()
+    sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedStatisticsServer:
+    """Hᵀ (m × k), the rule's memory of it, the exchange that comes next, and the number of rows (0: not counted)."""
+
+    Ht: Array
+    memory: RuleState
+    turn: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedStatistics:
+    """DSANLS where parties own rows only ("modified DSANLS in the secure setting", Qian et al., 2020, Sec. 4).
+
+        exchange 0:     sent: n_p (1)
+        exchange t:     W_p ← rule(W_p; (H S')(H S')ᵀ, X_p S'(H S')ᵀ)      or exactly, without `columns_sketch`
+                        sent: X_pᵀ S_p (m × d), W_pᵀ S_p (k × d)
+        finish:         H ← rule(H; B Bᵀ, A Bᵀ), A = Σ X_pᵀ S_p, B = Σ W_pᵀ S_p      broadcast: H (k × m), t and n (2)
+
+    S_p (n_p × d) comes from the shared seed, the party's name and t, so that no party needs to know how many rows the
+    others have, and E[S Sᵀ] = I for all of them together. That needs entries of mean zero: Subsampling is refused,
+    which would also send rows of X_p as they are. S' (m × d') is the same at all parties.
+
+    Whoever knows the seed knows S. After ⌈n/d⌉ exchanges the sum is as good as X (Thm. 3; `recover_from_sketches`); a
+    single upload is as good as X_p after ⌈n_p/d⌉. Parties therefore refuse to send more than ⌊(n − 1)/d⌋ sketches:
+
+        budget="own"     n = n_p, as is right where the server sees single uploads
+        budget="total"   n = Σ n_p, only under a reduction that hides uploads and with the same parties in every sum, on
+                         which engines insist; such a run cannot be resumed
+
+    `is_guarded=False` sends on regardless. The bound is for one run: another seed's sketches come on top of these. It
+    says that X is not determined, not that nothing is known of it.
+    """
+
+    rank: int
+    rows_sketch: Sketch
+    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    columns_sketch: Proportion | None = None
+    budget: str = "own"
+    is_guarded: bool = True
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        d = self.rows_sketch.dimension
+        if not isinstance(self.rank, (int, np.integer)) or not 1 <= self.rank <= d:
+            raise ParameterError(
+                f"A sketch of d = {d} dimensions gives d equations: the rank must be from 1 to {d}; got {self.rank!r}."
+            )
+        if self.budget not in BUDGETS:
+            raise ParameterError(f'budget must be "own" or "total"; got {self.budget!r}.')
+        warn_if_noisy(self.solver.rule)
+        if self.is_guarded and isinstance(self.rows_sketch, CountSketch):
+            raise CompositionError(
+                "A count sketch sends every row of X that is alone in its place as it is, up to its sign. Use Gaussian "
+                "or Hadamard, or accept it: is_guarded=False."
+            )
+        if isinstance(self.rows_sketch, Subsampling):
+            raise CompositionError(
+                "Subsampling would send rows of X as they are, and parties that choose rows for themselves do not make "
+                "up an S with E[S Sᵀ] = I. Use Gaussian, CountSketch or another sketch whose entries have mean zero."
+            )
+        if not isinstance(self.solver.momentum, NoExtrapolation):
+            raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
+
+    @property
+    def needs_everyone(self) -> bool:
+        """The sketches of all parties are one sketch of all rows."""
+        return True
+
+    @property
+    def why_hidden(self) -> str:
+        """A budget for all rows together says nothing of what a single party may show."""
+        if self.budget == "own" or not self.is_guarded:
+            return ""
+        return (
+            'budget="total" counts sketches of all rows, and single uploads give the rows of a small party away long '
+            'before. Take budget="own", or a reduction that hides uploads.'
+        )
+
+    def operator(self, seed: int, party: str, n_rows: int, turn: int) -> Operator:
+        """S_p of one exchange; its first n_p rows are used, of which there may be fewer than dimensions."""
+        return self.rows_sketch.draw(max(n_rows, self.rows_sketch.dimension), seed, "S", party, turn)
+
+    def start_party(self, shard: Shard, layout: Layout) -> SketchedStatisticsParty:
+        """No W yet, but the seed of all sketches."""
+        return SketchedStatisticsParty(layout.seed)
+
+    def start_server(self, layout: Layout) -> tuple[SketchedStatisticsServer, Message]:
+        """H from the shared seed."""
+        Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
+        server = SketchedStatisticsServer(Ht, self.solver.rule.init(Ht))
+        return server, _broadcast(server)
+
+    def local(
+        self, shard: Shard, party: SketchedStatisticsParty, model: Message
+    ) -> tuple[SketchedStatisticsParty, Message]:
+        """The step of W, and the sketches of X and W by one S; or the number of rows."""
+        turn, total_rows = (int(value) for value in model["turn"])
+        matrix = shard.matrix
+        if turn < 0:
+            raise PartyError(f"Party {shard.name!r} was asked for turn {turn}; turns count from 0.")
+        if turn == 0:
+            return party, Message({"rows": np.array([float(matrix.shape[0])])})
+        self._require_budget(shard, party, turn, total_rows)
+        W, memory = self._row_step(shard, party, model, turn)
+        S = self.operator(party.seed, shard.name, matrix.shape[0], turn)
+        sketches = {"data": S.sketch_transposed(matrix), "weights": S.sketch_transposed(W)}
+        return SketchedStatisticsParty(party.seed, W, memory, party.sent + 1), Message(sketches)
+
+    def _row_step(
+        self, shard: Shard, party: SketchedStatisticsParty, model: Message, turn: int
+    ) -> tuple[Array, RuleState]:
+        matrix, m = shard.matrix, shard.matrix.shape[1]
+        H = matrix.native(model["H"])
+        Ht = kernels.of(H).rows_of(H)
+        if self.columns_sketch is None:
+            equations = exact_rows(matrix, Ht)
+        else:
+            S = self.columns_sketch.draw(m, self.rank, party.seed, "S'", turn)
+            equations = sketched_rows(matrix, S, S.sketch_transposed(Ht))
+        W, memory = party.W, party.memory
+        if W is None:
+            W = first_rows(equations)
+            memory = self.solver.rule.init(W)
+        return self.solver.rule.step(W, equations.penalised(self.solver.penalty_W, m), memory)
+
+    def _require_budget(self, shard: Shard, party: SketchedStatisticsParty, turn: int, total_rows: int) -> None:
+        """Before anything of this exchange is made.
+
+        A sketch is of its turn, whatever became of earlier ones: with no turn beyond the bound there are never more
+        sketches than it, also where replies were lost and the party's own count went back with them.
+        """
+        is_own = self.budget == "own"
+        rows, sent = shard.matrix.shape[0] if is_own else total_rows, max(party.sent, turn - 1)
+        d = self.rows_sketch.dimension
+        most = most_sketches(rows, d)
+        if not self.is_guarded or sent < most:
+            return
+        whose = f"its {rows} rows" if is_own else f"the {rows} rows of all parties"
+        way = ' hide uploads by a reduction and take budget="total";' if is_own else ""
+        raise PartyError(
+            f"Party {shard.name!r} may have sent {sent} sketches of dimension {d} and sends no more: from {most + 1} "
+            f"of them whoever knows the seed can solve for {whose}; ⌊({rows} − 1)/{d}⌋ = {most} leave them open. Stop "
+            f"after {most + 1} rounds, of which the first counts rows; or take a smaller sketch;{way} or accept it: "
+            "is_guarded=False."
+        )
+
+    def finish(self, server: SketchedStatisticsServer, aggregate: Message) -> tuple[SketchedStatisticsServer, Message]:
+        """The step of H from the sums of sketches; after the first exchange the number of all rows."""
+        if server.turn == 0:
+            after = replace(server, turn=1, rows=round(float(aggregate["rows"][0])))
+            return after, _broadcast(after)
+        A, B = aggregate["data"], aggregate["weights"]
+        Ht = kernels.of(A).like(kernels.of(server.Ht).to_numpy(server.Ht), A)
+        equations = NormalEquations.of(A, B).penalised(self.solver.penalty_H, server.rows)
+        Ht, memory = self.solver.rule.step(Ht, equations, server.memory)
+        after = replace(server, Ht=Ht, memory=memory, turn=server.turn + 1)
+        return after, _broadcast(after)
+
+    def components(self, server: SketchedStatisticsServer) -> Array:
+        """H (k × m) as it stands."""
+        return server.Ht.T
+
+    def metrics(self, server: SketchedStatisticsServer) -> Mapping[str, float]:
+        """Nothing: the server sees errors of sketches only."""
+        return {}
+
+    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+        """Sketches, which have signs, or the number of rows."""
+        d = self.rows_sketch.dimension
+        sketches = {"data": Form((layout.n_features, d)), "weights": Form((self.rank, d))}
+        return sketches, {"rows": Form((1,), non_negative=True)}
+
+    def ends_round(self, model: Message) -> bool:
+        """Whether H has moved: counting rows is not worth a look."""
+        return int(model["turn"][0]) > 1
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """With a budget of all rows together the whole run is one round under masks, so that every sum is over them.
+
+        A sum of fewer parties has fewer unknown rows. With own budgets any company will do.
+        """
+        if self.budget == "own":
+            return 0, 1
+        turn, rows = (int(value) for value in model["turn"])
+        most = most_sketches(rows, self.rows_sketch.dimension) + 1 if rows else NOT_KNOWN_YET
+        return turn, max(most, turn + 1, 2)
+
+
+def _broadcast(server: SketchedStatisticsServer) -> Message:
+    return Message({"H": server.Ht.T, "turn": np.array([server.turn, server.rows], np.int64)})

@@ -1,1 +1,0 @@
-"""Shapes of communication: what a party does, what the server does, as pure functions."""

@@ -1,0 +1,629 @@
+"""What each section of the report says: findings to tables, charts and captions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.attacks.findings import PartyFindings
+from partsong.errors import ShapeError
+from partsong.evaluation.metrics import AtParty, OwnParts
+from partsong.io.write import replacing
+from partsong.reporting import attack_report
+from partsong.reporting.html import (
+    UNKNOWN,
+    Column,
+    Line,
+    Markup,
+    Quantity,
+    bar,
+    document,
+    element,
+    key,
+    line_chart,
+    percent,
+    picture,
+    row,
+    section,
+    significant,
+    size,
+    table,
+)
+
+# ---- findings ---------------------------------------------------------------------------------------------------
+#
+# What a run, or a comparison of runs, found: plain values, ready to be written down.
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Relative error along a run: one entry per recorded round, `seconds` and `bytes_up` since the start.
+
+    Bytes are those that a party sent, as a mean over parties; none where nothing is sent.
+    """
+
+    label: str
+    rounds: tuple[int, ...]
+    seconds: tuple[float, ...]
+    errors: tuple[float, ...]
+    bytes_up: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.bytes_up and len(self.bytes_up) != len(self.rounds):
+            raise ShapeError(
+                f"Curve {self.label!r} has {len(self.rounds)} rounds and {len(self.bytes_up)} numbers of bytes. Give "
+                "one per recorded round, or none where nothing is sent."
+            )
+        if not len(self.rounds) == len(self.seconds) == len(self.errors):
+            raise ShapeError(
+                f"Curve {self.label!r} has {len(self.rounds)} rounds, {len(self.seconds)} seconds and "
+                f"{len(self.errors)} errors. Give one of each per recorded round."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One kind of array that a party sent: its size, how often it left, and what it tells the receiver."""
+
+    array: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes_each: int
+    times: int
+    meaning: str
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all the times it left."""
+        return self.bytes_each * self.times
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MethodFindings:
+    """One method's result: its quality, its cost, its parts `components` (k, m), and all that a party sent.
+
+    Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
+    them across methods to compare them. An oracle is a reference that saw all rows in one place. A method without
+    components shares nothing. `found_alone` are the parties' parts after the first round, before they heard of others.
+    """
+
+    name: str
+    description: str
+    relative_error: float
+    explained_variance: float
+    bytes_up_per_party: float
+    bytes_down_per_party: float
+    rounds: int
+    seconds: float
+    outcome: str
+    curve: Curve
+    components: npt.NDArray[Any]
+    shares: tuple[float, ...]
+    sent: tuple[Sent, ...]
+    is_oracle: bool = False
+    start: str = ""
+    parties: tuple[AtParty, ...] = ()
+    found_alone: Mapping[str, OwnParts] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.components.ndim != 2 or len(self.components) != len(self.shares):
+            raise ShapeError(
+                f"Method {self.name!r} has components of shape {self.components.shape} and {len(self.shares)} shares. "
+                "Give a (k, m) array and one share per component."
+            )
+
+    @property
+    def drift(self) -> float:
+        """Σ_p ‖H_p − H‖² / ‖H‖², by position; NaN where parties have no H of their own."""
+        return sum(party.drift for party in self.parties) if self.parties else math.nan
+
+    @property
+    def aligned_drift(self) -> float:
+        """The same after alignment."""
+        return sum(party.aligned_drift for party in self.parties) if self.parties else math.nan
+
+    def in_order(self, order: Sequence[int]) -> MethodFindings:
+        """The same with component order[a] in place a, here and at every party."""
+        return replace(
+            self,
+            components=self.components[list(order)],
+            shares=tuple(self.shares[i] for i in order),
+            parties=tuple(party.in_order(order) for party in self.parties),
+            found_alone={name: parts.in_order(order) for name, parts in self.found_alone.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A data owner: how many rows it holds, and how many of each label (empty: not known, or not to be shown)."""
+
+    name: str
+    rows: int
+    labels: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """All that the page shows; `lead` is one paragraph, `never_sent` one sentence on what stayed with its owner.
+
+    `privacy` is what a fit with noise has spent (`Spending.told`). `attacks` are what was tried on its messages, or why
+    nothing was; None for comparisons, which have no section on either.
+    """
+
+    title: str
+    lead: str
+    parties: tuple[Party, ...]
+    methods: tuple[MethodFindings, ...]
+    image_shape: tuple[int, int] | None
+    feature_names: tuple[str, ...] | None
+    settings: Mapping[str, str]
+    versions: Mapping[str, str]
+    never_sent: str
+    privacy: Mapping[str, Any] | None = None
+    is_masked: bool = False
+    attacks: tuple[PartyFindings, ...] | str | None = None
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            n_features = method.components.shape[1]
+            if self.image_shape is not None and self.image_shape[0] * self.image_shape[1] != n_features:
+                raise ShapeError(
+                    f"Pictures of {self.image_shape} pixels do not fit the {n_features} "
+                    f"features of method {method.name!r}. Correct image_shape, or leave it out."
+                )
+            if self.feature_names is not None and len(self.feature_names) != n_features:
+                raise ShapeError(
+                    f"{len(self.feature_names)} feature names do not fit the {n_features} features of method "
+                    f"{method.name!r}. Give one name per column, or leave them out."
+                )
+
+
+# ---- sections ---------------------------------------------------------------------------------------------------
+
+MOST_LABELS = 12
+N_STYLES = 8  # colours in the style sheet
+ERROR = Quantity("relative error", percent)
+ROUNDS = Quantity("rounds", lambda value: f"{value:,.0f}", start=0.0, smallest_step=1.0)
+BYTES = Quantity("bytes sent per party", size, start=0.0, smallest_step=1.0)
+SECONDS = Quantity("seconds", significant, start=0.0)
+
+
+def _best(methods: Sequence[MethodFindings], is_oracle: bool) -> MethodFindings | None:
+    """The lowest finite error among the oracles, or among all others with a shared model."""
+    ranked = [m for m in methods if m.is_oracle is is_oracle and math.isfinite(m.relative_error) and len(m.components)]
+    return min(ranked, key=lambda method: method.relative_error, default=None)
+
+
+def styles(methods: Sequence[MethodFindings]) -> list[str]:
+    """A class of the style sheet for each method: grey for oracles, a colour for each of the others."""
+    colours = itertools.cycle(range(N_STYLES))
+    return ["oracle" if method.is_oracle else f"s{next(colours)}" for method in methods]
+
+
+def results(report: Report) -> list[Markup]:
+    """The verdict in a sentence, then quality and cost of each method; the best is marked where there are several."""
+    methods, best, oracle = report.methods, _best(report.methods, False), _best(report.methods, True)
+    labels = ["Relative error", "Points above pooled", "Explained variance", "Sent per party", "Received per party"]
+    numbers = [label for label in [*labels, "Rounds", "Seconds"] if oracle or label != labels[1]]
+    columns = [Column("Method", False), *map(Column, numbers), Column("Outcome", False)]
+    is_contest = _rivals(methods) > 1
+    rows = []
+    for method, style in zip(methods, styles(methods), strict=True):
+        is_marked = method is best and is_contest
+        cells = [
+            _name(method, style, is_marked),
+            percent(method.relative_error),
+            *([_points(method, oracle)] if oracle else []),
+            percent(method.explained_variance),
+            "all rows" if method.is_oracle and not method.sent else size(method.bytes_up_per_party),
+            size(method.bytes_down_per_party),
+            f"{method.rounds:,}",
+            significant(method.seconds),
+            method.outcome,
+        ]
+        rows.append(row(columns, cells, "best" if is_marked else "plain"))
+    caption = (
+        "Relative error is \u2016X \N{MINUS SIGN} WH\u2016 / \u2016X\u2016 over the rows of all parties: 0% is a "
+        "perfect fit, less is better."
+    )
+    caption += " “Points above pooled” compares it with a run that saw all rows in one place." if oracle else ""
+    caption += " Seconds are those of the rounds, with all parties on one machine and all code compiled beforehand."
+    return [element("p", _verdict(methods, best, oracle), class_="verdict"), table(caption, columns, rows)]
+
+
+def _rivals(methods: Sequence[MethodFindings]) -> int:
+    return sum(not method.is_oracle and len(method.components) > 0 for method in methods)
+
+
+def _name(method: MethodFindings, style: str, is_best: bool) -> Markup:
+    badges = [element("span", "pooled oracle", class_="badge reference")] if method.is_oracle else []
+    badges += [element("span", "best", class_="badge")] if is_best else []
+    return element("div", key(style), method.name, *badges, element("span", method.description, class_="description"))
+
+
+def _points(method: MethodFindings, oracle: MethodFindings) -> str:
+    """How far the error lies above the oracle's, in percentage points."""
+    difference = 100 * (method.relative_error - oracle.relative_error)
+    return UNKNOWN if method is oracle or not math.isfinite(difference) else f"{round(difference, 2) + 0.0:+.2f}"
+
+
+def _verdict(methods: Sequence[MethodFindings], best: MethodFindings | None, oracle: MethodFindings | None) -> str:
+    if best is None:
+        return "Without pooling the rows, no method reached a shared model with a finite error."
+    rivals = _rivals(methods)
+    verdict = f"Without pooling the rows, {best.name} reaches a relative error of {percent(best.relative_error)}"
+    verdict += f", the lowest of {rivals} methods," if rivals > 1 else ""
+    verdict += f" for {size(best.bytes_up_per_party)} sent per party."
+    return f"{verdict} Pooling reaches {percent(oracle.relative_error)}." if oracle else verdict
+
+
+def convergence(report: Report) -> list[Markup]:
+    """Error over rounds, over bytes where any were sent, and over time; one legend for all."""
+    pairs = list(zip(report.methods, styles(report.methods), strict=True))
+    over_rounds = [Line(m.curve.label, style, m.curve.rounds, m.curve.errors) for m, style in pairs]
+    over_seconds = [Line(m.curve.label, style, m.curve.seconds, m.curve.errors) for m, style in pairs]
+    over_bytes = _over_bytes(report.methods, over_rounds)
+    charts = [line_chart(ROUNDS, ERROR, over_rounds)]
+    charts += [line_chart(BYTES, ERROR, over_bytes)] if over_bytes else []
+    charts += [line_chart(SECONDS, ERROR, over_seconds)]
+    legend = [element("li", key(line.style), line.label) for line in over_rounds]
+    note = "Lower and further left is better. Point at a curve to read its values."
+    if over_bytes and not all(map(_sends, report.methods)):
+        note += " There, the pooled oracle and methods that send nothing are level lines at their final error."
+    caption = element("figcaption", note, class_="note")
+    drawn = element("div", *charts, class_="charts")
+    return [element("figure", caption, element("ul", *legend, class_="legend"), drawn)]
+
+
+def _over_bytes(methods: Sequence[MethodFindings], over_rounds: Sequence[Line]) -> list[Line]:
+    """The curves over bytes sent, or none where nothing was sent."""
+    most = max((method.curve.bytes_up[-1] for method in methods if _sends(method)), default=0.0)
+    if most == 0:
+        return []
+    return [
+        replace(line, x=method.curve.bytes_up)
+        if _sends(method)
+        else replace(line, x=(0.0, most), y=(method.relative_error, method.relative_error))
+        for method, line in zip(methods, over_rounds, strict=True)
+    ]
+
+
+def _sends(method: MethodFindings) -> bool:
+    return not method.is_oracle and any(method.curve.bytes_up)
+
+
+def holdings(report: Report) -> list[Markup]:
+    """Party by label: rows held, shaded by their share of the party's rows."""
+    totals: Counter[str] = Counter()
+    for party in report.parties:
+        totals.update(party.labels)
+    kept = sorted((label for label, _ in totals.most_common(MOST_LABELS)), key=_natural)
+    others = ["other labels"] if len(totals) > len(kept) else []
+    columns = [Column("Party", False), Column("Rows"), Column("Size", False), *map(Column, [*kept, *others])]
+    largest = max((party.rows for party in report.parties), default=0) or 1
+    rows = []
+    for party in report.parties:
+        counts = [party.labels.get(label, 0) for label in kept]
+        counts += [sum(party.labels.values()) - sum(counts)] if others else []
+        heat = [_heat(count, count / max(party.rows, 1)) for count in counts]
+        rows.append(row(columns, [party.name, f"{party.rows:,}", bar(party.rows / largest), *heat]))
+    holders = "1 party holds" if len(report.parties) == 1 else f"{len(report.parties):,} parties hold"
+    caption = f"{holders} {sum(party.rows for party in report.parties):,} rows."
+    if kept:
+        caption += " Columns count the rows of each label; the stronger the tint, the larger its share of that party."
+    return [table(caption, columns, rows)]
+
+
+def _natural(label: str) -> tuple[int, str]:
+    return (len(label) if label.isdecimal() else 0, label)
+
+
+def _heat(count: int, share: float) -> Markup:
+    return element("span", f"{count:,}", class_="heat", style=f"--share:{share:.2f}")
+
+
+def disclosure(report: Report) -> list[Markup]:
+    """Every array that left a party, method by method, and what never left."""
+    labels = ("Bytes each", "Times", "Total")
+    columns = [Column("Array", False), Column("Shape"), Column("Type", False), *map(Column, labels)]
+    columns.append(Column("What it tells", False))
+    bodies = []
+    for method, style in zip(report.methods, styles(report.methods), strict=True):
+        title = element("th", key(style), method.name, colspan=len(columns), scope="rowgroup")
+        lines = [row(columns, _sent_cells(sent)) for sent in method.sent]
+        words = "Not federated: it needs every row in one place." if method.is_oracle else "Nothing was sent."
+        nothing = element("tr", element("td", words, colspan=len(columns)))
+        bodies.append([element("tr", title, class_="group"), *(lines or [nothing])])
+    caption = "Every array that one party sent over the whole run, and what it tells whoever receives it."
+    kept = element("p", element("strong", "Never sent. "), report.never_sent, class_="kept")
+    return [table(caption, columns, *bodies), kept]
+
+
+def _sent_cells(sent: Sent) -> list[str]:
+    shape = " \N{MULTIPLICATION SIGN} ".join(map(str, sent.shape)) or "one number"
+    costs = [size(sent.bytes_each), f"{sent.times:,}", size(sent.bytes_total)]
+    return [sent.array, shape, sent.dtype, *costs, sent.meaning]
+
+
+def reproduction(report: Report) -> list[Markup]:
+    """Settings and versions, side by side."""
+    sides = [_listing("Settings", report.settings), _listing("Versions", report.versions)]
+    return [element("div", *sides, class_="reproduce")]
+
+
+def _listing(caption: str, entries: Mapping[str, str]) -> Markup:
+    columns = [Column("Name", False), Column("Value", False)]
+    return table(caption, columns, [row(columns, [name, value]) for name, value in entries.items()])
+
+
+# ---- parts ------------------------------------------------------------------------------------------------------
+#
+# The learned parts, method by method: as pictures, or as lists of their strongest features.
+
+TOP_FEATURES = 10
+
+
+def parts(report: Report) -> list[Markup]:
+    """The components of each method, as pictures or as lists of their strongest features."""
+    is_picture = report.image_shape is not None
+    shown = (
+        "Each part is a picture scaled to its own maximum: the more a pixel stands out from the page, the larger it is."
+        if is_picture
+        else f"Each part is a list of its {TOP_FEATURES} strongest features; bars are relative to the strongest."
+    )
+    note = f"{shown} The percentage is the share of the data that the part explains."
+    content = [element("p", note, class_="note")]
+    for method, style in zip(report.methods, styles(report.methods), strict=True):
+        components = np.nan_to_num(method.components.astype(float), posinf=0.0).clip(min=0.0)
+        figures = []
+        for i, (values, share) in enumerate(zip(components, method.shares, strict=True), start=1):
+            look = _portrait(values, f"Part {i} of {method.name}", report) if is_picture else _features(values, report)
+            explains = element("span", percent(share) if values.any() else "empty")
+            label = element("figcaption", element("b", str(i)), explains)
+            figures.append(element("figure", *((look, label) if is_picture else (label, look)), class_="part"))
+        content.append(element("h3", key(style), method.name))
+        content.append(element("div", *figures, class_="parts" if is_picture else "parts lists"))
+    return content
+
+
+def _portrait(values: npt.NDArray[Any], alt: str, report: Report) -> Markup:
+    return picture(values.reshape(report.image_shape), alt)
+
+
+def _features(values: npt.NDArray[Any], report: Report) -> Markup:
+    """The strongest features with bars; a part that is zero everywhere has none."""
+    strongest = [int(i) for i in np.argsort(-values, kind="stable")[:TOP_FEATURES] if values[i] > 0]
+    names = [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
+    fractions = [float(values[i] / values[strongest[0]]) for i in strongest]
+    items = [
+        element("li", element("span", name, title=f"{name}: {significant(fraction)} of the strongest"), bar(fraction))
+        for name, fraction in zip(names, fractions, strict=True)
+    ]
+    return element("ol", *items)
+
+
+# ---- privacy section --------------------------------------------------------------------------------------------
+#
+# What a promise of privacy says and has cost, as a section of a page.
+
+MASKED = "Single uploads were masked: nobody but their senders saw them. The server knows their sums."
+IN_SIMULATION = (
+    "Errors, shares, drifts, numbers of rows and the parties' own parts on this page are known because all parties ran "
+    "in one process. None of them was sent, and none is in the model."
+)
+NO_NOISE = "No noise was added: nothing is promised about rows or parties."
+PLAN = (
+    "ε is what the whole run has cost, over all rounds a party sent in. If it had stopped early for a reason that "
+    "depends on the data, only the ε that it was planned for would be a promise."
+)
+
+
+def privacy(report: Report) -> list[Markup]:
+    """About whom ε is, what each party has spent, and what is here that no party would release."""
+    masked = [element("p", MASKED, class_="kept")] if report.is_masked else []
+    if report.privacy is None:
+        return [
+            element("p", NO_NOISE, class_="verdict"),
+            *masked,
+        ]
+    told = report.privacy
+    verdict = (
+        f"ε = {significant(told['epsilon_spent'])} at δ = {told['delta']:g}, unit {told['unit']}, relation "
+        f"{told['relation']}: {told['promise']}."
+    )
+    columns = [Column("Party", False), Column("ε spent")]
+    rows = [row(columns, [name, significant(spent)]) for name, spent in told["epsilon_by_party"].items()]
+    noise = f"{told['noise']} noise of {significant(told['noise_multiplier'])} times the sensitivity. {PLAN}"
+    return [
+        element("p", verdict, class_="verdict"),
+        table(f"What each party has spent: {noise}", columns, rows),
+        element("p", element("strong", "In this simulation only. "), IN_SIMULATION, class_="kept"),
+        *masked,
+    ]
+
+
+# ---- voices -----------------------------------------------------------------------------------------------------
+#
+# The parties' own section of the report: how each method fits each of them, and their parts beside the shared ones.
+
+MOST_PARTIES, MOST_PARTS, VOICES_TOP_FEATURES = 20, 32, 3
+NUMBERS = ("Rows", "Error", "Own error", "Drift", "Aligned")
+
+
+def voices(report: Report) -> list[Markup]:
+    """The fit of every method at every party; then, method by method, drift, and shares and pictures of each part."""
+    told = [method for method in report.methods if method.parties]
+    if not told:
+        return [element("p", "Nothing was computed at single parties.", class_="note")]
+    blocks = [(m, style) for m, style in zip(report.methods, styles(report.methods), strict=True) if _has_parts(m)]
+    shown = _most_telling([method for method, _ in blocks])
+    return [_fits(told), *(_block(report, method, style, method is shown) for method, style in blocks)]
+
+
+def _has_parts(method: MethodFindings) -> bool:
+    return bool(method.parties) and not method.is_oracle and len(method.components) > 0
+
+
+def _most_telling(methods: Sequence[MethodFindings]) -> MethodFindings | None:
+    """The best of those whose parties began alone, or else of all: the block that is open at first."""
+    ranked = [method for method in methods if method.found_alone] or list(methods)
+    return min(ranked, key=lambda method: method.relative_error, default=None)
+
+
+def _fits(methods: Sequence[MethodFindings]) -> Markup:
+    alone = next((m for m in methods if m.rounds <= 1 and not math.isnan(m.parties[0].own_error)), None)
+    shared = [method for method in methods if len(method.components)]
+    columns = [Column("Party", False), Column("Rows"), *([Column("Alone")] if alone else [])]
+    columns += [Column(method.name) for method in shared]
+    lines = []
+    for i, party in enumerate(methods[0].parties):
+        own = [percent(alone.parties[i].own_error)] if alone else []
+        errors = [percent(method.parties[i].relative_error) for method in shared]
+        lines.append(row(columns, [party.name, f"{party.rows:,}", *own, *errors]))
+    caption = "Relative error at each party of the shared model, with weights fitted to it there."
+    if alone:
+        caption += (
+            f" “Alone” is that of the party's own model ({alone.name}), which fits its own rows and nobody else's."
+        )
+    return table(caption, columns, lines)
+
+
+def _block(report: Report, method: MethodFindings, style: str, is_open: bool) -> Markup:
+    title = element("summary", key(style), method.name)
+    hint = element("p", _hint(method), class_="note")
+    begun = [_alone(report, method)] if method.found_alone else []
+    return element(
+        "details", title, hint, *begun, _final(report, method), class_="voices", **({"open": "open"} if is_open else {})
+    )
+
+
+def _hint(method: MethodFindings) -> str:
+    if all(party.own is None for party in method.parties):
+        return "Parties have no parts of their own here. Percentages are the share of each part in what a party fits."
+    return (
+        "Columns are the shared parts; below each is the part of every party that belongs to it. The number tells its "
+        "place in the party's own model: equal numbers down a column mean that parties agree on the order. Percentages "
+        "are the share of the shared part in what a party fits. Faded parts, with their place in brackets, have no "
+        "partner: they have nothing in common with the shared part, and stand where there was room. Drift is "
+        "‖H_p − H‖² / ‖H‖², by position and after alignment."
+    )
+
+
+def _alone(report: Report, method: MethodFindings) -> Markup:
+    """Parts after the first round, in the order of the model of the last."""
+    parts = range(min(MOST_PARTS, len(method.components)))
+    columns = [Column("", False), *(Column(str(i + 1), False) for i in parts)]
+    lines = [row(columns, ["shared", *(_look(report, method.components[i], f"Shared part {i + 1}") for i in parts)])]
+    for name, own in list(method.found_alone.items())[:MOST_PARTIES]:
+        lines.append(row(columns, [name, *(_own(report, name, own, i) for i in parts)]))
+    caption = "After the first round: found alone, each party in an order of its own, here in the shared order."
+    return table(caption + _left_out(method, len(method.found_alone)), columns, lines)
+
+
+def _final(report: Report, method: MethodFindings) -> Markup:
+    parts = range(min(MOST_PARTS, len(method.components)))
+    columns = [Column("", False), *map(Column, NUMBERS), *(Column(str(i + 1), False) for i in parts)]
+    looks = [_look(report, method.components[i], f"Shared part {i + 1}") for i in parts]
+    captions = [element("span", _short(method.shares[i]), class_="mini") for i in parts]
+    total = f"{sum(party.rows for party in method.parties):,}"
+    drifts = [significant(method.drift), significant(method.aligned_drift)]
+    heads = [Markup(look + caption) for look, caption in zip(looks, captions, strict=True)]
+    lines = [row(columns, ["shared", total, percent(method.relative_error), UNKNOWN, *drifts, *heads], "best")]
+    for party in method.parties[:MOST_PARTIES]:
+        lines.append(row(columns, [party.name, *_numbers(party), *(_cell(report, party, i) for i in parts)]))
+    caption = "After the best round." if method.rounds > 1 else "After the only round."
+    return table(caption + _left_out(method, len(method.parties)), columns, lines)
+
+
+def _left_out(method: MethodFindings, parties: int) -> str:
+    """What does not fit on the page."""
+    more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "parts")]
+    told = [f"{count:,} more {noun}" for count, noun in more if count > 0]
+    return f" Not shown: {' and '.join(told)}." if told else ""
+
+
+def _numbers(party: AtParty) -> list[str]:
+    errors = [percent(party.relative_error), percent(party.own_error)]
+    return [f"{party.rows:,}", *errors, significant(party.drift), significant(party.aligned_drift)]
+
+
+def _cell(report: Report, party: AtParty, i: int) -> Markup:
+    share = element("span", _short(party.shares[i]), class_="mini")
+    return share if party.own is None else Markup(_own(report, party.name, party.own, i) + share)
+
+
+def _short(share: float) -> str:
+    return f"{100 * share:.1f}%" if math.isfinite(share) else UNKNOWN
+
+
+def _own(report: Report, name: str, own: OwnParts, i: int) -> Markup:
+    place, has_partner = own.places[i] + 1, own.has_partner[i]
+    about = f"Part {place} of {name}" + ("" if has_partner else ", without a partner")
+    look = _look(report, own.components[i], about, "part" if has_partner else "part alone")
+    return Markup(look + element("b", str(place) if has_partner else f"({place})", class_="mini"))
+
+
+def _look(report: Report, values: np.ndarray, about: str, style: str = "part") -> Markup:
+    """A part in small: a picture, or the names of its strongest features."""
+    ink = np.nan_to_num(values.astype(float), posinf=0.0).clip(min=0.0)
+    if report.image_shape is not None:
+        return element("div", picture(ink.reshape(report.image_shape), about), class_=style, title=about)
+    strongest = [int(i) for i in np.argsort(-ink, kind="stable")[:VOICES_TOP_FEATURES] if ink[i] > 0]
+    names = [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
+    return element("div", ", ".join(names) or "empty", class_=f"{style} words", title=about)
+
+
+# ---- report -----------------------------------------------------------------------------------------------------
+#
+# Findings to one self-contained HTML page: opens offline, loads nothing, prints well.
+
+CONTENTS = (
+    ("results", "Results", results),
+    ("convergence", "Convergence", convergence),
+    ("parts", "Learned parts", parts),
+    ("voices", "At each party", voices),
+    ("parties", "Who holds what", holdings),
+    ("disclosure", "What left each party", disclosure),
+    ("reproduce", "Reproduce", reproduction),
+)
+OF_ONE_FIT = (
+    ("privacy", "Privacy", privacy),
+    (attack_report.ANCHOR, attack_report.TITLE, lambda report: _attacks(report)),
+)
+"""Sections on a single fit, before the last."""
+
+
+def render(report: Report) -> str:
+    """The page as text; the same findings give the same page."""
+    contents = CONTENTS if report.attacks is None else (*CONTENTS[:-1], *OF_ONE_FIT, CONTENTS[-1])
+    links = [element("a", title, href=f"#{anchor}") for anchor, title, _ in contents]
+    header = element(
+        "header",
+        element("h1", report.title),
+        element("p", report.lead, class_="lead"),
+        element("nav", *links, aria_label="Contents"),
+    )
+    body = [section(anchor, title, *content(report)) for anchor, title, content in contents]
+    return document(report.title, header, element("main", *body))
+
+
+def _attacks(report: Report) -> list[Markup]:
+    found = report.attacks
+    return [element("p", found, class_="kept")] if isinstance(found, str) else attack_report.attacks(found or ())
+
+
+def write_report(path: str | os.PathLike[str], report: Report) -> Path:
+    """Write the page; a reader finds the old file or the whole new one, never a half."""
+    page = render(report).encode("utf-8", "replace")
+    with replacing(path) as partial:
+        partial.write_bytes(page)
+    return Path(path)

@@ -1,0 +1,213 @@
+"""A page on topics: a map, words, sizes and coherence; no document is in it, and it loads nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partsong.evaluation.topic_quality import top_columns, topic_diversity
+from partsong.io.write import replacing
+from partsong.reporting.html import Column, Markup, bar, document, element, percent, row, section, significant, table
+
+# ---- topic map --------------------------------------------------------------------------------------------------
+#
+# Topics in the plane: those with the same words lie close together.
+
+
+def distances(H: np.ndarray) -> np.ndarray:
+    """Hellinger distances (k × k) between topics as probabilities of words: 0 for the same, 1 without a common word."""
+    mass = H.sum(axis=1, keepdims=True, dtype=np.float64)
+    roots = np.sqrt(H / np.where(mass > 0, mass, 1.0))
+    return np.sqrt(np.clip(1.0 - roots @ roots.T, 0.0, None)) * (1 - np.eye(len(H)))
+
+
+def positions(H: np.ndarray) -> np.ndarray:
+    """Places (k × 2) within the unit square whose distances are near those of the topics (classical scaling).
+
+        B = −½ J D² J,  J = I − 11ᵀ/k;  places are its two leading eigenvectors times the roots of their eigenvalues
+
+    The same topics have the same places: the largest entry of each axis is positive.
+    """
+    k = len(H)
+    centre = np.eye(k) - 1.0 / k
+    values, vectors = np.linalg.eigh(-0.5 * centre @ distances(H) ** 2 @ centre)
+    leading = np.argsort(-values, kind="stable")[:2]
+    axes = vectors[:, leading] * np.sqrt(np.clip(values[leading], 0.0, None))
+    axes = np.pad(axes, ((0, 0), (0, 2 - axes.shape[1])))
+    signs = np.where(axes[np.abs(axes).argmax(axis=0), [0, 1]] < 0, -1.0, 1.0)
+    reach = np.abs(axes).max() or 1.0
+    return np.asarray(0.5 + 0.5 * axes * signs / reach)
+
+
+def apart(places: np.ndarray, radii: np.ndarray, steps: int = 200) -> np.ndarray:
+    """Places from which discs that overlap have been moved away from each other, little by little."""
+    moved = places.copy()
+    angles = np.arange(len(places)) * 2.399963  # golden angle: a direction for those in one place
+    for _ in range(steps):
+        between = moved[:, None, :] - moved[None, :, :]
+        gaps = np.linalg.norm(between, axis=2)
+        overlap = np.clip(radii[:, None] + radii[None, :] - gaps, 0.0, None) * (1 - np.eye(len(places)))
+        if not overlap.any():
+            break
+        away = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None, :]
+        away = away - away.transpose(1, 0, 2)
+        directions = np.where(gaps[..., None] > 1e-9, between / np.maximum(gaps, 1e-9)[..., None], away)
+        moved = moved + 0.25 * (overlap[..., None] * directions).sum(axis=1)
+    return moved
+
+
+# ---- topic page -------------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
+SHOWN = 12
+N_STYLES = 8
+LONGEST = 60
+"""Letters of a word that are shown."""
+JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+"""Not printable by themselves, and parts of words in many scripts."""
+LARGEST = 0.075
+"""Radius of the largest topic, in sides of the map; less where there are more than fifty."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopicPage:
+    """Topics (k × V) with a name for each column, shares and coherence where they are known, and facts."""
+
+    H: np.ndarray
+    names: tuple[str, ...]
+    shares: np.ndarray | None
+    coherence: np.ndarray | None
+    facts: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """At its head."""
+        return "One topic" if len(self.H) == 1 else f"{len(self.H)} topics"
+
+    def size(self, topic: int) -> str:
+        """Its share of all, in per cent; a dash where that is not known."""
+        return percent(math.nan if self.shares is None else float(self.shares[topic]))
+
+
+TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "vocabulary")
+
+
+def facts_of(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
+    """What a page tells of a fit, from its settings, and further numbers."""
+    told = {name: shown(str(settings[name])) for name in TOLD if name in settings}
+    return told | {name: f"{value:,}" for name, value in more.items()}
+
+
+def render_topics(page: TopicPage) -> str:
+    """The page as text; the same topics give the same page."""
+    words = [[shown(page.names[column]) for column in topic] for topic in top_columns(page.H, SHOWN)]
+    lead = f"{page.title} over {len(page.names):,} words."
+    if any(words):
+        lead += f" {percent(topic_diversity(words))} of their strongest words are distinct."
+    if page.coherence is not None and not np.isnan(page.coherence).all():
+        lead += f" Mean coherence (NPMI): {significant(float(np.nanmean(page.coherence)))}."
+    links = [element("a", title, href=f"#{anchor}") for anchor, title in (("map", "Map"), ("topics", "Topics"))]
+    header = element(
+        "header",
+        element("h1", page.title),
+        element("p", lead, class_="lead"),
+        element("nav", *links, element("a", "The fit", href="#fit"), aria_label="Contents"),
+    )
+    body = (
+        section("map", "Map", _caption(page), _map(page, words)),
+        section("topics", "Topics", _topics(page, words), _table(page, words)),
+        section("fit", "The fit", _facts(page)),
+    )
+    return document(page.title, header, element("main", *body))
+
+
+def shown(word: str) -> str:
+    """A word that cannot disturb a page: control characters, and those that turn its direction, are spelled out."""
+    safe = "".join(letter if letter.isprintable() or letter in JOINERS else ascii(letter)[1:-1] for letter in word)
+    return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
+    """Write the page, whole or not at all."""
+    text = render_topics(page).encode("utf-8")
+    with replacing(path) as draft:
+        draft.write_bytes(text)
+    return Path(path)
+
+
+def _caption(page: TopicPage) -> Markup:
+    area = "The area of a disc is the topic's size."
+    if page.shares is None:
+        area = "Sizes of topics are not known: all discs are alike."
+    return element(
+        "p",
+        "Topics that are close have words in common (Hellinger distance, classical scaling; discs that would lie on "
+        f"each other are moved apart). {area}",
+        class_="note",
+    )
+
+
+def _map(page: TopicPage, words: list[list[str]]) -> Markup:
+    sizes = np.ones(len(page.H)) if page.shares is None else np.maximum(page.shares, 0.0)
+    room = LARGEST * min(1.0, math.sqrt(50 / len(page.H)))
+    radii = np.maximum(0.012, room * np.sqrt(sizes / (float(sizes.max()) or 1.0)))
+    places = apart(positions(page.H), radii)
+    low, high = places.min(axis=0), places.max(axis=0)
+    places = (places - low) / np.where(high > low, high - low, 1.0)
+    across = MARGIN + places[:, 0] * (WIDTH - 2 * MARGIN)
+    up = HEIGHT - MARGIN - places[:, 1] * (HEIGHT - 2 * MARGIN)
+    discs = []
+    for i, (x, y, radius) in enumerate(zip(across, up, radii * min(WIDTH, HEIGHT), strict=True)):
+        size = "" if page.shares is None else f", {page.size(i)}"
+        told = element("title", f"Topic {i + 1}{size}: {', '.join(words[i])}")
+        disc = element(
+            "circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}", class_="dot", fill_opacity="0.35"
+        )
+        number = element("text", str(i + 1), x=f"{x:.1f}", y=f"{y + 4:.1f}", class_="middle name")
+        first = element("text", words[i][0] if words[i] else "", x=f"{x:.1f}", y=f"{y + 17:.1f}", class_="middle")
+        discs.append(element("g", disc, number, first, class_=f"s{i % N_STYLES}"))
+    listed = "words" if page.shares is None else "words and sizes"
+    label = f"Map of {len(page.H)} topics; their {listed} are in the table below."
+    frame = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
+    return element("svg", *discs, viewBox=frame, role="img", aria_label=label, style="width:100%;height:auto")
+
+
+def _topics(page: TopicPage, words: list[list[str]]) -> Markup:
+    """Each topic with its words, and bars for how strong they are in it."""
+    lists = []
+    for i, topic in enumerate(top_columns(page.H, SHOWN)):
+        strongest = float(page.H[i].max()) or 1.0
+        items = [
+            element("li", element("span", word), bar(float(page.H[i, column]) / strongest))
+            for word, column in zip(words[i], topic, strict=True)
+        ]
+        caption = element("figcaption", element("b", f"Topic {i + 1}"), element("span", page.size(i)))
+        lists.append(element("figure", caption, element("ol", *items), class_="part"))
+    return element("div", *lists, class_="parts lists")
+
+
+def _table(page: TopicPage, words: list[list[str]]) -> Markup:
+    columns = [Column("Topic"), Column("Size"), Column("Coherence (NPMI)"), Column("Words", False)]
+    known = np.full(len(page.H), math.nan) if page.coherence is None else page.coherence
+    rows = [
+        row(columns, [str(i + 1), page.size(i), significant(float(known[i])), ", ".join(words[i])])
+        for i in range(len(page.H))
+    ]
+    size = "Size is the share of what topics explain (LDA: of the documents)."
+    if page.shares is None:
+        size = "Sizes are not known: the model does not tell them."
+    note = (
+        f"{size} Coherence is 1 where a topic's ten strongest words only occur together, 0 where they are independent."
+    )
+    return table(note, columns, rows)
+
+
+def _facts(page: TopicPage) -> Markup:
+    columns = [Column("", False), Column("", False)]
+    return table("How these topics were learned.", columns, [row(columns, [*fact]) for fact in page.facts.items()])

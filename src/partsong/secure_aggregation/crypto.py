@@ -1,0 +1,232 @@
+"""The cryptography of masked sums, all of it from the package `cryptography`, which is imported when it is used.
+
+X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) makes a key for one purpose of it, ChaCha20 (RFC 8439)
+makes a mask of a key, ChaCha20-Poly1305 seals shares, Ed25519 (RFC 8032) signs. A key is used for one stream or one
+sealed text only, so that nonces are zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from partsong.errors import MissingExtra, ParameterError, PartyError
+from partsong.privacy.randomness import Source
+
+# ---- key agreement ----------------------------------------------------------------------------------------------
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+SEAL_BYTES = 16
+PIECE = 1 << 14
+
+_PRIMITIVES = "cryptography.hazmat.primitives"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """An X25519 key, used in one sum."""
+
+    private: bytes = field(repr=False)
+    public: bytes
+
+
+def require() -> None:
+    """Say at once, and not in the middle of a round, that the package is not there."""
+    _module("hashes")
+
+
+def joined(*parts: bytes | str | int) -> bytes:
+    """One text of several, such that different lists never give the same one."""
+    texts = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+
+
+def fingerprint(*parts: bytes | str | int) -> bytes:
+    """SHA-256 of a list of texts."""
+    return hashlib.sha256(joined(*parts)).digest()
+
+
+def key_pair(source: Source) -> KeyPair:
+    """A fresh one."""
+    private = source(KEY_BYTES)
+    return KeyPair(private, public_key(private))
+
+
+def public_key(private: bytes) -> bytes:
+    """What may be told of a private key."""
+    return _x25519().X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, publics: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The secret that is shared with each party, by its public key; keys of small order are refused."""
+    x25519 = _x25519()
+    own, secrets = x25519.X25519PrivateKey.from_private_bytes(private), {}
+    for name, key in publics.items():
+        try:
+            secrets[name] = own.exchange(x25519.X25519PublicKey.from_public_bytes(key))
+        except ValueError as error:
+            raise PartyError(
+                f"Party {name!r} has sent a public key of small order, with which no secret can be agreed on (phase 0, "
+                "keys). Nothing was sent to it."
+            ) from error
+    return secrets
+
+
+def derived(secret: bytes, *purpose: bytes | str | int) -> bytes:
+    """A key of 32 bytes for one purpose."""
+    hashes, hkdf = _module("hashes"), _module("kdf.hkdf")
+    return hkdf.HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=joined(*purpose)).derive(secret)
+
+
+def add_mask(total: Any, key: bytes, *, negated: bool = False) -> None:
+    """total ± the stream of a key, numbers modulo 2⁶⁴, in place; in pieces that stay in a near cache."""
+    ciphers = _module("ciphers")
+    encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    zeros, drawn = memoryview(bytes(8 * min(PIECE, len(total)))), bytearray(8 * min(PIECE, len(total)))
+    numbers, combine = np.frombuffer(drawn, "<u8"), np.subtract if negated else np.add
+    for start in range(0, len(total), PIECE):
+        piece = total[start : start + PIECE]
+        encryptor.update_into(zeros[: 8 * len(piece)], drawn)
+        combine(piece, numbers[: len(piece)], out=piece)
+
+
+def seed_stream(seed: bytes, transcript: bytes) -> bytes:
+    """The key of a party's own mask in one sum."""
+    return derived(seed, "own mask", transcript)
+
+
+def pair_stream(secret: bytes, one: str, other: str, transcript: bytes) -> bytes:
+    """The key of the mask of two parties in one sum, the same for both."""
+    return derived(secret, "mask of two", transcript, *sorted((one, other)))
+
+
+def seal(key: bytes, text: bytes) -> bytes:
+    """A text that only the holders of the key can read, or change; what it is about is in how the key was derived."""
+    return _module("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
+
+
+def unseal(key: bytes, sealed: bytes) -> bytes | None:
+    """The text, or None if it was not sealed with this key."""
+    try:
+        return _module("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
+    except import_module("cryptography.exceptions").InvalidTag:
+        return None
+
+
+def signing_key(secret: int, party: str) -> bytes:
+    """The Ed25519 key that a party keeps for all sums, from the secret of its shard."""
+    width = max(KEY_BYTES, -(-secret.bit_length() // 8))
+    return derived(secret.to_bytes(width, "little"), "partsong signing key", party)
+
+
+def verifying_key(signing: bytes) -> bytes:
+    """What others know a signature by."""
+    return _ed25519().Ed25519PrivateKey.from_private_bytes(signing).public_key().public_bytes_raw()
+
+
+def sign(signing: bytes, text: bytes) -> bytes:
+    """64 bytes that nobody else can make."""
+    return _ed25519().Ed25519PrivateKey.from_private_bytes(signing).sign(text)
+
+
+def is_signed(verifying: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether the holder of the key has signed this text."""
+    try:
+        _ed25519().Ed25519PublicKey.from_public_bytes(verifying).verify(signature, text)
+    except (ValueError, import_module("cryptography.exceptions").InvalidSignature):
+        return False
+    return True
+
+
+def _x25519() -> Any:
+    return _module("asymmetric.x25519")
+
+
+def _ed25519() -> Any:
+    return _module("asymmetric.ed25519")
+
+
+@cache
+def _module(name: str) -> Any:
+    try:
+        return import_module(f"{_PRIMITIVES}.{name}")
+    except ImportError as error:
+        raise MissingExtra(
+            'Masked sums need the package cryptography, which is not installed: pip install "partsong[privacy]".'
+        ) from error
+
+
+# ---- shamir -----------------------------------------------------------------------------------------------------
+#
+# A secret in shares, of which t give it back and t − 1 say nothing (Shamir, 1979).
+#
+# The secret is f(0) of a polynomial of degree t − 1 over the numbers modulo a prime, its other coefficients drawn
+# uniformly; share x is f(x) for x = 1 … n. For any t − 1 shares and any secret there is exactly one such polynomial, so
+# that all secrets are equally likely.
+
+PRIME = 2**256 + 297
+"""The smallest prime above 2²⁵⁶: every secret of 32 bytes is a number below it."""
+
+SHARE_BYTES = 33
+"""Of a number below PRIME."""
+
+
+def split(secret: int, holders: int, threshold: int, source: Source, prime: int = PRIME) -> list[int]:
+    """The shares f(1) … f(n) of a secret."""
+    if not 1 <= threshold <= holders < prime:
+        raise ParameterError(
+            f"Shares need 1 ≤ threshold ≤ holders < prime; got threshold={threshold}, holders={holders}."
+        )
+    if not 0 <= secret < prime:
+        raise ParameterError("A secret must be a number from zero to below the prime of its field.")
+    coefficients = [secret, *(below(prime, source) for _ in range(threshold - 1))]
+    return [_value(coefficients, x, prime) for x in range(1, holders + 1)]
+
+
+def below(limit: int, source: Source) -> int:
+    """A number from 0 to limit − 1, all equally likely: draws that are too large are thrown away."""
+    bits = (limit - 1).bit_length()
+    size = max(1, -(-bits // 8))
+    while True:
+        number = int.from_bytes(source(size), "big") >> (8 * size - bits)
+        if number < limit:
+            return number
+
+
+def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> dict[int, int]:
+    """λ_x = Π_{y≠x} y / (y − x), with f(0) = Σ_x λ_x f(x) for every polynomial of lower degree than there are points.
+
+    Worked out once where many secrets were shared with the same holders.
+    """
+    if not points or len({point % prime for point in points} - {0}) != len(points):
+        raise ParameterError(
+            f"Shares must come from different holders, at least one and numbered from 1; got {sorted(points)[:10]}."
+        )
+    weights = {}
+    for x in points:
+        above = below_it = 1
+        for y in points:
+            if y != x:
+                above, below_it = above * y % prime, below_it * (y - x) % prime
+        weights[x] = above * pow(below_it, -1, prime) % prime
+    return weights
+
+
+def combine(shares: Mapping[int, int], weights: Mapping[int, int], prime: int = PRIME) -> int:
+    """f(0) = Σ_x λ_x f(x) from the shares by holder; holders without a weight are not asked."""
+    return sum(weight * shares[x] for x, weight in weights.items()) % prime
+
+
+def _value(coefficients: Sequence[int], x: int, prime: int) -> int:
+    """By Horner's rule; one division in the end is cheaper than one for each coefficient, as x is small."""
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = value * x + coefficient
+    return value % prime

@@ -1,0 +1,173 @@
+"""Real numbers as whole numbers modulo 2⁶⁴, in which sums are exact.
+
+x ↦ round(x·2^e) mod 2⁶⁴, with the largest e for which n·bound·2^e < 2⁶², so that a sum of n such numbers never leaves
+the 63 bits of its sign and size. Each addend is off by at most half a step, 2^−(e+1); a sum by n times that, and by the
+rounding of the number type it is returned in; integers never become floating-point numbers on the way. The bound is
+public and comes from no data. A number beyond it is an error at its party, and is never clipped. So a sum is within
+±n·bound, which is less than half of all that 64 bits can say. What somebody else adds is noticed in each number with a
+probability of a half or more if it is random, and not if it is chosen so that the sum stays within.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from partsong.core.interfaces import Array, Message
+from partsong.errors import DivergenceError, ParameterError, UploadError
+from partsong.secure_aggregation.messages import Contents, Piece, contents_of, library_of, size_of
+
+BITS = 62
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The numbers from −bound to bound in steps of 2^−e, of which n are added up."""
+
+    bound: float
+    parties: int
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.bound, Real) and 1e-100 <= self.bound <= 1e100):
+            raise ParameterError(f"A bound must be a number from 1e-100 to 1e100; got {self.bound!r}.")
+        if self.parties < 1:
+            raise ParameterError(f"A sum has at least one addend; got {self.parties}.")
+
+    @property
+    def exponent(self) -> int:
+        """The number e: places behind the binary point."""
+        return BITS - math.frexp(self.parties * self.bound)[1]
+
+    @property
+    def step(self) -> float:
+        """2^−e."""
+        return math.ldexp(1.0, -self.exponent)
+
+    @property
+    def error(self) -> float:
+        """n·2^−(e+1): how far a sum can be off, before it is rounded to the number type that it is returned in."""
+        return self.parties * self.step / 2
+
+    def reach(self, addends: int) -> int:
+        """The largest sum, in steps, of so many encoded numbers; each may have been rounded up by a step."""
+        return addends * (round(math.ldexp(self.bound, self.exponent)) + 1)
+
+    def encoded(self, values: Any) -> Any:
+        """round(x·2^e) mod 2⁶⁴, of float64 or integers within the bound."""
+        if values.dtype.kind == "f" or self.exponent <= -64:
+            return np.rint(np.ldexp(values, self.exponent)).astype(np.int64).view(np.uint64)
+        return _shifted(values, self.exponent).astype(np.int64).view(np.uint64)
+
+    def decoded(self, total: Any) -> Any:
+        """A sum of at most n encoded numbers, in float64."""
+        return np.ldexp(total.view(np.int64).astype(np.float64), -self.exponent)
+
+    def decoded_whole(self, total: Any) -> Any:
+        """The same to the nearest whole number, in int64."""
+        return _shifted(total.view(np.int64), -self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A grid for each array of a message by its name, and one for the weight, the last number of the vector."""
+
+    grid_of: Callable[[str], Grid]
+    weight: Grid
+
+    def encoded(self, party: str, message: Message) -> Any:
+        """All numbers of a message in one vector modulo 2⁶⁴; refused at the party where one is not within its bound."""
+        try:
+            contents = contents_of(message)
+        except UploadError as error:
+            raise UploadError(f"Party {party!r}: {error} Nothing was sent.") from error
+        vector = np.empty(size_of(contents), np.uint64)
+        for name, start, stop in self._places(contents):
+            values = _as_numbers(message[name])
+            _require_within(party, f"the array {name!r}", values, self.grid_of(name).bound)
+            vector[start:stop] = self.grid_of(name).encoded(values.reshape(-1))
+        weight = np.array([float(message.weight)])
+        _require_within(party, "the weight", weight, self.weight.bound)
+        vector[-1:] = self.weight.encoded(weight)
+        return vector
+
+    def decoded(self, total: Any, contents: Sequence[Contents]) -> Message:
+        """The sum of messages with these contents, in the number type that their sum would have; UploadError where it
+        cannot be one, of numbers within their bounds and of weights that are not negative.
+        """
+        arrays, addends = {}, len(contents)
+        for number, (name, start, stop) in enumerate(self._places(contents[0])):
+            grid, steps = self.grid_of(name), total[start:stop]
+            _require_reachable(f"the array {name!r}", steps, -grid.reach(addends), grid.reach(addends))
+            arrays[name] = _like(grid, steps, [one[number] for one in contents])
+        _require_reachable("the weight", total[-1:], 0, self.weight.reach(addends))
+        return Message(arrays, float(self.weight.decoded(total[-1:])[0]))
+
+    @staticmethod
+    def _places(contents: Contents) -> Iterator[tuple[str, int, int]]:
+        place = 0
+        for piece in contents:
+            yield piece.name, place, place + piece.count
+            place += piece.count
+
+
+def _require_within(party: str, what: str, values: Any, bound: float) -> None:
+    """No value is told: the error may travel further than the data may."""
+    if not np.isfinite(values).all():
+        raise DivergenceError(
+            f"Party {party!r} would mask NaN or infinite numbers in {what}, which nobody could find in the sum. "
+            "Nothing was sent. Check its data and settings."
+        )
+    if values.size and not -bound <= values.min().item() <= values.max().item() <= bound:
+        raise UploadError(
+            f"Party {party!r}: {what} has numbers beyond its public bound, ±{bound:g}, and a sum of them could not be "
+            "told from another one. Nothing was sent, and nothing is clipped. Scale the data of all parties, or "
+            "agree on a larger bound, which makes the steps of the sum larger."
+        )
+
+
+def _require_reachable(what: str, total: Any, least: int, largest: int) -> None:
+    steps = total.view(np.int64)
+    if steps.size and not least <= int(steps.min()) <= int(steps.max()) <= largest:
+        raise UploadError(
+            f"{what} has numbers to which parties within their bounds cannot add up. Somebody has added what its "
+            "program does not send; masks hide who, and nobody can be named. Nothing of the sum was used."
+        )
+
+
+def _shifted(values: Any, places: int) -> Any:
+    """round(x·2^places) of integers; nothing is rounded before, and where places ≥ 0 nothing at all."""
+    if places >= 0:
+        return values.astype(np.int64) << np.int64(places)
+    one, down = values.dtype.type(1), values.dtype.type(min(-places, 63))
+    half = one << (down - one)
+    return (values >> down) + ((values & (half | (half - one))) >= half)
+
+
+def _as_numbers(array: Array) -> Any:
+    """In NumPy: integers as they are, and all else in float64."""
+    if library_of(array) != "numpy":
+        array = array.detach().cpu()
+        array = (array.double() if array.is_floating_point() else array).numpy()
+    numbers = np.asarray(array)
+    kind = {"i": np.int64, "u": np.uint64}.get(numbers.dtype.kind, np.float64)
+    return numbers.astype(kind, copy=False)
+
+
+def _like(grid: Grid, total: Any, pieces: Sequence[Piece]) -> Array:
+    """What a total stands for, in the shape, number type, library and place of a sum of such arrays."""
+    is_whole = all("int" in piece.kind for piece in pieces)
+    values = (grid.decoded_whole(total) if is_whole else grid.decoded(total)).reshape(pieces[0].shape)
+    library = pieces[0].library
+    if library == "numpy":
+        kinds = (np.dtype("float32" if piece.kind == "bfloat16" else piece.kind) for piece in pieces)
+        return values.astype(np.result_type(*kinds), copy=False)
+    torch = import_module("torch")
+    dtype = reduce(torch.promote_types, (getattr(torch, piece.kind) for piece in pieces))
+    return torch.from_numpy(values).to(dtype=dtype, device=library.removeprefix("torch "))

@@ -1,0 +1,292 @@
+"""Subsampled randomized Hadamard transforms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Matrix
+from partsong.core.runtime import once
+from partsong.core.streams import Name
+from partsong.data.dense import DenseMatrix, Tiles
+from partsong.kernels import sketching as compiled
+from partsong.sketch import operator
+from partsong.sketch import placed as placing
+from partsong.sketch.operator import DRAWN_ROWS, GROUP, Operator, Source, require_dimension
+from partsong.sketch.placed import Placed
+
+# ---- count ------------------------------------------------------------------------------------------------------
+#
+# Count sketches.
+
+DRAWN_TOGETHER = 4096
+"""Coordinates that share a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountSketch:
+    """Each coordinate goes to one of d random places with a random sign: E[S Sᵀ] = I without a factor.
+
+    O(entries stored) to apply (Clarkson & Woodruff, 2013). A column of A that is alone in its place, or alone there
+    in not being zero, can be read off A S.
+    """
+
+    dimension: int
+
+    def __post_init__(self) -> None:
+        require_dimension(self.dimension)
+
+    def draw(self, size: int, seed: int, *names: Name) -> Operator:
+        """S (size × d) from the stream of these names."""
+        return Operator(SignedPlaces(int(size), int(self.dimension), Source.of(seed, names)))
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPlaces:
+    """Places and signs in blocks of coordinates, each with a stream of its own."""
+
+    size: int
+    dimension: int
+    source: Source
+
+    def placed(self, start: int, stop: int) -> Placed:
+        """The entries of S[start:stop]."""
+        numbers = range(start // DRAWN_TOGETHER, -(-stop // DRAWN_TOGETHER))
+        drawn = [self.source.stream("count", n).integers(2 * self.dimension, size=DRAWN_TOGETHER) for n in numbers]
+        both = np.concatenate([np.empty(0, np.int64), *drawn])[start % DRAWN_TOGETHER :][: stop - start]
+        return Placed(np.arange(stop - start), both // 2, 1.0 - 2.0 * (both % 2))
+
+    def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+        """S[indices, first:last], for ascending indices."""
+        return placing.entries(self, indices, first, last, dtype)
+
+    def times(self, matrix: Matrix, start: int) -> Array:
+        """A S[start : start + c]."""
+        return placing.times(self, matrix, start)
+
+    def transposed_times(self, matrix: Matrix, start: int) -> Array:
+        """Aᵀ S[start : start + r]."""
+        return placing.transposed_times(self, matrix, start)
+
+
+# ---- gaussian ---------------------------------------------------------------------------------------------------
+#
+# Gaussian sketches.
+
+DRAW_COST = 60.0
+"""What a normal number costs, in floating-point operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """Entries 𝒩(0, 1/d), independent: E[S Sᵀ] = I.
+
+    O(size·d) to draw, and a dense or sparse product with d columns to apply. Who sees A S and S knows of each row of
+    A its projection on d random directions; further sketches add theirs (see `recover`).
+    """
+
+    dimension: int
+
+    def __post_init__(self) -> None:
+        require_dimension(self.dimension)
+
+    def draw(self, size: int, seed: int, *names: Name) -> Operator:
+        """S (size × d) from the stream of these names."""
+        return Operator(GaussianEntries(int(size), int(self.dimension), Source.of(seed, names)))
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEntries:
+    """Entries in blocks of rows and columns, each with a stream of its own: only those in use are drawn.
+
+    They are drawn in float64; float32 ones are the same, rounded.
+    """
+
+    size: int
+    dimension: int
+    source: Source
+
+    def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+        """S[indices, first:last], for ascending indices."""
+        out = np.empty((len(indices), last - first), dtype)
+        numbers, begins = np.unique(indices // DRAWN_ROWS, return_index=True)
+        ends = np.append(begins[1:], len(indices))
+
+        def work(start: int, stop: int) -> None:
+            for number, begin, end in zip(numbers[start:stop], begins[start:stop], ends[start:stop], strict=True):
+                within = indices[begin:end] - number * DRAWN_ROWS
+                is_whole = within[-1] - within[0] == end - begin - 1
+                rows = slice(int(within[0]), int(within[-1]) + 1) if is_whole else within
+                for group in range(first // GROUP, -(-last // GROUP)):
+                    here = group * GROUP
+                    a, b = max(first, here), min(last, here + GROUP)
+                    block = self._block(int(number), group, int(within[-1]) + 1)
+                    out[begin:end, a - first : b - first] = block[rows][:, a - here : b - here]
+
+        runtime.over(runtime.ranges(len(numbers), DRAW_COST * out.size), work)
+        return out
+
+    def _block(self, number: int, group: int, height: int) -> np.ndarray:
+        """The upper rows of a block, times 1/√d."""
+        width = min(GROUP, self.dimension - group * GROUP)
+        block = self.source.stream("gaussian", number, group).standard_normal((height, width))
+        return np.multiply(block, self.dimension**-0.5, out=block)
+
+    def times(self, matrix: Matrix, start: int) -> Array:
+        """A S[start : start + c]."""
+        return operator.times(self, matrix, start)
+
+    def transposed_times(self, matrix: Matrix, start: int) -> Array:
+        """Aᵀ S[start : start + r]."""
+        return operator.transposed_times(self, matrix, start)
+
+
+# ---- hadamard ---------------------------------------------------------------------------------------------------
+
+FEW = 64
+"""So few dimensions that a product with the entries of S is faster than a transform."""
+LONGEST = 1024
+"""Coordinates that are transformed together: what fits the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hadamard:
+    """Random signs, a Walsh–Hadamard transform, and d of its results: S = √(n'/d)·D·H·R, so E[S Sᵀ] = I.
+
+    n' is the next power of two, D (n × n) has random signs, H the first n rows of the orthogonal n' × n' Hadamard
+    matrix, and R takes d of its columns without replacement (Ailon & Chazelle, 2006; Tropp, 2011). So
+
+        S_ic = ± (−1)^|i ∧ r_c| / √d,    |i ∧ r| the bits that i and r have in common.
+
+    Dense rows cost O(size·log d), as only d results are wanted (Ailon & Liberty, 2009); sparse ones O(entries·d).
+    """
+
+    dimension: int
+
+    def __post_init__(self) -> None:
+        require_dimension(self.dimension)
+
+    def draw(self, size: int, seed: int, *names: Name) -> Operator:
+        """S (size × d) from the stream of these names."""
+        return Operator(SignedHadamard(int(size), int(self.dimension), Source.of(seed, names)))
+
+
+@dataclass(frozen=True)
+class SignedHadamard:
+    """Signs in blocks of coordinates, each with a stream of its own; the columns of H are drawn by everybody."""
+
+    size: int
+    dimension: int
+    source: Source
+
+    @once
+    def chosen(self) -> np.ndarray:
+        """The columns r of H, ascending."""
+        padded = _power_of_two(self.size)
+        return np.sort(self.source.stream("columns").choice(padded, self.dimension, replace=False, shuffle=False))
+
+    def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+        """S[indices, first:last], for ascending indices."""
+        out = np.empty((len(indices), last - first), dtype)
+        if len(indices):
+            start = int(indices[0])
+            signs = self._scaled_signs(start, int(indices[-1]) + 1, dtype)[indices - start]
+            compiled.hadamard_entries(indices, signs, self.chosen[first:last], out)
+        return out
+
+    def times(self, matrix: Matrix, start: int) -> Array:
+        """A S[start : start + c]."""
+        if isinstance(matrix, DenseMatrix) and self.dimension > FEW:
+            return self._transformed(matrix, start)
+        return operator.times(self, matrix, start)
+
+    def transposed_times(self, matrix: Matrix, start: int) -> Array:
+        """Aᵀ S[start : start + r]."""
+        if isinstance(matrix, DenseMatrix):
+            return self.times(DenseMatrix(matrix.X.T, matrix.dtype), start)
+        return operator.transposed_times(self, matrix, start)
+
+    def _transformed(self, matrix: DenseMatrix, start: int) -> np.ndarray:
+        """A S by transforms of as many coordinates as there are dimensions, whose results are added up with signs."""
+        n, m = matrix.shape
+        out = np.zeros((n, self.dimension), matrix.dtype)
+        signs = self._scaled_signs(start, start + m, matrix.dtype)
+        length = min(_power_of_two(max(1, m)), _power_of_two(self.dimension), LONGEST)
+        tiles = Tiles(matrix.X, matrix.dtype)
+
+        def work(first: int, last: int) -> None:
+            for a, b, c, d, block in tiles.blocks((first, last), (0, m)):
+                compiled.hadamard_rows(block, signs[c:d], start + c, self.chosen, length, out[a:b])
+
+        runtime.over(runtime.ranges(n, 2.0 * n * m * length.bit_length()), work)
+        return out
+
+    def _scaled_signs(self, start: int, stop: int, dtype: np.dtype) -> np.ndarray:
+        """±1/√d for coordinates start…stop."""
+        numbers = range(start // DRAWN_TOGETHER, -(-stop // DRAWN_TOGETHER))
+        drawn = [self.source.stream("signs", n).integers(2, size=DRAWN_TOGETHER) for n in numbers]
+        bits = np.concatenate([np.empty(0, np.int64), *drawn])[start % DRAWN_TOGETHER :][: stop - start]
+        return ((1 - 2 * bits) * self.dimension**-0.5).astype(dtype)
+
+
+def _power_of_two(size: int) -> int:
+    """The least one that is not below."""
+    return 1 << (size - 1).bit_length()
+
+
+# ---- subsampling ------------------------------------------------------------------------------------------------
+#
+# Sketches that keep some of the coordinates.
+
+
+@dataclass(frozen=True, slots=True)
+class Subsampling:
+    """d of the n coordinates, without replacement and in their order, each times √(n/d): E[S Sᵀ] = I.
+
+    The paper prints the columns without the factor, with which E[S Sᵀ] = (d/n) I (Qian et al., 2020, Sec. 3.4).
+    d = n gives S = I. O(rows·d) to apply. A S *is* d columns of A: who sees it sees those as they are.
+    """
+
+    dimension: int
+
+    def __post_init__(self) -> None:
+        require_dimension(self.dimension)
+
+    def draw(self, size: int, seed: int, *names: Name) -> Operator:
+        """S (size × d) from the stream of these names."""
+        return Operator(ChosenCoordinates(int(size), int(self.dimension), Source.of(seed, names)))
+
+
+@dataclass(frozen=True)
+class ChosenCoordinates:
+    """Which coordinates are kept: everybody draws all d of them, once."""
+
+    size: int
+    dimension: int
+    source: Source
+
+    @once
+    def chosen(self) -> np.ndarray:
+        """The coordinates, ascending."""
+        chosen = self.source.stream("subsampling").choice(self.size, self.dimension, replace=False, shuffle=False)
+        return np.sort(chosen)
+
+    def placed(self, start: int, stop: int) -> Placed:
+        """The entries of S[start:stop]."""
+        first, last = np.searchsorted(self.chosen, (start, stop))
+        weights = np.full(last - first, (self.size / self.dimension) ** 0.5)
+        return Placed(self.chosen[first:last] - start, np.arange(first, last), weights)
+
+    def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+        """S[indices, first:last], for ascending indices."""
+        return placing.entries(self, indices, first, last, dtype)
+
+    def times(self, matrix: Matrix, start: int) -> Array:
+        """A S[start : start + c]."""
+        return placing.times(self, matrix, start)
+
+    def transposed_times(self, matrix: Matrix, start: int) -> Array:
+        """Aᵀ S[start : start + r]."""
+        return placing.transposed_times(self, matrix, start)

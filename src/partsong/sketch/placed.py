@@ -1,0 +1,244 @@
+"""Products with an S that has at most one entry in each row: coordinates are added up in places, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Matrix
+from partsong.data.dense import DenseMatrix, Tiles
+from partsong.data.sparse import GATHER_COST, SparseMatrix
+from partsong.data.tensor import TensorMatrix
+from partsong.errors import ParameterError, ShapeError
+from partsong.kernels import sketching as compiled
+from partsong.sketch import operator as products
+from partsong.sketch.operator import Operator, Pattern
+
+# ---- placing ----------------------------------------------------------------------------------------------------
+
+TOGETHER = 1 << 22
+"""Entries of a tensor that are moved together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """S[i, places[q]] = weights[q] for i = coordinates[q], which ascend and count from the start of a block."""
+
+    coordinates: np.ndarray
+    places: np.ndarray
+    weights: np.ndarray
+
+    def by_place(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Coordinates and weights sorted by place, where each place begins, and the places."""
+        order = np.argsort(self.places, kind="stable")
+        places = self.places[order]
+        begins = np.flatnonzero(np.diff(places, prepend=-1))
+        return self.coordinates[order], self.weights[order], np.append(begins, len(order)), places[begins]
+
+    def by_coordinate(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """The place of every coordinate (−1 where it is left out) and its weight."""
+        places, weights = np.full(width, -1, np.int64), np.zeros(width)
+        places[self.coordinates], weights[self.coordinates] = self.places, self.weights
+        return places, weights
+
+
+class Placing(Pattern, Protocol):
+    """A pattern of at most one entry in each row."""
+
+    def placed(self, start: int, stop: int) -> Placed:
+        """The entries of S[start:stop]."""
+
+
+def entries(S: Placing, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+    """S[indices, first:last], for ascending indices."""
+    out = np.zeros((len(indices), last - first), dtype)
+    if len(indices):
+        start = int(indices[0])
+        places, weights = S.placed(start, int(indices[-1]) + 1).by_coordinate(int(indices[-1]) + 1 - start)
+        places = places[indices - start]
+        here = np.flatnonzero((places >= first) & (places < last))
+        out[here, places[here] - first] = weights[indices[here] - start]
+    return out
+
+
+def times(S: Placing, matrix: Matrix, start: int) -> Array:
+    """A S[start : start + c] in one pass over the entries that are used."""
+    if isinstance(matrix, DenseMatrix):
+        return _times_dense(S, matrix, start)
+    placed = S.placed(start, start + matrix.shape[1])
+    if isinstance(matrix, SparseMatrix):
+        if matrix.by_column is not None and len(placed.coordinates) < matrix.shape[1]:
+            return _add_rows(placed, matrix.by_column, S.dimension).T
+        return _times_sparse(placed, matrix, S.dimension)
+    if isinstance(matrix, TensorMatrix):
+        return _times_tensor(placed, matrix.X, S.dimension)
+    return products.times(S, matrix, start)
+
+
+def transposed_times(S: Placing, matrix: Matrix, start: int) -> Array:
+    """Aᵀ S[start : start + r] in one pass over the entries that are used."""
+    if isinstance(matrix, DenseMatrix):
+        return _times_dense(S, DenseMatrix(matrix.X.T, matrix.dtype), start)
+    if isinstance(matrix, SparseMatrix):
+        return _add_rows(S.placed(start, start + matrix.shape[0]), matrix.by_row, S.dimension).T
+    if isinstance(matrix, TensorMatrix):
+        return times(S, TensorMatrix(matrix.transposed), start)
+    return products.transposed_times(S, matrix, start)
+
+
+def _times_dense(S: Placing, matrix: DenseMatrix, start: int) -> np.ndarray:
+    out = np.zeros((matrix.shape[0], S.dimension), matrix.dtype)
+    tiles = Tiles(matrix.X, matrix.dtype)
+    for c in range(0, matrix.shape[1], tiles.block_width):
+        d = min(c + tiles.block_width, matrix.shape[1])
+        _add_columns(S.placed(start + c, start + d), tiles, (c, d), out)
+    return out
+
+
+def _add_columns(placed: Placed, tiles: Tiles, columns: tuple[int, int], out: np.ndarray) -> None:
+    lists = placed.by_place()
+
+    def work(start: int, stop: int) -> None:
+        for a, b, _, _, block in tiles.blocks((start, stop), columns):
+            is_by_row = block.strides[0] >= block.strides[1]
+            (compiled.place_along_rows if is_by_row else compiled.place_columns)(block, *lists, out[a:b])
+
+    if len(placed.coordinates):
+        runtime.over(runtime.ranges(len(out), 4.0 * len(out) * len(placed.coordinates)), work)
+
+
+def _times_sparse(placed: Placed, matrix: SparseMatrix, dimension: int) -> np.ndarray:
+    side = matrix.by_row
+    out = np.zeros((matrix.shape[0], dimension), matrix.dtype)
+    data = side.indptr, side.indices, side.data, *placed.by_coordinate(matrix.shape[1])
+    effort = 2.0 * GATHER_COST * matrix.stored + out.size
+    pieces = runtime.ranges(len(out), effort, side.indptr)
+    runtime.over(pieces, lambda a, b: compiled.place_entries(*data, a, out[a:b]))
+    return out
+
+
+def _add_rows(placed: Placed, side: Any, dimension: int) -> np.ndarray:
+    """Sᵀ A (d × c), for A in CSR form."""
+    coordinates, weights, begins, places = placed.by_place()
+    out = np.zeros((dimension, side.shape[1]), side.dtype)
+    entries = np.append(0, np.cumsum(np.diff(side.indptr)[coordinates]))[begins]
+
+    def work(start: int, stop: int) -> None:
+        lists = coordinates, weights, begins[start : stop + 1], places[start:stop]
+        compiled.place_rows(side.indptr, side.indices, side.data, *lists, out)
+
+    runtime.over(runtime.ranges(len(places), 2.0 * GATHER_COST * float(entries[-1]), entries), work)
+    return out
+
+
+def _times_tensor(placed: Placed, X: Any, dimension: int) -> Any:
+    """The same for a torch tensor, on its device."""
+    import torch
+
+    def there(values: np.ndarray, dtype: Any) -> Any:
+        return torch.as_tensor(values).to(device=X.device, dtype=dtype)
+
+    out = torch.zeros((X.shape[0], dimension), dtype=X.dtype, device=X.device)
+    if X.layout is torch.strided:
+        coordinates, places = there(placed.coordinates, torch.long), there(placed.places, torch.long)
+        weights = there(placed.weights, X.dtype)
+        height = max(1, TOGETHER // max(1, len(placed.coordinates)))
+        for rows, sums in zip(X.split(height), out.split(height), strict=True):
+            sums.index_add_(1, places, rows.index_select(1, coordinates) * weights)
+        return out
+    by_coordinate = placed.by_coordinate(X.shape[1])
+    places, weights = there(by_coordinate[0], torch.long), there(by_coordinate[1], X.dtype)
+    columns, counts = X.col_indices().long(), X.crow_indices().diff()
+    rows = torch.repeat_interleave(torch.arange(X.shape[0], device=X.device), counts)
+    kept = torch.nonzero(places[columns] >= 0)[:, 0]
+    at = rows[kept] * dimension + places[columns[kept]]
+    out.view(-1).index_add_(0, at, X.values()[kept] * weights[columns[kept]])
+    return out
+
+
+# ---- recover ----------------------------------------------------------------------------------------------------
+#
+# What sketches give away: a matrix from enough of them, and how many are not enough.
+
+
+def recover_from_sketches(sketches: Sequence[Array], operators: Sequence[Operator]) -> np.ndarray:
+    """M = Y S⁺ from Y_t = M S_t (r × d_t), side by side, as whoever knows the seed can: an attack, not a tool.
+
+    Exact once [S_1 … S_T] has rank `size`, which for Gaussian sketches is as soon as Σ d_t ≥ size (Qian et al., 2020,
+    Thm. 3); before that, the projection of M on what has been seen. Both from float64 sketches up to rounding.
+    """
+    seen = [np.asarray(kernels.of(sketch).to_numpy(sketch), np.float64) for sketch in sketches]
+    _require_fitting(seen, operators)
+    S = np.hstack([operator.rows(0, operator.size) for operator in operators])
+    return np.linalg.lstsq(S.T, np.hstack(seen).T, rcond=None)[0].T
+
+
+def most_sketches(size: int, dimension: int) -> int:
+    """⌊(size − 1)/dimension⌋: with so many sketches of one matrix, other matrices still have the same ones.
+
+    That is all it says. Of every row an observer then knows Σ d of `size` coordinates in a random basis; what is else
+    known of the matrix (it is non-negative, sparse) can settle the rest. A subsampling sketch publishes d
+    columns as they are, from the first one on; a count sketch those that are alone in their place.
+    """
+    if size < 1 or dimension < 1:
+        raise ParameterError(f"size and dimension must be at least 1; got size={size}, dimension={dimension}.")
+    return (size - 1) // dimension
+
+
+def _require_fitting(sketches: Sequence[np.ndarray], operators: Sequence[Operator]) -> None:
+    if not operators or len(sketches) != len(operators):
+        raise ShapeError(
+            f"Every sketch needs the operator it was made with, and there must be one; "
+            f"got {len(sketches)} sketches and {len(operators)} operators."
+        )
+    sizes = sorted({operator.size for operator in operators})
+    if len(sizes) > 1:
+        raise ShapeError(f"Sketches of one matrix are of one size; these are of sizes {sizes}.")
+    for number, (sketch, operator) in enumerate(zip(sketches, operators, strict=True)):
+        if sketch.shape != (len(sketches[0]), operator.dimension):
+            raise ShapeError(
+                f"Sketch {number} has shape {sketch.shape}, but its operator and the first sketch make it "
+                f"{(len(sketches[0]), operator.dimension)}. Give sketches and operators in the same order."
+            )
+
+
+# ---- spreading --------------------------------------------------------------------------------------------------
+#
+# S Bᵀ for a narrow B, without all of S at once: as small as a factor, where X S may be far larger than X.
+
+BLOCK_BYTES = 16 << 20
+"""Entries of S that exist at a time."""
+
+
+def places_of(S: Operator) -> Any:
+    """The entries of an S that has at most one in each row; None of any other."""
+    found = getattr(S.pattern, "placed", None)
+    return None if found is None else found(0, S.size)
+
+
+def placed(matrix: Matrix, places: Any, B: Array) -> Array:
+    """The rows of S Bᵀ that are not zero."""
+    return kernels.of(B).rows_of(B)[places.places] * matrix.native(places.weights[:, None])
+
+
+def spread(matrix: Matrix, S: Operator, B: Array) -> Array:
+    """S Bᵀ (size × k) for B (k × d), from some rows of S at a time, in the type and place of the matrix."""
+    on = kernels.of(B)
+    places = places_of(S)
+    if places is not None and len(places.coordinates) == S.size:
+        return placed(matrix, places, B)
+    out = on.empty((S.size, B.shape[0]), B)
+    if places is not None:
+        out[:] = 0
+        out[places.coordinates] = placed(matrix, places, B)
+        return out
+    height = max(1, BLOCK_BYTES // (8 * S.dimension))
+    for start in range(0, S.size, height):
+        stop = min(start + height, S.size)
+        out[start:stop] = matrix.native(S.rows(start, stop)) @ B.T
+    return out

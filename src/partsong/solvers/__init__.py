@@ -1,0 +1,1 @@
+"""What one party computes alone."""

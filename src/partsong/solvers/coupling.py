@@ -1,0 +1,186 @@
+"""How a party's H is held near the shared model while it iterates alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from partsong import kernels
+from partsong.aggregation.alignment import Assignment
+from partsong.core.interfaces import Alignment, Array, Plan, UpdateRule
+from partsong.errors import CompositionError, ParameterError
+from partsong.kernels.fused_steps import Towards
+from partsong.solvers.normal_equations import NormalEquations, RuleState
+
+
+@runtime_checkable
+class Proximal(Protocol):
+    """A rule whose step can carry ½ weight ‖F − centre‖² exactly."""
+
+    def pulled_step(
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+    ) -> tuple[Array, RuleState]:
+        """The step, then the proximal map of that pull on F ≥ 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tether:
+    """The shared model as a party's pull sees it: Hᵀ (m × k), the plan in use, and how many steps it has served.
+
+    `aligned` is (P·H)ᵀ in the order of the party's own components.
+    """
+
+    Ht: Array
+    plan: Plan | None = None
+    aligned: Array = None
+    served: int = 0
+
+
+class Coupling(Protocol):
+    """One step of a rule on Hᵀ (m × k), pulled towards a model."""
+
+    def check(self, rule: UpdateRule) -> None:
+        """Refuse a rule that cannot be pulled this way."""
+
+    def step(
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
+    ) -> tuple[Array, RuleState, Tether]:
+        """The next Hᵀ, the rule's memory, and the tether with the plan in use."""
+
+
+class SteadyPull(Protocol):
+    """A coupling whose pull compiled code knows; a subclass is such a coupling only if it says so itself."""
+
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """The pull from here on, for how many turns it holds (at most `most`), and the tether after these."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoPull:
+    """The rule alone."""
+
+    def check(self, rule: UpdateRule) -> None:
+        """Any rule will do."""
+
+    def step(
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
+    ) -> tuple[Array, RuleState, Tether]:
+        """One step of the rule."""
+        after, memory = rule.step(Ht, equations, state)
+        return after, memory, tether
+
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """Nothing, for good."""
+        return Towards(), tether, most
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """½ μ ‖H − H̄‖² by position, as part of the normal equations: FedProx (Li et al., 2020).
+
+    μ = strength · ‖WᵀW‖₂, so that it does not depend on the data's scale; for gradient rules a step then is
+    H ← [H − (∇ + μ(H − H̄)) / (L + μ)]₊. With `absolute`, μ = strength.
+    """
+
+    strength: float = 0.1
+    absolute: bool = False
+
+    def __post_init__(self) -> None:
+        _require_strength(self.strength)
+
+    def check(self, rule: UpdateRule) -> None:
+        """Any rule will do."""
+
+    def step(
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
+    ) -> tuple[Array, RuleState, Tether]:
+        """One step of the rule on the damped equations."""
+        weight = self.strength * (1.0 if self.absolute else equations.curvature())
+        after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
+        return after, memory, tether
+
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """The model by position, for good."""
+        return Towards("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedPull:
+    """Towards P·H̄, with P = align(H_j, H̄) found anew every `every` steps (Dalleiger & Gionis, 2025).
+
+        prox="paper":  H ← (rule(H) + γ P H̄) / (1 + γ)                         any rule; γ has no unit
+        prox="exact":  H ← [(Z + ηγ P H̄) / (1 + ηγ)]₊,  Z = H − η∇            gradient rules; γ in units of ∇²
+
+    The exact form is the proximal map of γ·½‖H − P H̄‖², with which the party's objective never rises; the paper prints
+    the first, where η is missing. Rows without a partner are left alone, soft rows pulled by their weight.
+    """
+
+    strength: float = 0.1
+    align: Alignment = Assignment()
+    prox: str = "paper"
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _require_strength(self.strength)
+        if self.prox not in ("paper", "exact"):
+            raise ParameterError(f'prox must be "paper" or "exact"; got {self.prox!r}.')
+        if not isinstance(self.every, (int, np.integer)) or self.every < 1:
+            raise ParameterError(f"Alignments are found anew every 1, 2, … steps; got every={self.every!r}.")
+
+    def check(self, rule: UpdateRule) -> None:
+        """The exact form needs a rule that knows its step size."""
+        if self.prox == "exact" and not isinstance(rule, Proximal):
+            raise CompositionError(
+                f'prox="exact" needs a rule with a gradient step (InertialPalm, ProjectedGradient); {rule} has none. '
+                'Use one of these, or prox="paper".'
+            )
+
+    def step(
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
+    ) -> tuple[Array, RuleState, Tether]:
+        """One step of the rule, then (or with) the pull."""
+        tether = self._aligned(Ht, tether)
+        on = kernels.of(Ht)
+        assert tether.plan is not None
+        weights = self.strength * tether.plan.weights
+        if self.prox == "paper":
+            moved, memory = rule.step(Ht, equations, state)
+            pulled = (moved + self.strength * tether.aligned) / on.like(1.0 + weights, Ht)
+            return pulled, memory, tether
+        assert isinstance(rule, Proximal)
+        pulled, memory = rule.step(Ht, equations, state)
+        for weight in np.unique(weights[weights > 0]):
+            columns = np.flatnonzero(weights == weight)
+            centre = tether.aligned * on.like(np.array(self.strength / weight), Ht)
+            other, _ = rule.pulled_step(Ht, equations, state, float(weight), centre)
+            pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
+        return pulled, memory, tether
+
+    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+        """The aligned model, until components are looked for again."""
+        tether = self._aligned(Ht, tether)
+        assert tether.plan is not None
+        turns = min(most, self.every - tether.served + 1)
+        weights = kernels.of(Ht).like(tether.plan.weights, Ht)
+        towards = Towards("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
+        return towards, replace(tether, served=tether.served + turns - 1), turns
+
+    def _aligned(self, Ht: Array, tether: Tether) -> Tether:
+        if tether.plan is not None and tether.served < self.every:
+            return replace(tether, served=tether.served + 1)
+        plan = self.align.plan(Ht.T, tether.Ht.T)
+        return Tether(tether.Ht, plan, kernels.of(Ht).rows_of(plan.apply(tether.Ht.T)), 1)
+
+
+def _with_columns(base: Array, other: Array, columns: np.ndarray) -> Array:
+    base = base + 0
+    for j in columns.tolist():
+        base[:, j] = other[:, j]
+    return base
+
+
+def _require_strength(strength: float) -> None:
+    if not 0 <= strength < float("inf"):
+        raise ParameterError(f"The strength of a pull must be zero or more and finite; got {strength}.")

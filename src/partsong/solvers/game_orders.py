@@ -1,0 +1,467 @@
+"""Who plays when: the orders in which all cells of a matrix are played once, in one sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from itertools import pairwise
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Matrix
+from partsong.data.dense import DenseMatrix
+from partsong.data.observed import ObservedMatrix
+from partsong.data.sparse import SparseMatrix
+from partsong.errors import CompositionError, ParameterError
+from partsong.kernels import game
+from partsong.solvers.alternating import rounded
+
+if TYPE_CHECKING:
+    from partsong.solvers.game import StepSize
+
+
+# ---- board ------------------------------------------------------------------------------------------------------
+#
+# The cells of a matrix as players meet over them: one door to the compiled plays for every form of data.
+
+LEADERS = {None: game.TOGETHER, "rows": game.ROW_LEADS, "columns": game.COLUMN_LEADS}
+CHUNK = 1 << 20
+"""Cells of a random order whose values are gathered at a time."""
+MOST_SHUFFLED = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How two players move when they meet: η, or a relaxation by their norms; and who of them moves first."""
+
+    eta: float
+    relaxation: float
+    leader: str | None = None
+
+    def numbers(self, dtype: Any) -> tuple[Any, Any, int]:
+        """As compiled code takes them."""
+        kind = np.dtype(dtype).type
+        return kind(self.eta), kind(self.relaxation), LEADERS[self.leader]
+
+
+class Board(Protocol):
+    """Cells that are played, row by row or in a random order; factors are changed in place."""
+
+    @property
+    def row_cells(self) -> np.ndarray:
+        """How many cells the rows up to each have, from 0 to all (n + 1 numbers)."""
+
+    @property
+    def largest(self) -> float:
+        """The largest x_ij, and 0 where there is none."""
+
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """These rows against columns first … last − 1, row by row; returns Σ e² as players saw it."""
+
+    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """All cells in columns first … last − 1, in a random order."""
+
+    def arranged(self, columns: Array) -> Board:
+        """The same cells with the columns in another order."""
+
+
+@singledispatch
+def board_of(matrix: Matrix) -> Board:
+    """The board of a matrix in memory."""
+    raise CompositionError(
+        f"Single cells of a {type(matrix).__name__} cannot be played: that is for arrays and sparse matrices. "
+        "Let all players move at once (Simultaneous, Alternating), or convert the data to a NumPy array."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBoard:
+    """All cells of an array."""
+
+    X: np.ndarray
+
+    @property
+    def row_cells(self) -> np.ndarray:
+        """The same number in every row."""
+        return np.arange(self.X.shape[0] + 1) * self.X.shape[1]
+
+    @property
+    def largest(self) -> float:
+        """Of all cells."""
+        return float(self.X.max(initial=0))
+
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """Row by row."""
+        columns = np.arange(first, last)
+        return float(game.play_dense(self.X, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
+
+    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """In a random order."""
+        width = last - first
+        order = _shuffled(draw, len(self.X) * width)
+        numbers, seen = meeting.numbers(W.dtype), 0.0
+        for start in range(0, len(order), CHUNK):
+            rows, columns = np.divmod(order[start : start + CHUNK], max(1, width))
+            columns += first
+            seen += game.play_cells(rows, columns, self.X[rows, columns], W, Ht, *numbers)
+        return seen
+
+    def arranged(self, columns: Array) -> DenseBoard:
+        """A copy."""
+        return DenseBoard(np.ascontiguousarray(self.X[:, columns]))
+
+
+@dataclass(frozen=True, slots=True)
+class SparseBoard:
+    """All cells of a CSR matrix with ascending columns; those that are not stored are zeros, and played as such."""
+
+    by_row: Any
+
+    @property
+    def row_cells(self) -> np.ndarray:
+        """The same number in every row."""
+        return np.arange(self.by_row.shape[0] + 1) * self.by_row.shape[1]
+
+    @property
+    def largest(self) -> float:
+        """Of those that are stored."""
+        return float(self.by_row.data.max(initial=0))
+
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """Row by row."""
+        side, columns = self.by_row, np.arange(first, last)
+        entries = side.indptr, side.indices, side.data
+        return float(game.play_sparse(*entries, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
+
+    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """In a random order."""
+        width = last - first
+        order = _shuffled(draw, self.by_row.shape[0] * width)
+        numbers, seen = meeting.numbers(W.dtype), 0.0
+        for start in range(0, len(order), CHUNK):
+            rows, columns = np.divmod(order[start : start + CHUNK], max(1, width))
+            columns += first
+            values = np.asarray(self.by_row[rows, columns]).ravel()
+            seen += game.play_cells(rows, columns, values, W, Ht, *numbers)
+        return seen
+
+    def arranged(self, columns: Array) -> SparseBoard:
+        """A copy."""
+        return SparseBoard(_arranged(self.by_row, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBoard:
+    """The stored cells of a CSR matrix with ascending columns; players never meet over any other."""
+
+    by_row: Any
+
+    @property
+    def row_cells(self) -> np.ndarray:
+        """What is stored."""
+        return np.asarray(self.by_row.indptr, np.int64)
+
+    @property
+    def largest(self) -> float:
+        """Of known cells."""
+        return float(self.by_row.data.max(initial=0))
+
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """Row by row."""
+        side = self.by_row
+        entries = side.indptr, side.indices, side.data
+        return float(game.play_stored(*entries, rows, first, last, W, Ht, *meeting.numbers(W.dtype)))
+
+    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+        """In a random order."""
+        side = self.by_row
+        rows = np.repeat(np.arange(side.shape[0]), np.diff(side.indptr))
+        here = np.flatnonzero((side.indices >= first) & (side.indices < last))
+        order = here[_shuffled(draw, len(here))]
+        numbers = meeting.numbers(W.dtype)
+        return float(game.play_cells(rows[order], side.indices[order], side.data[order], W, Ht, *numbers))
+
+    def arranged(self, columns: Array) -> KnownBoard:
+        """A copy."""
+        return KnownBoard(_arranged(self.by_row, columns))
+
+
+@board_of.register
+def _(matrix: DenseMatrix) -> Board:
+    is_plain = matrix.X.dtype in (np.float32, np.float64)
+    return DenseBoard(matrix.X if is_plain else matrix.X.astype(matrix.dtype))
+
+
+@board_of.register
+def _(matrix: SparseMatrix) -> Board:
+    return SparseBoard(matrix.by_row)
+
+
+@board_of.register
+def _(matrix: ObservedMatrix) -> Board:
+    return KnownBoard(matrix.by_row)
+
+
+def _arranged(by_row: Any, columns: Array) -> Any:
+    moved = by_row[:, columns].tocsr()
+    moved.sort_indices()
+    return moved
+
+
+def _shuffled(draw: np.random.Generator, count: int) -> np.ndarray:
+    if count > MOST_SHUFFLED:
+        raise ParameterError(
+            f"A random order of {count:,} cells is too long a list to hold in memory (at most {MOST_SHUFFLED:,}). "
+            "Take another order of play: a stratified one needs no list."
+        )
+    return draw.permutation(count)
+
+
+# ---- orders -----------------------------------------------------------------------------------------------------
+
+CELL_WORK = 192
+"""What a meeting costs for each component, in operations of a dense product: it waits for the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """One sweep: its number, the pace of the step, how far W H is from X, randomness, who leads, and the size of a pair
+    of players, ‖w‖² + ‖h‖², on average.
+    """
+
+    sweep: int
+    step: StepSize
+    pace: float = 1.0
+    miss: float = float("nan")
+    draw: np.random.Generator | None = None
+    leader: str | None = None
+    size: float = 0.0
+
+    @property
+    def meeting(self) -> Meeting:
+        """How two players move who meet."""
+        return Meeting(*self.step.meeting(self.sweep, self.pace, self.size), self.leader)
+
+
+class Order(Protocol):
+    """One sweep over all cells in columns first … last − 1; W and Hᵀ are changed in place.
+
+    Returns the sum of e² as players saw it; NaN where all move at once.
+    """
+
+    @property
+    def plays_cells(self) -> bool:
+        """Whether players meet in pairs."""
+
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+        """One sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raster:
+    """Row by row, and column by column within a row: what the paper's two loops say."""
+
+    plays_cells = True
+
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+        """One after the other."""
+        return board_of(matrix).play(np.arange(len(W)), first, last, W, Ht, on.meeting)
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffled:
+    """In a random order, another one in every sweep."""
+
+    plays_cells = True
+
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+        """One after the other."""
+        if on.draw is None:
+            raise ParameterError("A random order needs a generator to draw it from: sweep(…, draw=generator).")
+        return board_of(matrix).shuffle(on.draw, first, last, W, Ht, on.meeting)
+
+
+@dataclass(frozen=True, slots=True)
+class Stratified:
+    """In strata whose blocks share no player, and so are played in parallel (Latin squares: Gemulla et al., 2011).
+
+    Rows and columns are dealt out to B workers; in stratum s worker b's rows play the columns of worker b + s mod B.
+    Within a block the order is row by row. What comes out is, bit for bit, the sequential play of stratum after stratum
+    and block after block, whatever the number of threads.
+
+    Workers get ranges of rows with equal numbers of cells and equal ranges of columns, at most `blocks` of them; or
+    `row_workers` and `column_workers` tell for each player which worker it belongs to: any map will do.
+    """
+
+    blocks: int = 8
+    row_workers: tuple[int, ...] | None = None
+    column_workers: tuple[int, ...] | None = None
+
+    plays_cells = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.blocks, Integral) or isinstance(self.blocks, bool) or self.blocks < 1:
+            raise ParameterError(f"Stratified needs a whole number of blocks ≥ 1; got {self.blocks!r}.")
+        object.__setattr__(self, "blocks", int(self.blocks))
+        for name in ("row_workers", "column_workers"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, _labels(name, given))
+
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+        """Stratum after stratum; blocks of a stratum on as many threads as there are."""
+        board = board_of(matrix)
+        groups = self.row_groups(board)
+        if self.column_workers is None:
+            return self._strata(board, groups, self.column_cuts(first, last, len(groups)), W, Ht, on.meeting)
+        labels = self._ranked("column_workers", matrix.shape[1])
+        if (first, last) != (0, matrix.shape[1]):
+            raise CompositionError("column_workers is for play over all columns; parties are dealt out ranges of them.")
+        order = np.argsort(labels, kind="stable")
+        cuts = np.searchsorted(labels[order], np.arange(labels.max(initial=0) + 2)).tolist()
+        moved = np.ascontiguousarray(Ht[order])
+        seen = self._strata(board.arranged(order), groups, cuts, W, moved, on.meeting)
+        Ht[order] = moved
+        return seen
+
+    def row_groups(self, board: Board) -> list[np.ndarray]:
+        """The rows of each worker."""
+        cells = board.row_cells
+        n = len(cells) - 1
+        if self.row_workers is not None:
+            labels = self._ranked("row_workers", n)
+            return [np.flatnonzero(labels == worker) for worker in range(labels.max(initial=0) + 1)]
+        count = max(1, min(self.blocks, n))
+        goals = cells[-1] * np.arange(1, count) / count
+        cuts = [0, *np.searchsorted(cells, goals).tolist(), n]
+        return [np.arange(a, max(a, b)) for a, b in pairwise(cuts)]
+
+    def column_cuts(self, first: int, last: int, count: int) -> list[int]:
+        """Where the columns of one worker end and those of the next begin."""
+        count = max(1, min(self.blocks if self.row_workers is None else count, last - first))
+        return [first + (last - first) * b // count for b in range(count + 1)]
+
+    def _ranked(self, name: str, count: int) -> np.ndarray:
+        """The workers of players, numbered from 0 among all workers that have any player."""
+        given = getattr(self, name)
+        if len(given) != count:
+            raise ParameterError(f"{name} names the workers of {len(given)} players, but there are {count}.")
+        workers = np.unique([*(self.row_workers or ()), *(self.column_workers or ())])
+        return np.searchsorted(workers, np.asarray(given, np.int64))
+
+    def _strata(
+        self, board: Board, groups: Sequence[np.ndarray], cuts: Sequence[int], W: Array, Ht: Array, meeting: Meeting
+    ) -> float:
+        spans = list(pairwise(cuts))
+        size = max(len(groups), len(spans))
+        work = CELL_WORK * W.shape[1] * float(board.row_cells[-1]) / size
+        seen = 0.0
+        for shift in range(size):
+            blocks = [
+                (rows, spans[(b + shift) % size]) for b, rows in enumerate(groups) if (b + shift) % size < len(spans)
+            ]
+
+            def play(start: int, stop: int, blocks: list[tuple[np.ndarray, tuple[int, int]]] = blocks) -> list[float]:
+                return [board.play(rows, *span, W, Ht, meeting) for rows, span in blocks[start:stop]]
+
+            for parts in runtime.over(runtime.ranges(len(blocks), work), play):
+                for part in parts:
+                    seen += part
+        return seen
+
+
+def _labels(name: str, given: object) -> tuple[int, ...]:
+    """The number of each player's worker."""
+    try:
+        labels = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        labels = np.empty((0, 0))
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 0):
+        raise ParameterError(f"{name} must be whole numbers ≥ 0, one for each player.")
+    return tuple(int(label) for label in labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Simultaneous:
+    """All players respond to the same frozen profile: W ← [W + η E Hᵀ]₊ and H ← [H + η Wᵀ E]₊ with E = X − W H.
+
+    The projected gradient step of both factors at once.
+    """
+
+    plays_cells = False
+
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+        """One step of everybody."""
+        _require_all(matrix, first, last)
+        miss = distance(matrix, W, Ht) if np.isnan(on.miss) else on.miss
+        eta = on.step.together(on.sweep, max(gram_norm(W), gram_norm(Ht)), miss)
+        pull_W, pull_H = row_pull(matrix, W, Ht), column_pull(matrix, W, Ht)
+        _move(W, pull_W, eta)
+        _move(Ht, pull_H, eta)
+        return float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternating:
+    """All row players respond to the frozen columns, and then all column players to where the rows have moved."""
+
+    plays_cells = False
+
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+        """One step of each side."""
+        _require_all(matrix, first, last)
+        _move(W, row_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(Ht)))
+        _move(Ht, column_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(W)))
+        return float("nan")
+
+
+def row_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
+    """E Hᵀ (n × k) with E = X − W H, over known cells where some are not."""
+    if isinstance(matrix, ObservedMatrix):
+        return _pull_known(matrix, W, Ht)
+    return matrix.times(Ht) - W @ rounded(kernels.of(Ht).gram(Ht), W)
+
+
+def column_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
+    """EᵀW (m × k)."""
+    if isinstance(matrix, ObservedMatrix):
+        return _pull_known(matrix.transposed, Ht, W)
+    return matrix.transposed_times(W) - Ht @ rounded(kernels.of(W).gram(W), Ht)
+
+
+def _pull_known(matrix: ObservedMatrix, F: Array, other: Array) -> Array:
+    side, out = matrix.by_row, np.empty_like(F)
+    work = float(CELL_WORK) * F.shape[1] * matrix.stored
+    pieces = runtime.ranges(len(F), work, np.asarray(side.indptr, np.int64).tolist())
+    pull = game.pull_stored
+    runtime.over(pieces, lambda a, b: pull(side.indptr, side.indices, side.data, a, b, F, other, out))
+    return out
+
+
+def _move(factor: Array, pull: Array, eta: float) -> None:
+    factor += eta * pull
+    factor[factor < 0] = 0
+
+
+def distance(matrix: Matrix, W: Array, Ht: Array) -> float:
+    """‖X − W H‖, with 0 where rounding has left less."""
+    return float(np.sqrt(np.maximum(0.0, matrix.squared_distance(W, Ht))))
+
+
+def gram_norm(factor: Array) -> float:
+    """‖FᵀF‖₂."""
+    on = kernels.of(factor)
+    return float(on.largest_eigenvalue(on.gram(factor)))
+
+
+def _require_all(matrix: Matrix, first: int, last: int) -> None:
+    if (first, last) != (0, matrix.shape[1]):
+        raise CompositionError(
+            "Players who all move at once do so over all columns. Between parties that is SharedStatistics with "
+            "ProjectedGradient; play in strata takes an order of single cells."
+        )

@@ -1,0 +1,175 @@
+"""Where a factorization starts: random, anchors, or non-negative double SVD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core.interfaces import Array, Matrix
+from partsong.kernels import numpy_backend
+from partsong.solvers.alternating import rounded, start_rows
+
+ANCHOR_EFFORT = 50_000_000
+"""Entries looked at × components, above which anchors are chosen on a sample of rows."""
+SAMPLE_BYTES = 32 << 20
+"""A larger sample than this is taken only where fewer than three rows per component would remain."""
+DRAWN = 1 << 20
+"""Random numbers drawn together."""
+
+
+ROUNDING = 1e-6
+"""Singular values below this share of the largest are taken for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Hᵀ (m × k) to start from, and W (n × k) where the start makes one."""
+
+    Ht: Array
+    W: Array | None = None
+
+
+def random_columns(n_features: int, rank: int, generator: np.random.Generator, dtype: Any = "float64") -> np.ndarray:
+    """Hᵀ (m × k) with entries from U(0, 1); the scale is W's affair."""
+    return _uniform((n_features, rank), generator, dtype)
+
+
+def random_beginning(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
+    """Random H; W starts from H and its own row."""
+    return Beginning(matrix.native(random_columns(matrix.shape[1], rank, generator, _type_name(matrix))))
+
+
+def _uniform(
+    shape: tuple[int, int], generator: np.random.Generator, dtype: Any = "float64", scale: float = 1.0
+) -> np.ndarray:
+    """Entries from U(0, scale), drawn in float64 and some rows at a time."""
+    out = np.empty(shape, dtype)
+    height = max(1, DRAWN // max(1, shape[1]))
+    for start in range(0, shape[0], height):
+        block = out[start : start + height]
+        block[:] = generator.random(block.shape) * scale
+    return out
+
+
+def _type_name(matrix: Matrix) -> str:
+    return str(matrix.dtype).removeprefix("torch.")
+
+
+def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
+    """Columns of X as W, chosen one after another for what the earlier ones leave unexplained, and H fitted to them.
+
+    Successive projection (Araújo et al., 2001): take the column with the largest residual norm, project all columns
+    off it, repeat. Large data are judged on a random sample of rows. Directions that X does not have are filled with
+    random columns.
+    """
+    chosen = _choose_anchors(_sample(matrix, rank, generator), rank)
+    W = matrix.native(_uniform((matrix.shape[0], rank), generator, _type_name(matrix), 2 * matrix.mean))
+    if len(chosen):
+        W[:, : len(chosen)] = matrix.columns(chosen)
+    on = kernels.of(W)
+    gram, cross = rounded(on.gram(W), W), matrix.transposed_times(W)
+    return Beginning(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
+
+
+def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix:
+    n = matrix.shape[0]
+    share = ANCHOR_EFFORT / max(1, matrix.stored * rank)
+    wanted = max(10 * rank, int(n * share))
+    if wanted >= n:
+        return matrix
+    row_bytes = max(1, matrix.stored // n) * np.dtype(_type_name(matrix)).itemsize
+    wanted = min(wanted, max(3 * rank, SAMPLE_BYTES // row_bytes))
+    return matrix.rows(np.sort(generator.choice(n, wanted, replace=False)))
+
+
+def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
+    """Indices of at most `rank` columns, fewer where X has a lower rank: pivoted Cholesky of XᵀX, column by column."""
+    n, m = matrix.shape
+    residual = matrix.column_energies()
+    enough = 1e-6 * float(residual.max(initial=0.0))
+    size = min(rank, n, m)
+    factor = np.zeros((size, m), np.float64 if 8 * size * m <= SAMPLE_BYTES else _type_name(matrix))
+    chosen: list[int] = []
+    for i, row in enumerate(factor):
+        best = int(np.argmax(residual))
+        if residual[best] <= enough:
+            break
+        row += matrix.gram_column(best)
+        row -= factor[:i, best] @ factor[:i]
+        row /= np.sqrt(residual[best])
+        residual -= np.square(row)
+        chosen.append(best)
+        residual[chosen] = -1.0
+    return np.array(chosen, dtype=np.int64)
+
+
+def double_svd(
+    matrix: Matrix, rank: int, generator: np.random.Generator, fill: float = 0.0, power: int = 5
+) -> Beginning:
+    """Non-negative double SVD (Boutsidis & Gallopoulos, 2008): the stronger sign half of each singular pair.
+
+    `fill` replaces zeros (nndsvda: the mean of X). The SVD is a randomized one with `power` passes over X.
+    """
+    U, values, V = _randomized_svd(matrix, rank, generator, power)
+    values = values[values > ROUNDING * values.max(initial=0.0)]
+    W = np.zeros((matrix.shape[0], rank), U.dtype)
+    Ht = np.zeros((matrix.shape[1], rank), U.dtype)
+    for j in range(len(values)):
+        u, v = U[:, j], V[:, j]
+        halves = [(np.maximum(sign * u, 0), np.maximum(sign * v, 0)) for sign in (1, -1)]
+        sizes = [(float(np.linalg.norm(a)), float(np.linalg.norm(b))) for a, b in halves]
+        best = int(sizes[1][0] * sizes[1][1] > sizes[0][0] * sizes[0][1])
+        (a, b), (size_a, size_b) = halves[best], sizes[best]
+        if size_a * size_b > 0:
+            scale = np.sqrt(values[j] * size_a * size_b)
+            W[:, j], Ht[:, j] = a * (scale / size_a), b * (scale / size_b)
+    if fill > 0:
+        W[W == 0] = fill
+        Ht[Ht == 0] = fill
+    return Beginning(matrix.native(Ht), matrix.native(W))
+
+
+def _randomized_svd(
+    matrix: Matrix, rank: int, generator: np.random.Generator, power: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Leading singular triplets U, s, V by subspace iteration (Halko et al., 2011)."""
+    n, m = matrix.shape
+    width = min(rank + 10, n, m)
+
+    def product(forward: bool, B: np.ndarray) -> np.ndarray:
+        result = (matrix.times if forward else matrix.transposed_times)(matrix.native(B))
+        return kernels.of(result).to_numpy(result)
+
+    Q = product(True, _normal_numbers(matrix, (m, width), generator))
+    for _ in range(power):
+        Q = product(True, _orthonormal(product(False, _orthonormal(Q))))
+    Q = _orthonormal(Q)
+    B = product(False, Q)
+    squares, right = np.linalg.eigh(numpy_backend.gram(B))
+    order = np.argsort(-squares)[: min(rank, width)]
+    values = np.sqrt(np.maximum(squares[order], 0.0))
+    turned = right[:, order]
+    left = B @ (turned / np.where(values > 0, values, 1.0)).astype(B.dtype)
+    return Q @ turned.astype(Q.dtype), values, left
+
+
+def _orthonormal(A: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the columns of A, by the eigenvectors of AᵀA, twice; what is rounding becomes zero.
+
+    A factorization of A itself would make copies of it in float64.
+    """
+    for _ in range(2):
+        values, vectors = np.linalg.eigh(numpy_backend.gram(A))
+        is_sound = values > values.max(initial=0.0) * 1e-13
+        scale = np.where(is_sound, 1.0 / np.sqrt(np.where(is_sound, values, 1.0)), 0.0)
+        A = A @ (vectors * scale).astype(A.dtype)
+    return A
+
+
+def _normal_numbers(matrix: Matrix, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
+    """N(0, 1) in the precision of the data: float64 numbers would be twice as large as need be."""
+    is_single = str(matrix.dtype).endswith("float32")
+    return generator.standard_normal(shape, np.float32) if is_single else generator.standard_normal(shape)

@@ -1,0 +1,131 @@
+"""Topics of documents for given words of topics: the variational E-step of latent Dirichlet allocation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Matrix, type_name
+from partsong.data.conversion import values_of
+from partsong.errors import DataError, ParameterError, ShapeError
+from partsong.kernels import topics as compiled_lda
+
+TYPICAL = 10
+"""Iterations that a document takes, to judge whether threads are worth it."""
+DIGAMMA_COST = 12
+"""What exp ψ costs, in multiply-adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """γ (n × k); expected counts of words by topic, Σ_d count_dw φ_dwl (V × k); the documents' terms of the bound."""
+
+    gamma: np.ndarray
+    counts: np.ndarray
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRows:
+    """q(θ_d) = Dirichlet(γ_d) of each document, from its own words and B alone (Blei, Ng & Jordan, 2003, eq. 6 and 7):
+
+        φ_dw ∝ exp(E[log θ_d]) ∘ B_w,      γ_d ← α + Σ_w count_dw φ_dw,      from γ_d = 1
+
+    until the mean change of γ_d is below `tolerance`, at most `iterations` times; B_w = exp E[log β_w] while topics are
+    learned, as in scikit-learn, and β_w itself for a finished model. A document without words has γ = α.
+    """
+
+    alpha: float
+    iterations: int = 100
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not (0 < self.alpha < math.inf):
+            raise ParameterError(f"The prior of a document's topics must be above zero and finite; got {self.alpha}.")
+        if self.iterations < 1 or not self.tolerance >= 0:
+            raise ParameterError(
+                "An E-step needs at least one iteration and a tolerance of at least zero; "
+                f"got {self.iterations} and {self.tolerance}."
+            )
+
+    def infer(self, matrix: Matrix, B: np.ndarray, gamma: np.ndarray | None = None) -> Inferred:
+        """γ, from the one given, and the sums over documents that a model of topics needs; B is (V × k)."""
+        rows, B = _fitting(matrix, B)
+        start = np.ones((rows.shape[0], B.shape[1])) if gamma is None else np.array(gamma, np.float64)
+        if start.shape != (rows.shape[0], B.shape[1]):
+            raise ShapeError(
+                f"Topics of documents to start from are {start.shape}, but there are {rows.shape[0]} documents and "
+                f"{B.shape[1]} topics. Start without them."
+            )
+
+        def work(first: int, last: int) -> tuple[np.ndarray, float]:
+            sums = np.zeros(B.shape)
+            return sums, self._settle(rows, B, start, sums, (first, last))
+
+        (counts, bound), *others = runtime.over(self._pieces(rows, B.shape[1]), work)
+        for more, part in others:
+            counts += more
+            bound += part
+        counts *= B
+        return Inferred(start, counts, bound)
+
+    def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array:
+        """θ (n × k), each row γ_d over its sum, for topics H whose rows are first scaled to sum to one.
+
+        H is taken for β itself: its rows say nothing of how many words they were learned from.
+        """
+        words = np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64)
+        mass = words.sum(axis=0)
+        return matrix.native(self.shares(matrix, words / np.where(mass > 0, mass, 1.0)))
+
+    def shares(self, matrix: Matrix, B: np.ndarray) -> np.ndarray:
+        """θ = γ / Σγ (n × k) for B (V × k) as it is."""
+        rows, B = _fitting(matrix, B)
+        gamma, nothing = np.ones((rows.shape[0], B.shape[1])), np.empty((0, B.shape[1]))
+        runtime.over(self._pieces(rows, B.shape[1]), lambda a, b: self._settle(rows, B, gamma, nothing, (a, b)))
+        return gamma / gamma.sum(axis=1, keepdims=True)
+
+    def _settle(self, rows: Any, B: np.ndarray, gamma: np.ndarray, sums: np.ndarray, piece: tuple[int, int]) -> float:
+        first, last = piece
+        settings = (int(self.iterations), float(self.tolerance))
+        entries = rows.indptr, rows.indices, rows.data
+        _, bound = compiled_lda.infer_rows(*entries, B, float(self.alpha), settings, first, gamma[first:last], sums)
+        return float(bound)
+
+    def _pieces(self, rows: Any, k: int) -> list[tuple[int, int]]:
+        effort = rows.indptr.astype(np.int64) * 4 + np.arange(rows.shape[0] + 1, dtype=np.int64) * DIGAMMA_COST
+        return runtime.ranges(rows.shape[0], float(TYPICAL * k) * float(effort[-1]), effort)
+
+
+def _fitting(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Documents and B (V × k) as kernels take them, which do not look whether sizes fit."""
+    rows, topics = word_counts(matrix), np.ascontiguousarray(B, np.float64)
+    if topics.ndim != 2 or topics.shape[0] != rows.shape[1]:
+        raise ShapeError(f"Topics are over {topics.shape[0]} words, but the documents over {rows.shape[1]}.")
+    return rows, topics
+
+
+def word_counts(matrix: Matrix) -> Any:
+    """A party's documents as a CSR array of counts."""
+    values = values_of(matrix)
+    return values if sparse.issparse(values) else sparse.csr_array(np.asarray(values, type_name(matrix.dtype)))
+
+
+def require_counts(matrix: Matrix) -> None:
+    """Refuse rows with negative, infinite or missing numbers."""
+    data = word_counts(matrix).data
+    if not (np.isfinite(data).all() and (data >= 0).all()):
+        raise DataError("Counts of words must be finite and at least zero; nothing was computed. Check the documents.")
+
+
+def expectations(totals: np.ndarray) -> np.ndarray:
+    """exp E[log β] (V × k) for β_l ~ Dirichlet(λ_l), from λᵀ (V × k)."""
+    out = np.empty(totals.shape)
+    compiled_lda.expectations(np.ascontiguousarray(totals, np.float64), out)
+    return out

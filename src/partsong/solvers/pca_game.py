@@ -1,0 +1,355 @@
+"""Principal components as the equilibrium of a game (EigenGame; Gemp et al., 2020; Singh, 2021, section 2, Alg. 1).
+
+k players own unit vectors v_i in R^d, the columns of a profile V (d × k). With M = X_cᵀ X_c / n, player i maximises
+
+    u_i(v_i | v_l, l < i) = ⟨v_i, M v_i⟩ − Σ_{l<i} ⟨v_i, M v_l⟩² / ⟨v_l, M v_l⟩  =  ⟨v_i, A_i v_i⟩,
+    A_i = M − Σ_{l<i} (M v_l)(M v_l)ᵀ / ⟨v_l, M v_l⟩,
+
+moves along the gradient on the sphere, and broadcasts v_i, d numbers:
+
+    ∇ = 2 (A_i v_i − u_i v_i),     v_i ← (v_i + α ∇) / ‖v_i + α ∇‖.
+
+The printed gradient is n times this one; here a step does not depend on the number of rows. A parent without variance
+penalises nobody. Vectors are in float64; products with the data are in the type of the data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from partsong.core.interfaces import Outcome
+from partsong.core.streams import stream
+from partsong.data.centered import Centred
+from partsong.errors import ParameterError
+
+# ---- pca game ---------------------------------------------------------------------------------------------------
+
+PLAYS = ("sequential", "simultaneous")
+
+NOTHING = 4 * float(np.finfo(np.float64).eps)
+"""A variance, as a share of the largest one, that is nothing but rounding."""
+
+Covariance = Callable[[np.ndarray], np.ndarray]
+"""M V, for V (d × c)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What player i decides on: its v and M v, its parents' V (d × i) and M V, and the largest variance of these.
+
+    A parent's v_l is known up to rounding of M, which is that of λ_1; a child's gradient is known up to what this makes
+    of the penalty, λ_1/λ_l times as much: `floor`. So variances below about 3e-8 λ_1 are out of reach.
+    """
+
+    v: np.ndarray
+    pulled: np.ndarray
+    parents: np.ndarray
+    parents_pulled: np.ndarray
+    largest: float
+
+    @property
+    def variances(self) -> np.ndarray:
+        """⟨v_l, M v_l⟩ of the parents; infinite where it is nothing, so that its inverse is zero."""
+        found = np.einsum("dl,dl->l", self.parents, self.parents_pulled)
+        return np.where(found > NOTHING * self.largest, found, np.inf)
+
+    @property
+    def floor(self) -> float:
+        """The length of half a gradient that is nothing but rounding."""
+        return NOTHING * self.largest * (self.largest / float(self.variances.min(initial=self.largest)))
+
+    def response(self, v: np.ndarray, pulled: np.ndarray) -> np.ndarray:
+        """A_i v, for any v with its M v."""
+        return pulled - self.parents_pulled @ ((v @ self.parents_pulled) / self.variances)
+
+    def utility(self, v: np.ndarray, pulled: np.ndarray) -> float:
+        """u_i(v) = ⟨v, A_i v⟩."""
+        return float(v @ self.response(v, pulled))
+
+    def gradient(self) -> tuple[float, np.ndarray]:
+        """u_i where the player stands, and its gradient on the sphere, 2 (A_i v − u_i v)."""
+        response = self.response(self.v, self.pulled)
+        utility = float(self.v @ response)
+        return utility, 2 * (response - utility * self.v)
+
+    def shift(self) -> float:
+        """c ≥ 0 with A_i + c I ⪰ 0; zero where parents do not overlap, as at the equilibrium.
+
+        Let Y have the columns M v_l / √⟨v_l, M v_l⟩, and G the overlaps ⟨v_l, M v_m⟩ / √(⟨v_l, M v_l⟩ ⟨v_m, M v_m⟩).
+        M − Y G⁻¹ Yᵀ ⪰ 0 (a Schur complement), hence A_i = M − Y Yᵀ ⪰ −Y (I − G⁻¹) Yᵀ, so that
+        −λ_min(A_i) ≤ c = λ_max(Y (I − G⁻¹) Yᵀ). Eigenvalues of G that are next to nothing are raised, which raises c.
+        """
+        variances = self.variances
+        alive = np.flatnonzero(np.isfinite(variances))
+        if alive.size < 2:
+            return 0.0
+        scale = 1 / np.sqrt(variances[alive])
+        pulled = self.parents_pulled[:, alive] * scale
+        overlaps = (self.parents[:, alive] * scale).T @ pulled
+        gammas, Z = np.linalg.eigh((overlaps + overlaps.T) / 2)
+        turned = np.linalg.qr(pulled, mode="r") @ Z
+        bound = (turned * (1 - 1 / np.maximum(gammas, NOTHING))) @ turned.T
+        return max(0.0, float(np.linalg.eigvalsh(bound)[-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """All players' vectors V (d × k) and M V."""
+
+    V: np.ndarray
+    pulled: np.ndarray
+
+    @property
+    def variances(self) -> np.ndarray:
+        """⟨v_i, M v_i⟩ for each player."""
+        return np.asarray(np.einsum("di,di->i", self.V, self.pulled))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it is numbers."""
+        return bool(np.isfinite(self.V).all() and np.isfinite(self.pulled).all())
+
+    def view(self, i: int) -> View:
+        """What player i sees: itself and its parents, never its children."""
+        largest = float(self.variances[: i + 1].max())
+        return View(self.V[:, i], self.pulled[:, i], self.V[:, :i], self.pulled[:, :i], largest)
+
+    def utilities(self) -> np.ndarray:
+        """u_i of every player."""
+        return np.array([view.utility(view.v, view.pulled) for view in map(self.view, range(self.V.shape[1]))])
+
+    def residuals(self) -> np.ndarray:
+        """‖∇ u_i‖ / 2 u_i = ‖A_i v_i − u_i v_i‖ / u_i of every player, rounding taken off: zero at equilibrium."""
+        found = []
+        for view in map(self.view, range(self.V.shape[1])):
+            utility, gradient = view.gradient()
+            length = max(0.0, _length(gradient) / 2 - view.floor)
+            found.append(length / max(utility, view.floor))
+        return np.array(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A profile after all have moved once, what each move gained its player against the parents it saw, and promised.
+
+    The promise is α‖∇‖² / (1 + α²‖∇‖²), for the safe step where that is shorter; safe steps gain at least half of it.
+    """
+
+    profile: Profile
+    gains: np.ndarray
+    promises: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class EigenGame:
+    """The rules: who sees what, and how far a move goes.
+
+    In "sequential" play parents move first, and children see where they went; in "simultaneous" play all players answer
+    the profile as it stood. `step` is α, divided by 1 + `decay` · t in move t = 0, 1, …; None takes the safe step
+
+        α_i = 1 / (2 (u_i + c_i)),     c_i as in `View.shift`.
+
+    v + α ∇ is (A_i + s I) v times 2 α, with s = 1/(2 α) − u_i: a move is a turn of power iteration, shifted by s. Where
+    A_i + s I ⪰ 0 such a turn never lowers ⟨v, A_i v⟩ = u_i. The safe step is the longest that is known to be so:
+    s = c_i. Any α ≤ 1 / (2 λ_max(M)) is as safe once parents do not overlap, but slow for players of little variance.
+    """
+
+    play: str = "sequential"
+    step: float | None = None
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.play not in PLAYS:
+            raise ParameterError(f"Unknown play {self.play!r}; choose one of {', '.join(PLAYS)}.")
+        if self.step is not None and not 0 < self.step < float("inf"):
+            raise ParameterError(f"step must be 'safe', or a finite number above 0; got {self.step!r}.")
+        if not 0 <= self.decay < float("inf"):
+            raise ParameterError(f"decay must be zero or more, and finite; got {self.decay!r}.")
+
+    @staticmethod
+    def start(n_features: int, rank: int, seed: int) -> np.ndarray:
+        """Unit vectors in random directions, each player's from a stream of its own."""
+        drawn = [stream(seed, "pca-game", "start", i).standard_normal(n_features) for i in range(rank)]
+        return np.column_stack([direction / np.linalg.norm(direction) for direction in drawn])
+
+    def move(self, profile: Profile, covariance: Covariance, time: int = 0) -> Moved:
+        """Every player moves once; `profile` is not changed."""
+        play = self._in_turn if self.play == "sequential" else self._at_once
+        with np.errstate(over="ignore", invalid="ignore"):
+            return play(profile, covariance, self.decay * time)
+
+    def _in_turn(self, profile: Profile, covariance: Covariance, decayed: float) -> Moved:
+        fresh = Profile(profile.V.copy(), profile.pulled.copy())
+        gains, promises = np.zeros((2, profile.V.shape[1]))
+        for i in range(gains.size):
+            view = fresh.view(i)
+            utility, v, promises[i] = self._turn(view, decayed)
+            pulled = covariance(v[:, None])[:, 0]
+            gains[i] = view.utility(v, pulled) - utility
+            fresh.V[:, i], fresh.pulled[:, i] = v, pulled
+        return Moved(fresh, gains, promises)
+
+    def _at_once(self, profile: Profile, covariance: Covariance, decayed: float) -> Moved:
+        views = [profile.view(i) for i in range(profile.V.shape[1])]
+        before, vectors, promises = zip(*(self._turn(view, decayed) for view in views), strict=True)
+        V = np.column_stack(vectors)
+        fresh = Profile(V, covariance(V))
+        after = [view.utility(V[:, i], fresh.pulled[:, i]) for i, view in enumerate(views)]
+        return Moved(fresh, np.subtract(after, before), np.array(promises))
+
+    def _turn(self, view: View, decayed: float) -> tuple[float, np.ndarray, float]:
+        """A player's utility, where it goes to (it stays where all is rounding), and what it may expect of that."""
+        utility, gradient = view.gradient()
+        length = _length(gradient)
+        if length <= 2 * view.floor:
+            return utility, view.v, 0.0
+        safe = 1 / (2 * max(utility + view.shift(), view.floor))
+        step = (safe if self.step is None else self.step) / (1 + decayed)
+        moved = view.v + step * gradient
+        way = min(step, safe) * length
+        return utility, moved / _length(moved), way * length / (1 + way * way)
+
+
+def _length(vector: np.ndarray) -> float:
+    """‖vector‖, also where squares leave the range of numbers."""
+    largest = float(np.abs(vector).max())
+    return largest * float(np.linalg.norm(vector / largest)) if largest > 0 else 0.0
+
+
+# ---- pca passes -------------------------------------------------------------------------------------------------
+#
+# The PCA game played over data: one move after another until nobody wants to move, and a watch over steps too long.
+
+WINDOW = 10
+"""Passes over which a step is judged."""
+
+LEAST_GAIN = 0.1
+"""The share of what a step promises that it has to bring; a safe one brings half."""
+
+JUDGED = 1e-12
+"""Promises below this share of the largest variance are too close to rounding to be judged."""
+
+
+class PassRow(NamedTuple):
+    """One line of `history_`: seconds since the game began, the largest residual of all players (`Profile.residuals`),
+    and u_i of each, over all rows.
+    """
+
+    iteration: int
+    seconds: float
+    residual: float
+    utilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """How a game ended; the profile is the last, or that of the largest total utility where the game diverged."""
+
+    profile: Profile
+    outcome: Outcome
+    history: tuple[PassRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A game of `rank` players over at most `max_iter` passes; converged once all residuals are at most `tol`.
+
+    With a `batch_size`, rows are dealt anew in each pass, evenly, to n // batch_size batches of at least that many, and
+    all players move once for each batch. Batches are less the mean of all rows. Residuals are over all rows.
+    """
+
+    game: EigenGame
+    rank: int
+    seed: int = 0
+    max_iter: int = 1000
+    tol: float = 1e-5
+    batch_size: int | None = None
+
+    def play(
+        self,
+        data: Centred,
+        watch: Callable[[PassRow], None] = lambda row: None,
+        is_interrupted: Callable[[], bool] = lambda: False,
+    ) -> Played:
+        """From random vectors to the end; the same bytes for the same seed."""
+        began, judge = time.perf_counter(), Judge(self.tol)
+        history: list[PassRow] = []
+        V = self.game.start(data.shape[1], self.rank, self.seed)
+        profile = best = Profile(V, data.covariance_times(V))
+        most = float(best.utilities().sum())
+        for index in range(self.max_iter):
+            moved = self._pass(data, profile, index)
+            if not moved.profile.is_finite:
+                return Played(best, Outcome.DIVERGED, tuple(history))
+            profile, utilities, residuals = moved.profile, moved.profile.utilities(), moved.profile.residuals()
+            if (total := float(utilities.sum())) >= most:
+                best, most = profile, total
+            row = PassRow(index + 1, time.perf_counter() - began, float(residuals.max()), tuple(map(float, utilities)))
+            history.append(row)
+            watch(row)
+            if self.tol > 0 and row.residual <= self.tol:
+                return Played(profile, Outcome.CONVERGED, tuple(history))
+            if judge.is_lost(moved, residuals):
+                return Played(best, Outcome.DIVERGED, tuple(history))
+            if is_interrupted():
+                return Played(profile, Outcome.INTERRUPTED, tuple(history))
+        return Played(profile, Outcome.MAX_ROUNDS, tuple(history))
+
+    def _pass(self, data: Centred, profile: Profile, index: int) -> Moved:
+        if self.batch_size is None:
+            return self.game.move(profile, data.covariance_times, index)
+        V, gains, promises = profile.V, np.zeros(self.rank), np.zeros(self.rank)
+        count = data.shape[0] // self.batch_size
+        for number, rows in enumerate(self._batches(data.shape[0], count, index)):
+            batch = data.rows(rows)
+            moved = self.game.move(
+                Profile(V, batch.covariance_times(V)), batch.covariance_times, index * count + number
+            )
+            V, gains, promises = moved.profile.V, gains + moved.gains, promises + moved.promises
+            if not moved.profile.is_finite:
+                return moved
+        return Moved(Profile(V, data.covariance_times(V)), gains, promises)
+
+    def _batches(self, n: int, count: int, index: int) -> Iterator[np.ndarray]:
+        order = stream(self.seed, "pca-game", "batches", index).permutation(n)
+        return (np.sort(rows) for rows in np.array_split(order, count))
+
+
+@dataclass(slots=True)
+class Judge:
+    """Whether a step is too long for the first player that is not at rest.
+
+    Its parents are, so that its game stands still, and no safe step of it gains less than half of what it promises
+    (`Moved`). A step too long overshoots: over a few passes it gains next to nothing, or loses.
+    """
+
+    tol: float
+    player: int = -1
+    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def is_lost(self, moved: Moved, residuals: np.ndarray) -> bool:
+        """Note a pass; whether the latest few have shown that this leads nowhere."""
+        restless = np.flatnonzero(residuals > self.tol)
+        first = int(restless[0]) if restless.size else -1
+        if first != self.player:
+            self.player = first
+            self.seen.clear()
+        if first < 0:
+            return False
+        self.seen.append((float(moved.gains[first]), float(moved.promises[first])))
+        gain, promise = map(sum, zip(*self.seen, strict=True))
+        is_judged = len(self.seen) == WINDOW and promise > JUDGED * float(moved.profile.variances.max())
+        return bool(is_judged and gain < LEAST_GAIN * promise)
+
+
+def safe_step(data: Centred, seed: int) -> float:
+    """1 / (2 λ_max(M)), a step that is safe for all players once they are apart; λ_max by a short game of one."""
+    first = Match(EigenGame(), 1, seed, max_iter=50, tol=0.01).play(data)
+    largest = float(first.profile.variances[0])
+    return 1 / (2 * largest * (1 + float(first.profile.residuals()[0])))

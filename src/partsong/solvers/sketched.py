@@ -1,0 +1,77 @@
+"""Sketched steps: the normal equations of W from X S and of H from Sᵀ X, and turns of W and H made of them.
+
+A product of three matrices is formed in the order that costs less. X S comes first where S has at most one entry in a
+row and X has more entries than X S; else S Bᵀ does, which is as small as a factor, so that X S is never there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from partsong import kernels
+from partsong.core.interfaces import Array, Matrix
+from partsong.sketch.operator import Operator
+from partsong.sketch.placed import placed, places_of, spread
+from partsong.solvers.alternating import Alternate, Columns, Rows, rounded, start_rows
+from partsong.solvers.coupling import Coupling, Tether
+from partsong.solvers.normal_equations import NormalEquations
+
+
+def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
+    """The equations for W without a sketch: gram = H Hᵀ, cross = X Hᵀ."""
+    return NormalEquations(rounded(kernels.of(Ht).gram(Ht, exactly=False), Ht), matrix.times(Ht))
+
+
+def exact_columns(matrix: Matrix, W: Array) -> NormalEquations:
+    """The equations for Hᵀ without a sketch: gram = WᵀW, cross = XᵀW."""
+    return NormalEquations(rounded(kernels.of(W).gram(W), W), matrix.transposed_times(W))
+
+
+def sketched_rows(matrix: Matrix, S: Operator, B: Array) -> NormalEquations:
+    """The equations for W of ½‖X S − W B‖²: gram = B Bᵀ, cross = X S Bᵀ, with S (m × d) and B = H S (k × d)."""
+    if places_of(S) is not None and matrix.stored > matrix.shape[0] * S.dimension:
+        return NormalEquations.of(S.sketch(matrix), B)
+    return NormalEquations(B @ B.T, matrix.times(spread(matrix, S, B)))
+
+
+def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
+    """The equations for Hᵀ of ½‖SᵀX − SᵀW H‖², with S (n × d): gram = WᵀS SᵀW, cross = XᵀS SᵀW.
+
+    Of rows that S leaves out nothing is read: O(entries of the others · k).
+    """
+    B = S.sketch_transposed(W)
+    places = places_of(S)
+    if places is not None and len(places.coordinates) < S.size:
+        kept = matrix.rows(places.coordinates)
+        return NormalEquations(B @ B.T, kept.transposed_times(placed(matrix, places, B)))
+    if places is not None and matrix.stored > matrix.shape[1] * S.dimension:
+        return NormalEquations.of(S.sketch_transposed(matrix), B)
+    return NormalEquations(B @ B.T, matrix.transposed_times(spread(matrix, S, B)))
+
+
+def first_rows(equations: NormalEquations) -> Array:
+    """W to begin with, w = c·1 as `start_rows` has it; what signs of S make of c below zero becomes zero."""
+    return start_rows(equations.gram, equations.cross).clip(min=0)
+
+
+def take_sketched_turns(
+    solver: Alternate,
+    matrix: Matrix,
+    rows: Rows,
+    columns: Columns,
+    coupling: Coupling,
+    tether: Tether,
+    draws: Iterable[Operator],
+) -> tuple[Rows, Columns]:
+    """For each S drawn: W ← rule(W; H) exactly, then H ← rule(H; SᵀW, SᵀX), pulled to the tether."""
+    n, m = matrix.shape
+    for S in draws:
+        memory = rows.memory or solver.rule.init(rows.W)
+        for_W = exact_rows(matrix, columns.Ht).penalised(solver.penalty_W, m)
+        W, memory = solver.rule.step(rows.W, for_W, memory)
+        rows = Rows(W, None, memory)
+        for_H = sketched_columns(matrix, S, W).penalised(solver.penalty_H, n)
+        Ht, after, tether = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, tether)
+        columns = replace(columns, Ht=Ht, point=Ht, memory=after)
+    return rows, columns

@@ -1,0 +1,317 @@
+"""Gradient rules: projected gradient and inertial proximal alternating linearized minimization."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partsong import kernels
+from partsong.core.interfaces import Array, Claim
+from partsong.errors import ParameterError
+from partsong.kernels.fused_steps import Move
+from partsong.solvers.normal_equations import NormalEquations, RuleState
+
+# ---- coordinate -------------------------------------------------------------------------------------------------
+#
+# Coordinate descent (HALS), plain and proximal.
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinateDescent:
+    """`sweeps` passes over the columns of F, with an optional proximal weight.
+
+        F_j ← max(0, (μ_t F⁰_j + cross_j − Σ_{l≠j} F_l gram_lj) / (gram_jj + μ_t)),   μ_t = alpha + beta·t
+
+    μ = 0 is HALS, and several sweeps per product accelerated HALS (Gillis & Glineur, 2012). Sketched problems need
+    μ_t → ∞ to reach a stationary point of the unsketched one (Qian et al., 2020, Alg. 3, Thm. 1). F⁰ is the factor
+    at the start of the step.
+    """
+
+    sweeps: int = 1
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf):
+            raise ParameterError(f"CoordinateDescent needs sweeps ≥ 1, and alpha and beta ≥ 0 and finite; got {self}.")
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        """An absolute weight μ fixes a scale, so only plain HALS is equivariant."""
+        plain = {Claim.SCALE_EQUIVARIANT} if self.alpha == self.beta == 0 else set()
+        return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, *plain})
+
+    @property
+    def compiled_move(self) -> Move | None:
+        """Sweeps, where nothing holds them back."""
+        return Move("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
+
+    def init(self, factor: Array) -> RuleState:
+        """Only steps are counted, for μ_t."""
+        return RuleState()
+
+    def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
+        """One application of the rule."""
+        problem = equations.damped(self.alpha + self.beta * state.count, factor)
+        moved = kernels.of(factor).sweep(factor, problem.gram, problem.cross, self.sweeps, equations.place)
+        return moved, state.advanced()
+
+
+# ---- gradient ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectedGradient:
+    """F ← max(0, F − η_t (F gram − cross)),   η_t = (step / L) / (1 + decay·t),   L = ‖gram‖₂.
+
+    With `absolute`, η_t = step / (1 + decay·t) whatever the problem's scale, as printed in Qian et al. (2020), whose
+    factor 2 belongs to an objective without ½.
+    """
+
+    step_size: float = 1.0
+    decay: float = 0.0
+    absolute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.step_size <= 0 or self.decay < 0:
+            raise ParameterError(f"ProjectedGradient needs step_size > 0 and decay ≥ 0; got {self}.")
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        """Steps up to 2/L never raise the objective."""
+        safe = {Claim.MONOTONE, Claim.SCALE_EQUIVARIANT} if not self.absolute and self.step_size <= 2 else set()
+        return frozenset({Claim.ROW_SEPARABLE, *safe})
+
+    def init(self, factor: Array) -> RuleState:
+        """Only steps are counted, for η_t."""
+        return RuleState()
+
+    def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
+        """One application of the rule."""
+        on = kernels.of(factor)
+        return on.descend(factor, equations.gram, equations.cross, self._eta(equations, state)), state.advanced()
+
+    def pulled_step(
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+    ) -> tuple[Array, RuleState]:
+        """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
+        eta = self._eta(equations, state)
+        return _descend_towards(factor, equations, eta, weight, centre), state.advanced()
+
+    def _eta(self, equations: NormalEquations, state: RuleState) -> float:
+        scale = 1.0 if self.absolute else _lipschitz(equations)
+        return self.step_size / scale / (1 + self.decay * state.count)
+
+
+@dataclass(frozen=True, slots=True)
+class InertialPalm:
+    """Y = F + β (F − F⁻);  F⁺ = max(0, Y − η (Y gram − cross)),   L = ‖gram‖₂   (Pock & Sabach, 2016).
+
+    η = 1/L for β = 0 and 2(1−β)/((1+2β) L) for β > 0. L is the constant of the gradient in F, the norm of the
+    *other* factor's gram; the FNMF paper prints the factor's own, with which the iteration overflows.
+    """
+
+    inertia: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.inertia < 1:
+            raise ParameterError(f"InertialPalm needs 0 ≤ inertia < 1; got {self.inertia}.")
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        """With inertia a single step may go up."""
+        calm = {Claim.MONOTONE} if self.inertia == 0 else set()
+        return frozenset({Claim.SCALE_EQUIVARIANT, Claim.ROW_SEPARABLE, *calm})
+
+    @property
+    def compiled_move(self) -> Move:
+        """A gradient step."""
+        return Move("descend", inertia=self.inertia)
+
+    def init(self, factor: Array) -> RuleState:
+        """At rest: the previous factor is the factor."""
+        return RuleState(previous=factor if self.inertia > 0 else None)
+
+    def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
+        """One application of the rule."""
+        point, eta = self._point(factor, state), self._eta(equations)
+        moved = kernels.of(factor).descend(point, equations.gram, equations.cross, eta)
+        return moved, state.advanced(factor if self.inertia > 0 else None)
+
+    def pulled_step(
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+    ) -> tuple[Array, RuleState]:
+        """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
+        moved = _descend_towards(self._point(factor, state), equations, self._eta(equations), weight, centre)
+        return moved, state.advanced(factor if self.inertia > 0 else None)
+
+    def _point(self, factor: Array, state: RuleState) -> Array:
+        return factor if self.inertia == 0 else factor + self.inertia * (factor - state.previous)
+
+    def _eta(self, equations: NormalEquations) -> float:
+        beta = self.inertia
+        return (1.0 if beta == 0 else 2 * (1 - beta) / (1 + 2 * beta)) / _lipschitz(equations)
+
+
+def _descend_towards(point: Array, equations: NormalEquations, eta: float, weight: float, centre: Array) -> Array:
+    """[(Z + ηγC)/(1 + ηγ)]₊ with Z = Y − η(Y gram − cross): a step of η/(1 + ηγ) on the equations damped by γ at C."""
+    damped = equations.damped(weight, centre)
+    return kernels.of(point).descend(point, damped.gram, damped.cross, eta / (1 + eta * weight))
+
+
+def _lipschitz(equations: NormalEquations) -> float:
+    """‖gram‖₂, or 1 for a problem without any component: its gradient is −cross = 0 and no step moves it."""
+    return equations.curvature() or 1.0
+
+
+# ---- multiplicative ---------------------------------------------------------------------------------------------
+#
+# Multiplicative updates.
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplicative:
+    """F ← F ∘ cross / (F gram), `steps` times (Lee & Seung, 2001).
+
+    Zeros stay zeros: a fixed point need not be a stationary point of the problem.
+    """
+
+    steps: int = 1
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        """Everything."""
+        return frozenset(Claim)
+
+    @property
+    def compiled_move(self) -> Move | None:
+        """A single multiplication."""
+        return Move("multiply") if self.steps == 1 else None
+
+    def init(self, factor: Array) -> RuleState:
+        """Nothing is remembered."""
+        return RuleState()
+
+    def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
+        """One application of the rule."""
+        on = kernels.of(factor)
+        for _ in range(self.steps):
+            factor = on.multiply(factor, equations.gram, equations.cross)
+        return factor, state.advanced()
+
+
+# ---- pivoting ---------------------------------------------------------------------------------------------------
+#
+# Exact non-negative least squares.
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPivoting:
+    """F ← argmin over F ≥ 0 of ½‖A − F B‖², by block principal pivoting (Kim & Park, 2011).
+
+    Pivoting starts from the support of F; rows on which it fails descend from F by an active set method (Lawson &
+    Hanson, 1974). A row never ends above where it started, up to the rounding of the sums. All that is known of B is
+    B Bᵀ, whose condition is that of B squared, so exactness has a limit: for B ≥ 0 a row a ends at most 1e-12·½‖a‖²
+    above the minimum in float64 and 5e-6·½‖a‖² in float32, however dependent the components are. With B of both signs
+    entries of F can grow without the fit growing, and that holds (to 1e-10 in float64) while B Bᵀ, scaled to unit
+    diagonal, has a condition below 1e8.
+    """
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        """Everything."""
+        return frozenset(Claim)
+
+    def init(self, factor: Array) -> RuleState:
+        """Nothing is remembered."""
+        return RuleState()
+
+    def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
+        """The exact solution."""
+        return kernels.of(factor).solve_exactly(factor, equations.gram, equations.cross), state.advanced()
+
+
+# ---- proximal ---------------------------------------------------------------------------------------------------
+#
+# Coordinate descent that is held back more and more: what problems need that are sketched anew in every step.
+
+
+@dataclass(frozen=True, slots=True)
+class ProximalDescent:
+    """Coordinate descent with a proximal weight in units of the first problem's own size.
+
+        F_j ← max(0, (μ_t F⁰_j + cross_j − Σ_{l≠j} F_l gram_lj) / (gram_jj + μ_t)),   μ_t = (alpha + beta·t)·s
+
+    s is the mean diagonal of the gram at the first step, so that nothing depends on the scale of the data. The settings
+    of Qian et al. (2020), Alg. 3, are in the units of their data: `CoordinateDescent(alpha=…, beta=…)`.
+    """
+
+    sweeps: int = 1
+    alpha: float = 0.01
+    beta: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf):
+            raise ParameterError(f"ProximalDescent needs sweeps ≥ 1, and alpha and beta ≥ 0 and finite; got {self}.")
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        """Its weights scale with the problem, as the step does."""
+        return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, Claim.SCALE_EQUIVARIANT})
+
+    def init(self, factor: Array) -> RuleState:
+        """No scale seen yet."""
+        return RuleState()
+
+    def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
+        """One application of the rule."""
+        seen = replace(state, scale=state.scale or _mean_diagonal(equations.gram))
+        inner = CoordinateDescent(self.sweeps, self.alpha * seen.scale, self.beta * seen.scale)
+        return inner.step(factor, equations, seen)
+
+
+def _mean_diagonal(gram: Array) -> float:
+    """Zero for a problem without any component, whose scale is then asked for again."""
+    return float(gram.diagonal().sum()) / gram.shape[0]
+
+
+def converges_when_sketched(alpha: float, beta: float) -> bool:
+    """Σ 1/μ_t = ∞ and Σ 1/μ_t² < ∞ for μ_t = alpha + beta·t (Qian et al., 2020, Thm. 1): true for every beta > 0.
+
+    With beta = 0 the second sum is infinite: iterates keep moving about a stationary point, by some 1/μ.
+    """
+    if alpha < 0 or beta < 0:
+        raise ParameterError(f"Proximal weights are not negative; got alpha={alpha}, beta={beta}.")
+    return beta > 0
+
+
+def warn_unless_convergent(alpha: float, beta: float) -> None:
+    """A UserWarning where Theorem 1 does not hold, in the name of whoever makes a program that asks in its check."""
+    if not converges_when_sketched(alpha, beta):
+        warnings.warn(
+            f"With beta = 0 (alpha = {alpha:g}) the proximal weights do not grow, and sketched steps are not known to "
+            "converge (Σ 1/μ² is infinite): they end in noise around a stationary point. Take beta > 0.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def warn_if_noisy(rule: Any) -> None:
+    """A UserWarning where a rule's steps do not shrink enough for Theorem 1: weights, or step sizes, that stay."""
+    if hasattr(rule, "alpha") and hasattr(rule, "beta"):
+        warn_unless_convergent(rule.alpha, rule.beta)
+    elif getattr(rule, "decay", 1.0) == 0:
+        warnings.warn(
+            f"{rule} has steps that do not shrink, and sketched ones are not known to converge (Σ η² is infinite): "
+            "they end in noise around a stationary point. Take decay > 0.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def damping_grid(values: Sequence[float] = (0.1, 1.0, 10.0), *, sweeps: int = 1) -> list[CoordinateDescent]:
+    """All pairs alpha, beta of these values, in the units of the data, as Qian et al. (2020) try them."""
+    return [CoordinateDescent(sweeps, alpha, beta) for alpha in values for beta in values]

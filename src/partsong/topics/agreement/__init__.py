@@ -1,0 +1,1 @@
+"""Parties agree on words by sums alone."""

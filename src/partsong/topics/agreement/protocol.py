@@ -1,0 +1,442 @@
+"""A vocabulary that parties agree on without pooling: words in ≥ d documents at ≥ m parties, by sums alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import Any, cast
+
+import numpy as np
+
+from partsong.aggregation.linear import Sum
+from partsong.core.interfaces import Engine, Layout, Message, Program, Reduction, Round, Schedule, Shard
+from partsong.core.streams import fresh_seed
+from partsong.errors import DataError, ParameterError, PartyError
+from partsong.secure_aggregation.messages import Roster
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.topics.agreement.encoding import Cells, are_wide, lanes, names_of, session_key
+from partsong.topics.agreement.tables import (
+    FEWEST_LAST,
+    AgreedWords,
+    CellSums,
+    HeldWords,
+    Tables,
+    Tally,
+    held_by,
+    next_tables,
+)
+from partsong.topics.vocabulary import Vocabulary
+
+# ---- agreement steps --------------------------------------------------------------------------------------------
+#
+# Where an agreement on words stands: the step that all take next, and what parties and server keep.
+
+TABLES, WORDS, FREQUENCIES, DONE = range(4)
+MOST_COUNTERS = 1 << 27
+_STOPPED = "Nothing was sent. Agree again, with a fresh key."
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What everybody does next: the stage, the number of the exchange, and sizes of tables or cells."""
+
+    stage: int
+    number: int
+    tables: int = 0
+    buckets: int = 0
+    narrow: int = 0
+    wide: int = 0
+
+    def written(self) -> Any:
+        """As an array."""
+        return np.array([self.stage, self.number, self.tables, self.buckets, self.narrow, self.wide], dtype=np.int64)
+
+    @classmethod
+    def read(cls, numbers: Any) -> Step:
+        """From an array."""
+        return cls(*(int(number) for number in numbers))
+
+    @classmethod
+    def asked(cls, model: Message, last: int, party: str) -> Step:
+        """The step that a server asks a party for, after its answer to step `last`.
+
+        Pads and hashes are for one step each: a step that comes twice, or out of turn, or that no honest server asks
+        for, is refused.
+        """
+        try:
+            step = cls.read(model["step"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise PartyError(f"Party {party!r}: the server's step cannot be read. {_STOPPED}") from None
+        if step.number != last + 1 or step.stage not in (TABLES, WORDS, FREQUENCIES):
+            raise PartyError(
+                f"Party {party!r} was asked for step {step.number} of the agreement after step {last}. Each is "
+                f"answered once, in order: two answers under one pad could be read without the key. {_STOPPED}"
+            )
+        sizes = (step.tables, step.buckets, step.narrow, step.wide)
+        if min(sizes) < 0 or max((step.tables + 1) * step.buckets, step.narrow, step.wide) > MOST_COUNTERS:
+            raise PartyError(f"Party {party!r} was asked for tables or cells beyond all measure. {_STOPPED}")
+        return step
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Words that have passed so far, their names under the key, and which are wide."""
+
+    words: tuple[bytes, ...] = field(repr=False)
+    names: Any = field(repr=False)
+    is_wide: Any = field(repr=False)
+
+    def some(self, chosen: Any) -> Left:
+        """Those of them that are chosen by an array of booleans."""
+        return Left(tuple(compress(self.words, chosen.tolist())), self.names[chosen], self.is_wide[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A party on the way: its words that are left, their places in the last tables, and at last the agreed words.
+
+    `answered` is the number of the last step that it has answered. `n_too_long` of its words, in enough documents, had
+    more bytes than may be proposed; nobody else is told that number.
+    """
+
+    key: bytes = field(repr=False)
+    parties: int
+    left: Left
+    answered: int = -1
+    tables: Tables | None = None
+    places: Any = field(default=None, repr=False)
+    agreed: AgreedWords | None = field(default=None, repr=False)
+    n_too_long: int = 0
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The agreed words; none before the end."""
+        return () if self.agreed is None else self.agreed.words
+
+    @property
+    def holders(self) -> Any:
+        """At how many parties each of them is."""
+        return None if self.agreed is None else self.agreed.holders
+
+    def narrowed(self, bitmap: Any, party: str) -> Candidate:
+        """Without the words that are in a bucket that did not pass."""
+        if self.tables is None or bitmap.dtype != np.uint8 or bitmap.shape != (-(-self.tables.size // 8),):
+            raise PartyError(f"Party {party!r}: the server's bits are not those of the tables before. {_STOPPED}")
+        passed = self.tables.survivors(bitmap, self.places, self.left.is_wide)
+        return replace(self, left=self.left.some(passed), tables=None, places=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The server on the way: `chance` bounds the probability that a word at too few parties passes."""
+
+    step: Step
+    parties: int
+    chance: float = 1.0
+    n_tables: int = 0
+    n_passing: float = 0.0
+    n_wide: float = 0.0
+    readings: int = 0
+
+
+# ---- agreement --------------------------------------------------------------------------------------------------
+
+MOST_EXCHANGES = 24
+MOST_READINGS = 4
+FEW_RARE, MOST_RARE = 10, 4e7
+"""Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyAgreement:
+    """Which words are in ≥ `min_documents` documents at each of ≥ `min_parties` parties, and in how many in all.
+
+        tables       sent: 0/1 for each bucket of keyed hashes          broadcast: which buckets have sums ≥ m
+        words        sent: cells of the words left, under pads          broadcast: the sums of cells
+        frequencies  sent: documents with each agreed word, documents   broadcast: their sums
+
+    In each exchange of tables only words take part that passed before. A word at fewer than m parties passes a table if
+    its bucket, which is independent of all others', is in use: with a probability of at most the share of buckets in
+    use, which the server sees. Tables follow until the product is below `false_pass`. Words at m parties always pass.
+
+    `words_expected` at a party and `longest` (bytes of a word in UTF-8; longer ones stay at home) are public. The first
+    sets the size of the first tables and costs time, nothing else, where it is wrong.
+    """
+
+    min_documents: int = 1
+    min_parties: int = 2
+    words_expected: int = 20_000
+    longest: int = 32
+    false_pass: float = 1e-6
+    aggregation: Sum = field(default=Sum(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("min_documents", "min_parties", "words_expected", "longest"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        if not 1e-30 <= self.false_pass < 1:
+            raise ParameterError(f"false_pass must be a probability from 1e-30 to below 1; got {self.false_pass!r}.")
+
+    @property
+    def needs_everyone(self) -> bool:
+        """A word of a missing party would seem rarer than it is."""
+        return True
+
+    def exchange(self, model: Message) -> tuple[int, int]:
+        """All exchanges are one round: over the same parties."""
+        return Step.read(model["step"]).number, MOST_EXCHANGES
+
+    def start_party(self, shard: Shard, layout: Layout) -> Candidate:
+        """All words that may be proposed are left."""
+        held = held_by(shard)
+        key = session_key(held.key, layout.seed, layout.parties)
+        words, n_too_long = held.candidates(self.min_documents, self.longest)
+        left = Left(words, names_of(key, words), are_wide(words))
+        return Candidate(key, len(layout.parties), left, n_too_long=n_too_long)
+
+    def start_server(self, layout: Layout) -> tuple[Count, Message]:
+        """A table for a first look: one bucket for four words, if no two parties have one in common."""
+        parties = len(layout.parties)
+        if self.min_parties > parties:
+            raise ParameterError(
+                f"A word cannot be at {self.min_parties} parties where there are {parties}. For words that all of them "
+                f"have take min_parties={parties}."
+            )
+        server = Count(Step(TABLES, 0, 1, max(256, parties * self.words_expected // 4)), parties)
+        return server, Message({"step": server.step.written()})
+
+    def local(self, shard: Shard, party: Candidate, model: Message) -> tuple[Candidate, Message]:
+        """What the step asks for."""
+        held = held_by(shard)
+        step = Step.asked(model, party.answered, shard.name)
+        accord, is_second = model.arrays.get("accord"), party.answered == 0
+        party = replace(party, answered=step.number)
+        if (accord is not None and accord[0] != party.parties * _accord(held, party)) or (is_second and accord is None):
+            raise PartyError(
+                f"Party {shard.name!r} has another key, or other options of its words, than the others. Nothing was "
+                "agreed on. Give the same key and the same Words to all parties."
+            )
+        if "bitmap" in model.arrays:
+            party = party.narrowed(model["bitmap"], shard.name)
+        if step.stage == TABLES:
+            return self._mark(held, party, step)
+        if step.stage == WORDS:
+            narrow, wide = self._cells(step, party.parties)
+            short, others = party.left.some(~party.left.is_wide), party.left.some(party.left.is_wide)
+            return party, Message(
+                {
+                    "narrow": narrow.filled(party.key, short.words, short.names),
+                    "wide": wide.filled(party.key, others.words, others.names),
+                }
+            )
+        return self._read(shard.name, held, party, model)
+
+    def finish(self, server: Count, aggregate: Message) -> tuple[Count, Message]:
+        """The next step, with what the sums have told."""
+        if round(aggregate.weight) != server.parties:
+            raise PartyError(
+                f"{server.parties - round(aggregate.weight)} of {server.parties} parties are missing from a sum, and "
+                "their words would seem rarer than they are. Agree again, with those that are there."
+            )
+        if server.step.stage == TABLES:
+            return self._tally(server, aggregate)
+        if server.step.stage == WORDS:
+            server = replace(server, step=replace(server.step, stage=FREQUENCIES, number=server.step.number + 1))
+            return server, Message({**aggregate.arrays, "step": server.step.written()})
+        if aggregate["unread"][0] > 0:
+            return self._again(server)
+        server = replace(server, step=Step(DONE, server.step.number + 1))
+        told = {"documents": aggregate["documents"], "n_documents": aggregate["n_documents"]}
+        return server, Message({**told, "step": server.step.written(), "chance": np.array([server.chance])})
+
+    def metrics(self, server: Count) -> Mapping[str, float]:
+        """The bound so far on the probability that a word at too few parties passes, and about how many words do."""
+        return {"false_pass": server.chance, "tables": float(server.n_tables), "passing": server.n_passing}
+
+    def _mark(self, held: HeldWords, party: Candidate, step: Step) -> tuple[Candidate, Message]:
+        tables = Tables(step.number, step.tables, step.buckets, party.parties)
+        places = tables.places(party.key, party.left.names)
+        sent = {"tables": tables.marked(places, party.left.is_wide)}
+        if step.number == 0:
+            sent["accord"] = np.array([_accord(held, party)])
+        return replace(party, tables=tables, places=places), Message(sent)
+
+    def _read(self, name: str, held: HeldWords, party: Candidate, model: Message) -> tuple[Candidate, Message]:
+        """The agreed words from the sums of cells, and in how many documents of this party each is."""
+        step = Step.read(model["step"])
+        cells = self._cells(replace(step, number=step.number - 1), party.parties)
+        agreed = CellSums.heard(*cells, model, name).read(party.key, self.min_parties)
+        if agreed is None:
+            return party, Message({"unread": np.array([1.0])})
+        agreed.require_sound(name, party.left.words, FEW_RARE + MOST_RARE * self.false_pass)
+        sent = {"documents": held.frequencies_in(agreed.columns), "n_documents": np.array([held.n_documents])}
+        return replace(party, agreed=agreed), Message({**sent, "unread": np.array([0.0])})
+
+    def _tally(self, server: Count, aggregate: Message) -> tuple[Count, Message]:
+        step = server.step
+        before = Tables(step.number, step.tables, step.buckets, server.parties)
+        tally = Tally.of(before, aggregate["tables"], self.min_parties)
+        chance = server.chance * tally.chance if self.min_parties > 1 else 0.0
+        after = next_tables(before, tally, chance, self.false_pass)
+        server = replace(
+            server,
+            chance=chance,
+            n_tables=server.n_tables + step.tables,
+            n_passing=tally.passing,
+            n_wide=min(tally.wide, tally.passing),
+            step=Step(TABLES, after.number, after.tables, after.buckets),
+        )
+        if chance <= self.false_pass and (step.tables >= FEWEST_LAST or tally.words == 0):
+            server = replace(server, step=self._cells_step(server))
+        elif after.size > MOST_COUNTERS:
+            raise ParameterError(
+                f"About {tally.words:.2g} words of all parties would need tables of {after.size:.2g} counters, and "
+                f"{MOST_COUNTERS:.2g} are the most. Ask for more documents per word (min_documents)."
+            )
+        told = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
+        return server, Message({**told, "step": server.step.written()})
+
+    def _again(self, server: Count) -> tuple[Count, Message]:
+        if server.readings + 1 >= MOST_READINGS:
+            raise PartyError(
+                f"The agreed words could not be read from {MOST_READINGS} sums. Check that all parties have the same "
+                "version, and agree again with a fresh key."
+            )
+        server = replace(server, n_passing=2 * server.n_passing, n_wide=2 * server.n_wide, readings=server.readings + 1)
+        server = replace(server, step=self._cells_step(server))
+        return server, Message({"step": server.step.written()})
+
+    def _cells_step(self, server: Count) -> Step:
+        sizes = server.n_passing - server.n_wide, server.n_wide
+        return Step(WORDS, server.step.number + (server.step.stage != TABLES), 0, 0, *map(Cells.enough_for, sizes))
+
+    def _cells(self, step: Step, parties: int) -> tuple[Cells, Cells]:
+        return Cells(step.number, step.narrow, None, parties), Cells(step.number, step.wide, self.longest, parties)
+
+
+def _accord(held: HeldWords, party: Candidate) -> float:
+    """A number of 32 bits that parties with the same key and the same options have in common."""
+    return float(lanes(party.key, "accord", names_of(party.key, [held.options.encode()]), 1)[0, 0])
+
+
+# ---- agreed -----------------------------------------------------------------------------------------------------
+#
+# Run an agreement on words, and what came of it.
+
+LONGER = (
+    "To let them take part, give all parties the same larger longest_word (longest of VocabularyAgreement), in bytes "
+    "of UTF-8; each byte makes what is sent larger."
+)
+MOST_NAMED = 5
+
+
+class LongWordsWarning(UserWarning):
+    """Words of a party took no part in an agreement, because they have too many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The agreed vocabulary, at how many parties each word is (`holders`), and what it took.
+
+    `too_long`: of each party that is here, how many of its words in enough documents have more than `rule.longest`
+    bytes, and stayed at home. It comes from the parties' own states; no message has it.
+    """
+
+    vocabulary: Vocabulary
+    holders: Any = field(repr=False)
+    rule: VocabularyAgreement
+    false_pass: float
+    n_tables: int
+    bytes_up: Mapping[str, int] = field(repr=False)
+    bytes_down: int
+    seconds: tuple[float, ...]
+    too_long: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def exchanges(self) -> int:
+        """How many sums it took."""
+        return len(self.seconds)
+
+    def told(self) -> str:
+        """For people; no word is told."""
+        rule, n_parties = self.rule, len(self.bytes_up)
+        told = (
+            f"{self.vocabulary.n_columns} words are in at least {rule.min_documents} document(s) at each of at least "
+            f"{rule.min_parties} of {n_parties} parties. A word at fewer parties leaves them with a probability of at "
+            f"most {self.false_pass:.1e} ({self.n_tables} tables of keyed hashes). Sent up: "
+            f"{sum(self.bytes_up.values()) / max(1, n_parties) / 1e6:.2f} MB per party in {self.exchanges} exchanges, "
+            f"{sum(self.seconds):.1f} s. {self.told_of_long_words()}"
+        )
+        return told.rstrip()
+
+    def told_of_long_words(self) -> str:
+        """Which parties kept words back because of their length, and how many different ones; empty where none did."""
+        left_out = [f"{count} at {name!r}" for name, count in self.too_long.items() if count]
+        if not left_out:
+            return ""
+        more = f", and some at {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
+        return (
+            f"Different words that stayed at home because they have more than {self.rule.longest} bytes: "
+            f"{', '.join(left_out[:MOST_NAMED])}{more}."
+        )
+
+
+def masks_for_words(parties: int, roster: Roster | None = None) -> MaskedSum:
+    """Masked sums of whole numbers that stay exact: n·bound < 2⁵³."""
+    return MaskedSum(bound=2.0 ** (53 - parties.bit_length()), weight_bound=1.0, roster=roster)
+
+
+def agree(
+    shards: Sequence[Shard],
+    engine: Engine,
+    rule: VocabularyAgreement | None = None,
+    *,
+    reduction: Reduction | None = None,
+    seed: int | None = None,
+    watch: Callable[[Round], object] = lambda done: None,
+) -> Agreement:
+    """The words of the rule, by masked sums unless another reduction is given; the same at all parties.
+
+    Pads follow from the parties' key and the public seed: with the same two, agree once only. DataError where no word
+    meets the rule. A party that has none of the agreed words takes part all the same; its documents are empty. `watch`
+    is called after each exchange. A LongWordsWarning tells where words were left out because of their length.
+    """
+    rule = rule or VocabularyAgreement()
+    masks = masks_for_words(len(shards)) if reduction is None else reduction
+    schedule = Schedule(MOST_EXCHANGES, fresh_seed() if seed is None else seed)
+    sent, answered, seconds = Counter[str](), 0, []
+    for done in engine.run(cast(Program, rule), shards, schedule, reduction=masks):
+        sent.update(done.bytes_up)
+        answered += done.bytes_down
+        seconds.append(done.seconds)
+        watch(done)
+        if Step.read(done.model["step"]).stage == DONE:
+            return _concluded(rule, done, sent, answered, seconds)
+    raise PartyError(f"No agreement on words after {MOST_EXCHANGES} exchanges. Ask for a larger false_pass.")
+
+
+def _concluded(rule: VocabularyAgreement, done: Round, sent: Counter[str], answered: int, s: list[float]) -> Agreement:
+    parties: Mapping[str, Candidate] = done.checkpoint.parties
+    party = max(parties.values(), key=lambda one: one.n_too_long)
+    vocabulary = agreed_vocabulary(party, done.model)
+    chance, tables = float(done.model["chance"][0]), int(done.metrics["tables"])
+    too_long = {name: one.n_too_long for name, one in parties.items()}
+    agreement = Agreement(vocabulary, party.holders, rule, chance, tables, dict(sent), answered, tuple(s), too_long)
+    if party.n_too_long:
+        warnings.warn(f"{agreement.told_of_long_words()} {LONGER}", LongWordsWarning, stacklevel=3)
+    return agreement
+
+
+def agreed_vocabulary(party: Candidate, model: Message) -> Vocabulary:
+    """What a party makes of the last message."""
+    if not party.words:
+        long = f" {party.n_too_long} different words of a party were left out for their length. {LONGER}"
+        raise DataError(
+            "No word meets the rule of the vocabulary. Ask for fewer documents or parties per word, or check that all "
+            f"parties have texts of one language.{long if party.n_too_long else ''}"
+        )
+    return Vocabulary(party.words, model["documents"], int(model["n_documents"][0]))

@@ -1,0 +1,337 @@
+"""Tables of buckets: at how many parties something falls into each, counted without telling what.
+
+A word falls into one bucket of each table, by keyed hash. A party marks its words' buckets with 1, once however many of
+its words are there; sums over parties are counters from 0 to N, several of which travel in one whole number below 2⁵³.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress, repeat
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from partsong.core.interfaces import Matrix, Message, Shard
+from partsong.core.streams import fresh_seed
+from partsong.errors import CompositionError, PartyError
+from partsong.topics.agreement.encoding import EXACT_BITS, Cells, lanes, names_of, require_key, within
+from partsong.topics.documents import as_documents
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import document_frequencies
+
+# ---- agreed words -----------------------------------------------------------------------------------------------
+#
+# The agreed words, read from the sum of cells: the same for whoever has the key.
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class AgreedWords:
+    """Words in the order of a keyed hash, which tells the server nothing of them, and at how many parties each is.
+
+    `columns` says which word is which column; `told` are all words that were in the sum, with those that passed by
+    chance and are dropped.
+    """
+
+    words: tuple[str, ...] = field(repr=False)
+    holders: Any = field(repr=False)
+    columns: Mapping[str, int] = field(repr=False)
+    told: frozenset[bytes] = field(repr=False)
+
+    def require_sound(self, party: str, proposed: Iterable[bytes], most_rare: float) -> None:
+        """Refuse sums that lack what this party has added, or have more rare words than come by chance."""
+        if not self.told.issuperset(proposed):
+            raise PartyError(f"Party {party!r}: words that it proposed and that passed are not among those told back.")
+        n_rare = len(self.told) - len(self.words)
+        if n_rare > most_rare:
+            raise PartyError(
+                f"Party {party!r}: {n_rare} words have passed that are at too few parties, which chance does not do: "
+                "the server did not go by its counts. The other parties have seen these words. Agree with another "
+                "server, and a fresh key."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CellSums:
+    """The two sums of cells that all parties are sent, and how they were made."""
+
+    narrow: Cells
+    wide: Cells
+    sums: tuple[Any, Any] = field(repr=False)
+
+    @classmethod
+    def heard(cls, narrow: Cells, wide: Cells, model: Message, party: str) -> CellSums:
+        """From what a server has sent to a party."""
+        try:
+            sums = model["narrow"], model["wide"]
+            shapes = tuple(tuple(int(size) for size in total.shape) for total in sums)
+        except (KeyError, AttributeError):
+            shapes = ()
+        if shapes != (narrow.shape, wide.shape):
+            raise PartyError(f"Party {party!r}: the server's sums of words are not those of this step. Agree again.")
+        return cls(narrow, wide, sums)
+
+    def read(self, key: bytes, min_parties: int) -> AgreedWords | None:
+        """The words at ≥ `min_parties` parties; None if a sum cannot be read to its end.
+
+        Parties in one process are sent the same sums and have the same key: what one of them has read, and still
+        keeps, is not read again.
+        """
+        mark = (key, min_parties, self.narrow, self.wide, *(hashlib.blake2b(total).digest() for total in self._arrays))
+        known = _kept.get(mark)
+        if known is not None:
+            return known
+        found = self._read(key, min_parties)
+        if found is not None:
+            _kept[mark] = found
+        return found
+
+    @property
+    def _arrays(self) -> tuple[Any, Any]:
+        narrow, wide = (np.ascontiguousarray(total, dtype=np.int64) for total in self.sums)
+        return narrow, wide
+
+    def _read(self, key: bytes, min_parties: int) -> AgreedWords | None:
+        naming = partial(names_of, key)
+        cells = (self.narrow, self.wide)
+        short, others = (one.read(key, total, naming) for one, total in zip(cells, self._arrays, strict=True))
+        if not (short.is_whole and others.is_whole):
+            return None
+        texts, holders = short.words + others.words, np.concatenate([short.holders, others.holders])
+        order = np.argsort(np.concatenate([short.order, others.order]), kind="stable")
+        order = order[holders[order] >= min_parties]
+        words = tuple(texts[index].decode("utf-8", "surrogatepass") for index in order.tolist())
+        columns = {word: column for column, word in enumerate(words)}
+        return AgreedWords(words, holders[order], columns, frozenset(texts))
+
+
+_kept: WeakValueDictionary[Any, AgreedWords] = WeakValueDictionary()
+
+
+# ---- held words -------------------------------------------------------------------------------------------------
+#
+# What a party brings to an agreement: its words and in how many of its documents each occurs.
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWords:
+    """Words with the number of own documents that have them; private, and so is the key that the parties share.
+
+    `options` are those of the words, which all parties have to have in common.
+    """
+
+    words: tuple[str, ...] = field(repr=False)
+    documents: Any = field(repr=False)
+    n_documents: int
+    key: bytes = field(repr=False)
+    options: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As many rows as documents, and no columns yet."""
+        return self.n_documents, 0
+
+    @property
+    def dtype(self) -> Any:
+        """Counts are whole; a layout asks for some type."""
+        return np.dtype(np.float64)
+
+    @classmethod
+    def of(cls, documents: Iterable[Any], words: Words, key: bytes) -> HeldWords:
+        """The words of documents, which may all be empty."""
+        counted, n_documents = document_frequencies(as_documents(documents), words)
+        listed = tuple(sorted(counted))
+        frequencies = np.array([counted[word] for word in listed], dtype=np.int64)
+        return cls(listed, frequencies, n_documents, require_key(key), words.to_json())
+
+    def candidates(self, min_documents: int, longest: int) -> tuple[tuple[bytes, ...], int]:
+        """The words that may be proposed, as bytes: in enough documents, and of at most `longest` bytes of UTF-8.
+
+        Also how many of those in enough documents are longer.
+        """
+        chosen = compress(self.words, (np.asarray(self.documents) >= min_documents).tolist())
+        texts = [word.encode("utf-8", "surrogatepass") for word in chosen]
+        short = [text for text in texts if len(text) <= longest]
+        return tuple([text for text in short if b"\0" not in text]), len(texts) - len(short)
+
+    def frequencies_in(self, columns: Mapping[str, int]) -> Any:
+        """In how many of its documents the word of each column occurs."""
+        found = np.zeros(len(columns), dtype=np.int64)
+        at = np.fromiter(map(columns.get, self.words, repeat(-1)), np.int64, len(self.words))
+        found[at[at >= 0]] = np.asarray(self.documents)[at >= 0]
+        return found
+
+
+def word_shards(
+    documents: Mapping[str, Iterable[Any]], words: Words, key: bytes, secrets: Mapping[str, int] | None = None
+) -> list[Shard]:
+    """Parties by name, where all of them are in one process; elsewhere each makes its own."""
+    return [
+        Shard(
+            name,
+            cast(Matrix, HeldWords.of(texts, words, key)),
+            fresh_seed() if secrets is None else secrets[name],
+        )
+        for name, texts in documents.items()
+    ]
+
+
+def held_by(shard: Shard) -> HeldWords:
+    """A party's words."""
+    held: Any = shard.matrix
+    if not isinstance(held, HeldWords):
+        raise CompositionError(
+            f"An agreement on words is between parties that hold words, and {shard.name!r} holds "
+            f"{type(held).__name__}. Make its shard with word_shards."
+        )
+    return held
+
+
+# ---- tables -----------------------------------------------------------------------------------------------------
+
+LOAD = 2 / 3
+"""Words per bucket."""
+FEWEST_LAST = 5
+"""Fewer tables only sort out; what they leave is looked at again."""
+MOST_TO_SORT_OUT = 4
+"""Exchanges that are planned ahead."""
+EXCHANGE = 40_000
+"""Numbers that take a party about as long to send under masks as the keys and shares of one more masked sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """`tables` independent tables of `buckets` each, in exchange `number` of `parties` parties.
+
+    With the last tables, which are five or more, goes another one for wide words alone (see `cells`), to know how many
+    of them there are.
+    """
+
+    number: int
+    tables: int
+    buckets: int
+    parties: int
+
+    @property
+    def count(self) -> int:
+        """Tables in all."""
+        return self.tables + (self.tables >= FEWEST_LAST)
+
+    @property
+    def size(self) -> int:
+        """Counters in all."""
+        return self.count * self.buckets
+
+    @property
+    def base(self) -> int:
+        """Counters are digits from 0 to N of a number."""
+        return self.parties + 1
+
+    @property
+    def counters_per_number(self) -> int:
+        """How many counters travel in one number: as many digits as 52 bits have room for."""
+        digits = 1
+        while self.base ** (digits + 1) <= 1 << EXACT_BITS:
+            digits += 1
+        return digits
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a party sends."""
+        return -(-self.size // self.counters_per_number)
+
+    def places(self, key: bytes, names: Any) -> Any:
+        """The bucket of each name in each table, as an array (n × count) of positions among all counters."""
+        chosen = within(lanes(key, f"tables {self.number}", names, self.count), self.buckets)
+        return (chosen + np.arange(self.count) * self.buckets).astype(np.int32)
+
+    def marked(self, places: Any, is_wide: Any) -> Any:
+        """What a party adds: a 1 in every bucket that a word of its falls into, packed."""
+        marks = np.zeros((self.counters_per_number, self.numbers), dtype=bool)
+        marks.reshape(-1)[places[:, : self.tables].reshape(-1)] = True
+        marks.reshape(-1)[places[is_wide, self.tables :]] = True
+        packed = np.zeros(self.numbers, dtype=np.int64)
+        for place, row in enumerate(marks):
+            packed += row * np.int64(self.base**place)
+        return packed
+
+    def counters(self, total: Any) -> Any:
+        """Sums by table and bucket (count × buckets), from the sum of what was added."""
+        unpacked = np.empty((self.counters_per_number, self.numbers), dtype=np.int64)
+        left = np.asarray(total, dtype=np.int64)
+        for digits in unpacked:
+            left, digits[:] = np.divmod(left, self.base)
+        return unpacked.reshape(-1)[: self.size].reshape(self.count, self.buckets)
+
+    def survivors(self, bitmap: Any, places: Any, is_wide: Any) -> Any:
+        """Which words fall into buckets that passed, in every table."""
+        passed = np.unpackbits(bitmap, count=self.size).astype(bool)
+        found = passed[places]
+        return found[:, : self.tables].all(axis=1) & (found.all(axis=1) | ~is_wide)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the server reads from the counters of an exchange.
+
+    `chance`: of a word that falls anywhere, to meet another one in every table: the share of buckets in use, multiplied
+    over the tables. `words` and `passing` estimate how many different words took part and how many of them pass, from
+    above; `wide` those that are wide, known from the last tables alone.
+    """
+
+    chance: float
+    words: float
+    passing: float
+    wide: float
+    bitmap: Any
+
+    @classmethod
+    def of(cls, tables: Tables, total: Any, min_parties: int) -> Tally:
+        """From the sum over parties."""
+        counters = tables.counters(total)
+        used = (counters > 0).mean(axis=1)
+        passed = counters >= min_parties
+        shares = passed.mean(axis=1)
+        uneven = 1 + tables.buckets / 2**32
+        return cls(
+            math.prod(min(1.0, float(share) * uneven) for share in used[: tables.tables]),
+            _distinct(float(used[: tables.tables].mean()), tables.buckets),
+            _distinct(float(shares[: tables.tables].mean()), tables.buckets),
+            _distinct(float(shares[tables.tables :].sum()), tables.buckets),
+            np.packbits(passed.reshape(-1)),
+        )
+
+
+def next_tables(before: Tables, tally: Tally, chance: float, wanted: float) -> Tables:
+    """Tables for the words that are left, until a chance of `chance` is below `wanted`.
+
+    With two thirds of a word per bucket, about half of the buckets are in use and each table halves the chance: near to
+    the fewest counters in all. Where most words that took part will not pass, a few tables drop most of these first,
+    if that saves more than the exchange costs. Tables so full that they could not tell are taken to drop nearly all.
+    """
+    load = tally.words / before.buckets
+    left = min(tally.words, tally.passing * (1.5 + load))
+    passing = min(left, tally.passing) if load < 1.5 else 0.0
+    last = max(FEWEST_LAST, math.ceil(math.log2(max(1.0, chance / wanted))) + 1)
+    numbers_per_word = 1 / (LOAD * before.counters_per_number)
+
+    def cheapest(left: float, last: int, exchanges: int) -> tuple[float, int]:
+        """How many numbers it takes from here on, and how many tables come next."""
+        ways = [((max(last, FEWEST_LAST) + 1) * left * numbers_per_word, max(last, FEWEST_LAST))]
+        for first in range(1, FEWEST_LAST) if exchanges else ():
+            rest, _ = cheapest(passing + (left - passing) / 2**first, last - first, exchanges - 1)
+            ways.append((first * left * numbers_per_word + EXCHANGE + rest, first))
+        return min(ways)
+
+    _, tables = cheapest(left, last, MOST_TO_SORT_OUT)
+    return Tables(before.number + 1, tables, math.ceil(left / LOAD) + 64, before.parties)
+
+
+def _distinct(share: float, buckets: int) -> float:
+    """How many different words fill such a share of the buckets: −B log(1 − share)."""
+    return -buckets * math.log(max(1.0 - share, 0.5 / buckets))

@@ -1,0 +1,121 @@
+"""A fitted topic model to its file and back: topics, words and settings; no text, no weights of documents."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from partsong.core.interfaces import RowSolver
+from partsong.errors import DataError, FormatError, ParameterError, PartsongError
+from partsong.estimators.parameters import count_told, solver_told
+from partsong.estimators.persistence import penalties_told
+from partsong.io import model_file
+from partsong.io.model_file import JSON, TopicFile, load_topics, save_topics
+from partsong.solvers.lda import TopicRows
+from partsong.topics.tokenizer import LETTERS, Words
+from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, Weighing
+
+MIXTURE, LEAST_SQUARES = "mixture", "least-squares"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """When and with what the model of a file was made: it is written again as it was read."""
+
+    settings: Mapping[str, JSON]
+    created: str
+    versions: Mapping[str, str]
+
+
+def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
+    """Write what a fitted model knows."""
+    weighing: Weighing = model.weighing_
+    columns = weighing.vocabulary
+    origin: Origin | None = vars(model).get("_origin")
+    if origin is None:
+        sizes = {"n_topics": len(model.components_), "rounds": model.n_iter_}
+        told = {**settings, **solver_as_told(model.solver_), **sizes}
+        origin = Origin(told, model_file.now(), model_file.package_versions())
+    save_topics(
+        path,
+        TopicFile(
+            components=model.components_,
+            words=None if isinstance(columns, HashedVocabulary) else columns.words,
+            key=columns.key.hex() if isinstance(columns, HashedVocabulary) else "",
+            options=weighing.words.to_json(),
+            frequencies=weighing.documents,
+            n_documents=weighing.n_documents,
+            shares=model.topic_shares_,
+            coherence=model.coherence_,
+            settings=origin.settings,
+            seed=model.seed_,
+            created=origin.created,
+            versions=origin.versions,
+        ),
+    )
+
+
+def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | None) -> Mapping[str, JSON]:
+    """Give a model what its file knows; returns the file's settings."""
+    file = load_topics(path)
+    try:
+        options = _options(file, words)
+        model.weighing_ = Weighing(options, _columns(file), file.frequencies, file.n_documents)
+        model.solver_ = _solver_from(file.settings)
+        model.n_iter_ = count_told(file.settings, "rounds", least=0)
+    except PartsongError as error:
+        raise FormatError(f"{path}: {error}") from error
+    model.components_, model.n_topics_ = file.components, len(file.components)
+    model.topic_shares_, model.coherence_, model.seed_ = file.shares, file.coherence, file.seed
+    model._origin = Origin(dict(file.settings), file.created, dict(file.versions))
+    return file.settings
+
+
+def _options(file: TopicFile, words: Words | None) -> Words:
+    """Patterns come from the caller: one in a file could be made to take for ever."""
+    if words is not None:
+        if words.to_json() != file.options:
+            raise ParameterError("The options of words are not those of this model's fit. Give the same.")
+        return words
+    if _pattern(file.options) != LETTERS:
+        raise ParameterError(
+            "This model splits texts by a pattern of its own, which is not taken from a file. Give the options of its "
+            "fit: load(path, words=Words(…))."
+        )
+    return Words.from_json(file.options)
+
+
+def _pattern(options: str) -> Any:
+    try:
+        found = json.loads(options)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError("The options of the words cannot be read. Save the model again.")
+    return found.get("pattern", LETTERS)
+
+
+def _columns(file: TopicFile) -> Vocabulary | HashedVocabulary:
+    if file.words is not None:
+        return Vocabulary(file.words)
+    return HashedVocabulary(file.components.shape[1], bytes.fromhex(file.key))
+
+
+def solver_as_told(solver: RowSolver) -> dict[str, JSON]:
+    """How weights of documents are found, as files tell it: shares of a mixture, or a fit with its penalties."""
+    if isinstance(solver, TopicRows):
+        return {"weights": MIXTURE, "alpha": solver.alpha, "iterations": solver.iterations, "e_tol": solver.tolerance}
+    return {"weights": LEAST_SQUARES, **penalties_told(solver)}
+
+
+def _solver_from(settings: Mapping[str, Any]) -> RowSolver:
+    if settings.get("weights") != MIXTURE:
+        return solver_told(settings)
+    try:
+        found = [float(settings[name]) for name in ("alpha", "iterations", "e_tol")]
+        return TopicRows(found[0], int(found[1]), found[2])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise DataError("The settings of a mixture of topics cannot be read. Fit again.") from None

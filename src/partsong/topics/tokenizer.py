@@ -1,0 +1,314 @@
+"""Function words by language: articles, pronouns, prepositions, conjunctions, auxiliaries; letters after apostrophes.
+
+Written for this library. Accents are those of the language; `words.Words` strips them where it strips the texts'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from partsong.errors import DataTypeError, FormatError, ParameterError
+from partsong.topics.documents import read_word_list
+
+# ---- letter runs ------------------------------------------------------------------------------------------------
+#
+# Runs of letters of any script, with the marks that they carry: vowel signs, points, accents, joiners.
+
+LETTERS = r"[^\W\d_]+"
+"""Runs of letters; `find_runs` takes along the marks and joiners that stand among them."""
+
+_LETTER = r"[^\W\d_]"
+JOINERS = "\u200c\u200d"
+"""Between letters they say how these are written: apart, or together."""
+_PLACES = (range(0x300, 0x1F000), range(0xE0000, 0xE1000))
+"""Where Unicode has marks; to look at all of its places takes five times as long."""
+_ABOVE = "\U00010000-\U0001efff\U000e0000-\U000e0fff"
+"""Those of them that take more than 16 bits, where a class of many ranges is slow."""
+_plain = re.compile(LETTERS)
+_worth_a_look = re.compile("[\u0300-\u036f\u0483-\u0487\u0591-\u200d\u20d0-\U0010ffff]")
+"""Letters of Latin, Greek and Cyrillic texts, dashes and quotation marks are not among these."""
+
+
+def find_runs(text: str) -> list[str]:
+    """The runs of a text in NFC, in order.
+
+    A run starts with a letter. A mark within it or at its end is part of it; so is a joiner (U+200C, U+200D) that a
+    letter or a mark of the same run follows.
+    """
+    if text.isascii() or not _may_have_marks(text):
+        return _plain.findall(text)
+    return _with_marks().findall(text)
+
+
+@cache
+def marks() -> tuple[int, ...]:
+    """Code points of the categories Mn and Mc in this Python's Unicode; looked up when the first text needs them."""
+    return tuple(place for place in chain(*_PLACES) if unicodedata.category(chr(place)) in ("Mn", "Mc"))
+
+
+def _may_have_marks(text: str) -> bool:
+    """A quick look: most texts have none, and are split faster without them."""
+    first = _worth_a_look.search(text)
+    return first is not None and _likely().search(text, first.start()) is not None
+
+
+@cache
+def _likely() -> re.Pattern[str]:
+    return re.compile(f"[{JOINERS}{_ranges(place for place in marks() if place <= 0xFFFF)}{_ABOVE}]")
+
+
+@cache
+def _with_marks() -> re.Pattern[str]:
+    marked = f"[{_ranges(marks())}]+{_LETTER}*"
+    return re.compile(f"{_LETTER}+(?:{marked}|[{JOINERS}]+(?:{marked}|{_LETTER}+))*")
+
+
+def _ranges(places: Iterable[int]) -> str:
+    """Ascending places as ranges of a class."""
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in _unbroken(places))
+
+
+def _unbroken(places: Iterable[int]) -> Iterator[tuple[int, int]]:
+    first = last = -1
+    for place in places:
+        if place != last + 1:
+            if last >= 0:
+                yield first, last
+            first = place
+        last = place
+    yield first, last
+
+
+# ---- stop words -------------------------------------------------------------------------------------------------
+
+_ENGLISH = """
+a about above after again against ain all am among an and any are aren as at
+be because been before being below between both but by
+can cannot could couldn
+d did didn do does doesn doing don done down during
+each either else ever every
+few for from further
+had hadn has hasn have haven having he hence her here hers herself him himself his how however
+i if in into is isn it its itself
+just
+ll
+m ma may me mightn might more most much must mustn my myself
+needn neither no nor not now
+o of off on once one only onto or other others ought our ours ourselves out over own
+per
+quite
+rather re
+s same shall shan she should shouldn since so some such
+t than that the their theirs them themselves then there therefore these they this those though through thus to too
+under until unto up upon us
+ve very via
+was wasn we were weren what whatever when whenever where whether which whichever while who whoever whom whose why will
+with within without won would wouldn
+y yet you your yours yourself yourselves
+"""
+
+_GERMAN = """
+ab aber alle allein allem allen aller alles als also am an andere anderem anderen anderer anderes ans auch auf aus
+bei beide beiden beim bevor bin bis bist
+da dabei dadurch dafür dagegen daher dahin damit danach daneben dann daran darauf daraus darf darin darum darunter
+darüber das dass dasselbe davon davor dazu dein deine deinem deinen deiner deines dem den denen denn dennoch der deren
+derselbe des deshalb dessen dich die dies diese diesem diesen dieser dieses dir doch dort du durch dürfen
+ebenso ein eine einem einen einer eines einige einigem einigen einiger einiges einmal er es etwas euch euer eure eurem
+euren eurer eures
+falls für
+gegen gewesen
+hab habe haben hat hatte hatten hattest hattet hier hin hinter hätte hätten
+ich ihm ihn ihnen ihr ihre ihrem ihren ihrer ihres im in indem ins ist
+ja je jede jedem jeden jeder jedes jedoch jene jenem jenen jener jenes jetzt
+kann kannst kein keine keinem keinen keiner keines konnte konnten können könnte könnten
+man manche manchem manchen mancher manches mehr mein meine meinem meinen meiner meines mich mir mit muss musste mussten
+müssen
+nach nachdem neben nein nicht nichts noch nun nur
+ob obwohl oder ohne
+schon sehr sei sein seine seinem seinen seiner seines seit sich sie sind so sobald solche solchem solchen solcher
+solches soll sollen sollte sollten sondern sonst soweit sowie sowohl
+trotz
+um und uns unser unsere unserem unseren unserer unseres unter
+vom von vor
+wann war waren warst warum was weder weg weil welche welchem welchen welcher welches wem wen wenn wer werde werden
+wessen wie wieder will wir wird wirst wo wobei wodurch wohin wollen wollte wollten womit worden wurde wurden während
+würde würden
+zu zum zur zwar zwischen
+über
+"""
+
+_FRENCH = """
+a ai aient ainsi ait alors as au auquel aura auraient aurait auront aussi autre autres aux auxquels avaient avais avait
+avant avec avez aviez avions avoir avons ayant
+c car ce ceci cela celle celles celui ces cet cette ceux chaque chez comme comment
+d dans de depuis des desquels dont donc du duquel dès
+elle elles en encore entre es est et eu eux eurent eut
+furent fus fut
+ici il ils
+j je jusqu jusque
+l la laquelle le lequel les lesquelles lesquels leur leurs lors lorsque lui là
+m ma mais me mes mien mienne miens moi moins mon même mêmes
+n ne ni nos notre nous nôtre
+on ont ou où
+par parce pas pendant peu peut peuvent plus pour pourquoi puis puisque
+qu quand que quel quelle quelles quelque quelques quels qui quoi
+s sa sans se sera seraient serait seront ses si sien sienne siens soi soient sois soit sommes son sont sous suis sur
+t ta tandis te tel telle telles tels tes toi ton tous tout toute toutes tu très
+un une
+vers voici voilà vos votre vous vôtre
+y
+à étaient étais était étant étiez étions été êtes être
+"""
+
+_SPANISH = """
+a al algo alguien algún alguna algunas alguno algunos ante antes aquel aquella aquellas aquello aquellos aquí así aun
+aunque aún
+bajo bien
+cada casi como con contra cual cuales cualquier cuando cuanto cuál cuándo cómo
+de del desde donde dos durante dónde
+e el ella ellas ello ellos en entonces entre era erais eran eras es esa esas ese eso esos esta estaba estaban estado
+estamos estar estas este esto estos estoy está están
+fue fueron fui fuimos
+ha haber habido había habían han has hasta hay he hemos hubo
+incluso
+la las le les lo los luego
+me menos mi mis mientras mucho muchos muy más mía mías mío míos mí
+nada ni ningún ninguna ninguno no nos nosotras nosotros nuestra nuestras nuestro nuestros
+o os otra otras otro otros
+para pero poco por porque pues
+que quien quienes quién qué
+se sea sean según ser será serán si sido siempre sin sino sobre sois somos son soy su sus suya suyas suyo suyos sí
+también tampoco tan tanto te tenemos tener tengo ti tiene tienen toda todas todavía todo todos tras tu tus tuya tuyas
+tuyo tuyos tú
+u un una unas uno unos usted ustedes
+vosotras vosotros vuestra vuestras vuestro vuestros
+y ya yo
+él éramos
+"""
+
+_ITALIAN = """
+a abbia abbiamo abbiano ad agli ai al alcuna alcune alcuni alla alle allo allora altra altre altri altro anche ancora
+avere aveva avevano avuto
+c che chi ci ciò coi col come con contro così cui
+d da dagli dai dal dalla dalle dallo degli dei del della delle dello dentro di dopo dove dunque durante
+e ecco ed era erano essa esse essere essi esso
+fino fra fu furono
+già gli
+ha hai hanno ho
+i il in infatti invece io
+l la le lei li lo loro lui là lì
+ma me mentre mi mia mie miei mio
+ne né negli nei nel nella nelle nello nessun nessuna nessuno niente noi non nostra nostre nostri nostro
+o ogni ognuno oppure
+per perché perciò però più poi prima proprio può
+qua quale quali quando quanto quasi quel quella quelle quelli quello questa queste questi questo qui quindi
+sarà saranno se sei senza si sia siamo siano siete solo sono sopra sotto stata state stati stato su sua sue sugli sui
+sul sulla sulle sullo suo suoi sé
+tra tu tua tue tuo tuoi tutta tutte tutti tutto
+un una uno
+va verso vi voi vostra vostre vostri vostro
+è
+"""
+
+LISTS = {
+    "english": frozenset(_ENGLISH.split()),
+    "german": frozenset(_GERMAN.split()),
+    "french": frozenset(_FRENCH.split()),
+    "spanish": frozenset(_SPANISH.split()),
+    "italian": frozenset(_ITALIAN.split()),
+    "none": frozenset[str](),
+}
+
+
+# ---- words ------------------------------------------------------------------------------------------------------
+#
+# From a text to its words.
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Which words a text has: lower case, runs that match `pattern`, from `shortest` characters on, no stop words.
+
+    `LETTERS` are letters of any script with the marks and joiners that stand among them (`letter_runs.find_runs`); any
+    other pattern is taken as it is. Marks that NFC does not merge with their letters count as characters: में has three.
+
+    `language` names a list of stop words ("none": no list), to which `stop_words` are added. Texts are brought to the
+    normal form NFC, so that an é is one letter however it was typed; `strip_accents` makes it an e. All parties of a
+    federation have to take the same, and a model keeps it.
+    """
+
+    language: str = "english"
+    stop_words: tuple[str, ...] = ()
+    pattern: str = LETTERS
+    shortest: int = 2
+    lower: bool = True
+    strip_accents: bool = False
+    _find: Any = field(init=False, repr=False, compare=False)
+    _stopped: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.language not in LISTS:
+            raise ParameterError(
+                f"There is no list of stop words for {self.language!r}. There are: {', '.join(LISTS)}. For another "
+                "language take 'none', and pass stop_words (stop_words_of reads them from a file)."
+            )
+        if isinstance(self.stop_words, str) or not all(isinstance(word, str) for word in self.stop_words):
+            raise DataTypeError("stop_words is a collection of words; from a file: stop_words_of('words.txt').")
+        if isinstance(self.shortest, bool) or not isinstance(self.shortest, int) or self.shortest < 1:
+            raise ParameterError(f"shortest must be a whole number of at least 1; got {self.shortest!r}.")
+        try:
+            expression = re.compile(self.pattern)
+        except (re.error, TypeError):
+            raise ParameterError(f"pattern is not a regular expression: {self.pattern!r}.") from None
+        if expression.groups > 1:
+            raise ParameterError(f"pattern may have one group at most; {self.pattern!r} has {expression.groups}.")
+        object.__setattr__(self, "stop_words", tuple(sorted(set(self.stop_words))))
+        object.__setattr__(self, "_find", find_runs if self.pattern == LETTERS else expression.findall)
+        listed = {self._normal(word) for word in (*LISTS[self.language], *self.stop_words)}
+        object.__setattr__(self, "_stopped", frozenset(listed))
+
+    def of(self, text: str) -> list[str]:
+        """The words of a text, in order, each as often as it occurs."""
+        shortest, stopped = self.shortest, self._stopped
+        return [word for word in self._find(self._normal(text)) if len(word) >= shortest and word not in stopped]
+
+    def to_json(self) -> str:
+        """All options, for a model file."""
+        return json.dumps({name: value for name, value in asdict(self).items() if not name.startswith("_")})
+
+    @classmethod
+    def from_json(cls, text: str) -> Words:
+        """From a model file."""
+        try:
+            options = json.loads(text)
+            known = {one.name for one in fields(cls) if one.init}
+            if not isinstance(options, dict) or set(options) - known:
+                raise ValueError
+            return cls(**{**options, "stop_words": tuple(options.get("stop_words", ()))})
+        except (ValueError, TypeError):
+            raise FormatError("The options of the words of a model cannot be read. Save the model again.") from None
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return Words.from_json, (self.to_json(),)
+
+    def _normal(self, text: str) -> str:
+        lowered = text.lower() if self.lower else text
+        if lowered.isascii():
+            return lowered
+        if not self.strip_accents:
+            return unicodedata.normalize("NFC", lowered)
+        return "".join(letter for letter in unicodedata.normalize("NFKD", lowered) if not unicodedata.combining(letter))
+
+
+def stop_words_of(source: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ...]:
+    """Stop words from a text file in UTF-8 with one word per line, or from a collection."""
+    listed = read_word_list(source) if isinstance(source, str | os.PathLike) else source
+    return tuple(sorted({word.strip() for word in listed} - {""}))

@@ -1,0 +1,341 @@
+"""Which word is which column."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import sparse
+
+from partsong.core.interfaces import Matrix
+from partsong.data.conversion import as_matrix
+from partsong.data.partition import party_names
+from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.evaluation.topic_quality import WINDOW, windows
+from partsong.topics.documents import as_documents, read_word_list
+from partsong.topics.tokenizer import Words
+
+# ---- vocabulary -------------------------------------------------------------------------------------------------
+
+
+class Columns(Protocol):
+    """Where a word goes: a column, or −1 for a word that has none."""
+
+    @property
+    def n_columns(self) -> int:
+        """How many columns there are."""
+
+    def column(self, word: str) -> int:
+        """The column of a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Words in the order of their columns; `documents`: in how many of `n_documents` each is, where that is known."""
+
+    words: tuple[str, ...] = field(repr=False)
+    documents: Any = field(default=None, compare=False, repr=False)
+    n_documents: int = 0
+    _columns: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", tuple(self.words))
+        object.__setattr__(self, "_columns", {word: column for column, word in enumerate(self.words)})
+        if not self.words:
+            raise DataError("A vocabulary without a word. Ask for fewer documents per word, or check the options.")
+        if len(self._columns) < len(self.words):
+            raise FeatureError(
+                f"{len(self.words) - len(self._columns)} words are in the vocabulary more than once. Name each once."
+            )
+        if self.documents is not None:
+            object.__setattr__(self, "documents", np.asarray(self.documents, dtype=np.int64))
+            if self.documents.shape != (len(self.words),):
+                raise ShapeError(
+                    f"{self.documents.size} document frequencies for {len(self.words)} words: one for each is needed."
+                )
+
+    @property
+    def n_columns(self) -> int:
+        """How many words."""
+        return len(self.words)
+
+    def column(self, word: str) -> int:
+        """The column of a word, or −1."""
+        return self._columns.get(word, -1)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._columns
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Vocabulary, (self.words, self.documents, self.n_documents)
+
+    @classmethod
+    def of_documents(cls, documents: Iterable[str], words: Words | None = None) -> Vocabulary:
+        """All words of own documents, sorted, with their document frequencies."""
+        counted, n_documents = document_frequencies(documents, words or Words())
+        if not counted:
+            raise DataError(
+                f"None of the {n_documents} documents has a word left: all are empty after splitting and stop words. "
+                "Check the language, the pattern and the shortest length of words."
+            )
+        listed = sorted(counted)
+        return cls(tuple(listed), np.array([counted[word] for word in listed]), n_documents)
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str], words: Words | None = None) -> Vocabulary:
+        """A public list (UTF-8), one word per line, in the order of the file; with `words`, in the same normal form."""
+        listed = [line.strip() for line in read_word_list(path)]
+        if words is not None:
+            listed = [word for line in listed for word in words.of(line)]
+        return cls(tuple(dict.fromkeys(word for word in listed if word)))
+
+    def pruned(self, min_documents: int = 1, max_share: float = 1.0, max_words: int | None = None) -> Vocabulary:
+        """Words in at least so many documents and at most such a share of them; of these the most frequent ones."""
+        if min_documents < 1 or not 0 < max_share <= 1 or (max_words is not None and max_words < 1):
+            raise ParameterError(
+                f"min_documents and max_words are at least 1, and max_share is above 0 and at most 1; got "
+                f"{min_documents!r}, {max_words!r}, {max_share!r}."
+            )
+        if self.documents is None:
+            raise ParameterError("These words have no document frequencies to prune by: they come from a public list.")
+        kept = np.flatnonzero(
+            (self.documents >= min_documents) & (self.documents <= max_share * max(1, self.n_documents))
+        )
+        if max_words is not None and len(kept) > max_words:
+            order = sorted(kept.tolist(), key=lambda column: (-self.documents[column], self.words[column]))
+            kept = np.sort(np.array(order[:max_words]))
+        if not len(kept):
+            raise DataError(
+                f"None of {len(self.words)} words is in at least {min_documents} documents and in at most "
+                f"{max_share:.0%} of {self.n_documents}: all documents would be empty. Prune less: "
+                "a smaller min_documents, or a larger max_share."
+            )
+        return Vocabulary(tuple(self.words[column] for column in kept), self.documents[kept], self.n_documents)
+
+
+@dataclass(frozen=True, slots=True)
+class HashedVocabulary:
+    """Columns by hash: nothing has to be agreed on but their number; words that meet in a column are added up.
+
+    Without a key anybody can test which words a column may stand for; with one, the parties alone can. Columns have no
+    words to show.
+    """
+
+    n_columns: int
+    key: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n_columns, bool) or not isinstance(self.n_columns, int) or self.n_columns < 1:
+            raise ParameterError(f"n_columns must be a whole number of at least 1; got {self.n_columns!r}.")
+        if not isinstance(self.key, bytes) or len(self.key) > 64:
+            raise ParameterError("The key of a hashed vocabulary has at most 64 bytes, such as fresh_key() gives.")
+
+    def column(self, word: str) -> int:
+        """BLAKE2b(word) modulo the number of columns, with the key if there is one."""
+        digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), key=self.key, digest_size=16, person=b"column")
+        return int.from_bytes(digest.digest(), "little") % self.n_columns
+
+
+def document_frequencies(documents: Iterable[str], words: Words) -> tuple[Counter[str], int]:
+    """In how many documents each word occurs, and how many documents there are, empty ones as well."""
+    counted: Counter[str] = Counter()
+    n_documents = 0
+    for text in documents:
+        counted.update(set(words.of(text)))
+        n_documents += 1
+    return counted, n_documents
+
+
+def require_one_vocabulary(vocabularies: Sequence[Vocabulary]) -> Vocabulary:
+    """The vocabulary of all parties, if they have the same."""
+    first = vocabularies[0]
+    for number, other in enumerate(vocabularies):
+        if other.words != first.words:
+            raise FeatureError(
+                f"Party {number} (counted from 0) has another vocabulary ({other.n_columns} words) than the first "
+                f"({first.n_columns} words). Agree on one: a public file, hashing, or the rule of text.agreement."
+            )
+    return first
+
+
+# ---- counts -----------------------------------------------------------------------------------------------------
+#
+# Documents to sparse rows: counts of words, and tf-idf.
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Rows (n × m, CSR, float32), one per document; `is_empty`: without any word that has a column."""
+
+    rows: Any
+    is_empty: Any
+
+    @property
+    def n_empty(self) -> int:
+        """How many documents are empty; they are kept, as rows of zeros."""
+        return int(self.is_empty.sum())
+
+    def require_words(self, whose: str = "The collection") -> Counted:
+        """Itself, unless every document is empty."""
+        if self.n_empty == len(self.is_empty):
+            raise DataError(
+                f"{whose}: all {len(self.is_empty)} documents are empty, none has a word of the vocabulary "
+                f"({self.rows.shape[1]} columns). Check language, options and column, or the rule of the vocabulary."
+            )
+        return self
+
+
+def count(documents: Iterable[str], words: Words, vocabulary: Columns) -> Counted:
+    """How often each word of the vocabulary is in each document; documents without any stay, as rows of zeros."""
+    known: dict[str, int] = {}
+    columns: list[int] = []
+    ends = [0]
+    for text in documents:
+        for word in words.of(text):
+            column = known.get(word)
+            if column is None:
+                column = known[word] = vocabulary.column(word)
+            if column >= 0:
+                columns.append(column)
+        ends.append(len(columns))
+    shape = (len(ends) - 1, vocabulary.n_columns)
+    values = np.ones(len(columns), dtype=np.float32)
+    rows = sparse.csr_matrix((values, np.array(columns, dtype=np.int32), np.array(ends)), shape=shape)
+    rows.sum_duplicates()
+    return Counted(rows, np.diff(rows.indptr) == 0)
+
+
+def inverse_frequencies(documents: Any, n_documents: int) -> Any:
+    """log((1 + n) / (1 + df)) + 1 for each column, as scikit-learn smooths it."""
+    frequencies = np.asarray(documents, dtype=np.float64)
+    if frequencies.size and not 0 <= frequencies.min() <= frequencies.max() <= n_documents:
+        raise ParameterError(f"Document frequencies lie between 0 and the number of documents, {n_documents}.")
+    return np.log((1.0 + n_documents) / (1.0 + frequencies)) + 1.0
+
+
+def tf_idf(
+    counted: Counted, documents: Any, n_documents: int, *, is_sublinear: bool = False, norm: str = "l2"
+) -> Counted:
+    """Counts (or 1 + log of them) times inverse document frequencies; rows of unit norm ("l2"), or as they are.
+
+    Frequencies are those of all parties together, so that a word weighs the same everywhere.
+    """
+    if norm not in ("l2", "none"):
+        raise ParameterError(f'norm must be "l2" or "none"; got {norm!r}.')
+    weights = inverse_frequencies(documents, n_documents)
+    rows = counted.rows
+    if weights.shape != (rows.shape[1],):
+        raise ShapeError(f"{weights.size} document frequencies for {rows.shape[1]} columns: one for each is needed.")
+    values = rows.data.astype(np.float64)
+    values = (1.0 + np.log(values) if is_sublinear else values) * weights[rows.indices]
+    if norm == "l2":
+        squares = np.bincount(np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)), values**2, rows.shape[0])
+        values /= np.repeat(np.sqrt(squares), np.diff(rows.indptr))
+    weighted = sparse.csr_matrix((values.astype(rows.dtype), rows.indices, rows.indptr), shape=rows.shape)
+    return replace(counted, rows=weighted)
+
+
+# ---- topic words ------------------------------------------------------------------------------------------------
+#
+# Texts to rows that topics are learned from, the same way at the fit and ever after.
+
+TFIDF, COUNTS = WEIGHTINGS = ("tfidf", "counts")
+
+
+class UnknownWordsWarning(UserWarning):
+    """No document of a party has a word of the vocabulary: the party takes part, with rows of zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What a text is to a model: which words it has, which columns they are, and what they weigh.
+
+    `documents` are the document frequencies of all parties' texts, for tf-idf with rows of norm 1; without them a word
+    weighs as often as it occurs. It knows no text, and is all that a model file says of texts.
+    """
+
+    words: Words
+    vocabulary: Vocabulary | HashedVocabulary
+    documents: Any = field(default=None, repr=False)
+    n_documents: int = 0
+
+    @property
+    def weighting(self) -> str:
+        """Its name."""
+        return COUNTS if self.documents is None else TFIDF
+
+    @property
+    def names(self) -> list[str]:
+        """What to show for each column: its word, or its number where words are hashed."""
+        if isinstance(self.vocabulary, Vocabulary):
+            return list(self.vocabulary.words)
+        return [f"#{column}" for column in range(self.vocabulary.n_columns)]
+
+    def counted(self, texts: Iterable[str]) -> Counted:
+        """How often each word is in each text."""
+        return count(texts, self.words, self.vocabulary)
+
+    def weighed(self, counted: Counted) -> Counted:
+        """The same by weight."""
+        return counted if self.documents is None else tf_idf(counted, self.documents, self.n_documents)
+
+    def windows(self, texts: Iterable[str], size: int = WINDOW) -> Any:
+        """Windows over texts as rows of 0 and 1 (CSR)."""
+        listed = [self.words.of(text) for text in texts]
+        known = {word: self.vocabulary.column(word) for word in {word for text in listed for word in text}}
+        rows = windows(listed, {word: column for word, column in known.items() if column >= 0}, size)
+        return sparse.csr_array((rows.data, rows.indices, rows.indptr), (rows.shape[0], self.vocabulary.n_columns))
+
+
+def words_of(words: Words | None, language: str, stop_words: Iterable[str]) -> Words:
+    """The options of words by a value, or by the two that are changed most."""
+    if words is None:
+        if isinstance(stop_words, str | Iterator) or not isinstance(stop_words, Iterable):
+            raise DataTypeError(
+                "stop_words is a collection of words that can be read again; from a file: stop_words_of('words.txt')."
+            )
+        return Words(language, tuple(stop_words))
+    if not isinstance(words, Words):
+        raise DataTypeError(f"words must be partsong.topics.tokenizer.Words(…) or None, not {type(words).__name__}.")
+    return words
+
+
+def texts_by_party(texts: Any) -> dict[str, list[str]]:
+    """Documents by the name of their party, from a list with one list of texts per party, or a mapping of names."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Mapping | Sequence):
+        raise DataTypeError(
+            "Texts of parties are a list with one list of texts for each, [texts_1, texts_2, …], or a mapping of names "
+            f"to such lists, not {type(texts).__name__}. Texts that are all in one place are for TopicModel."
+        )
+    if not len(texts):
+        raise ParameterError("A federation needs at least one party; none was given.")
+    if not isinstance(texts, Mapping):
+        return {name: _documents(name, own) for name, own in zip(party_names(len(texts)), texts, strict=True)}
+    wrong = [name for name in texts if not (isinstance(name, int) or (isinstance(name, str) and name.strip()))]
+    if wrong:
+        raise ParameterError("Names of parties must be text or whole numbers; a key of this mapping is neither.")
+    if len({str(name) for name in texts}) < len(texts):
+        raise ParameterError("Names of parties must differ as text; two keys of this mapping read the same.")
+    return {str(name): _documents(str(name), own) for name, own in texts.items()}
+
+
+def matrix_of(rows: Any, dtype: Any = None) -> Matrix:
+    """Rows behind products."""
+    return as_matrix(sparse.csr_array(rows), dtype)
+
+
+def frequencies_of(counted: Counted) -> tuple[np.ndarray, int]:
+    """In how many documents each column is above zero, and how many there are."""
+    return np.bincount(counted.rows.indices, minlength=counted.rows.shape[1]).astype(np.int64), counted.rows.shape[0]
+
+
+def _documents(name: str, texts: Any) -> list[str]:
+    try:
+        return as_documents(texts)
+    except PartsongError as error:
+        raise type(error)(f"Party {name!r}: {error}") from None

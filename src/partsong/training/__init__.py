@@ -1,0 +1,1 @@
+"""The fit loop around an engine."""
