@@ -24,7 +24,7 @@ from benchmarks.flower_clock import FLOWER, Clock, watch_server, watch_site
 
 ARMS = ("ours", "echo", "work")
 POLL = 0.5
-"""Seconds between two looks for replies, as `engines.flower.Flower` has them."""
+"""Seconds between two looks for replies, as `federation.transports.flower.Flower` has them."""
 
 client = ClientApp()
 server = ServerApp()
@@ -160,7 +160,7 @@ class Noting:
 
 
 def _content(data: bytes, number: int) -> RecordDict:
-    """In the form of `engines.flower_messages`, without its hash."""
+    """In the form of `federation.transports.flower`, without its hash."""
     return RecordDict({"about": ConfigRecord({"bytes": number, "sha256": "0" * 64, "whole": data})})
 
 

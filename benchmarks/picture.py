@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.curves import Run
-from partsong.reporting.html import Line, Quantity, picture_picture, style_of
+from partsong.reporting.html import Line, Quantity, figure_svg, style_of
 
 SMALLEST = 1e-4
 """Distances below this are drawn at it."""
@@ -16,7 +16,7 @@ def drawn(runs: Sequence[Run], best: float) -> str:
     """A picture that needs nothing else; one line per run, named below."""
     seconds = Quantity("seconds (logarithmic)", lambda place: f"{10 ** (place - 6):g}", smallest_step=1.0)
     distance = Quantity("1 − explained variance / best", lambda value: f"{100 * value:g}%")
-    return picture_picture(seconds, distance, [_line(run, i, best) for i, run in enumerate(runs)])
+    return figure_svg(seconds, distance, [_line(run, i, best) for i, run in enumerate(runs)])
 
 
 def _line(run: Run, index: int, best: float) -> Line:

@@ -23,7 +23,7 @@ from experiments.dsanls_secure import METHODS
 from experiments.dsanls_sets import SETS
 from experiments.fnmf_report import BLOCK, renewed
 from experiments.measures import spread
-from partsong.reporting.html import Line, Quantity, picture_picture, style_of
+from partsong.reporting.html import Line, Quantity, figure_svg, style_of
 
 SLACK = 1.05
 Runs = Sequence[dict[str, Any]]
@@ -228,7 +228,7 @@ def drawn(runs: Runs, name: str, seed: int = 0) -> str:
         Line(method, style_of(i), tuple(p[1] for p in points), tuple(p[2] for p in points))
         for i, (method, points) in enumerate(own)
     ]
-    return picture_picture(
+    return figure_svg(
         Quantity("seconds", lambda t: f"{t:g}", 0.0), Quantity("relative error", lambda e: f"{e:g}"), lines
     )
 

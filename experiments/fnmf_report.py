@@ -24,7 +24,7 @@ from experiments.fnmf_scaling import ABSENT, PARTIES, ROWS_EACH, ROWS_IN_ALL
 from experiments.fnmf_table import TUNING_SEED, best_strengths
 from experiments.measures import spread
 from experiments.plays import Play, blocks, known
-from partsong.reporting.html import Line, Quantity, picture_picture, style_of
+from partsong.reporting.html import Line, Quantity, figure_svg, style_of
 
 Records = Mapping[Play, dict[str, Any]]
 STARTS = ("independent", "common")
@@ -108,7 +108,7 @@ def convergence(found: Records, data: str = "mnist") -> str:
     ]
     if not lines:
         return ""
-    return picture_picture(
+    return figure_svg(
         Quantity("round", lambda r: f"{r:.0f}", smallest_step=1.0), Quantity("Σ RMSD", lambda v: f"{v:.1f}"), lines
     )
 
@@ -139,9 +139,7 @@ def scaling_drawn(found: Records, cases: Sequence[tuple[float, str, int]], axis:
             lines.append(Line(method, style_of(len(lines)), *(tuple(values) for values in zip(*points, strict=True))))
     if not lines:
         return ""
-    return picture_picture(
-        Quantity(axis, lambda v: f"{v:g}"), Quantity("RMSD of a party", lambda v: f"{v:g}", 0.0), lines
-    )
+    return figure_svg(Quantity(axis, lambda v: f"{v:g}"), Quantity("RMSD of a party", lambda v: f"{v:g}", 0.0), lines)
 
 
 def relay_ratios(found: Records) -> dict[tuple[str, str, str], np.ndarray]:

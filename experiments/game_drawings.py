@@ -7,7 +7,7 @@ from math import log10
 
 from experiments.game_plays import MU, PRINTED, SELF_PLAYS
 from experiments.game_tables import Runs, by_dataset, distinct, label, of
-from partsong.reporting.html import Line, Quantity, picture_picture, style_of
+from partsong.reporting.html import Line, Quantity, figure_svg, style_of
 
 LEAST = 1e-6
 """Errors below this are drawn as this, or not at all."""
@@ -47,7 +47,7 @@ def _curves(runs: Runs, names: Sequence[str]) -> str:
         points = [point for point in run["points"] if point[0] > 0 and point[1] > LEAST]
         lines.append(Line(name, style_of(i), tuple(log10(p[0]) for p in points), tuple(p[1] for p in points)))
     sweeps = Quantity("sweeps (logarithmic)", lambda t: f"{10**t:g}", 0.0, 1.0)
-    return picture_picture(sweeps, Quantity("‖X − W H‖", lambda e: f"{e:g}"), lines)
+    return figure_svg(sweeps, Quantity("‖X − W H‖", lambda e: f"{e:g}"), lines)
 
 
 def _by_dataset(runs: Runs) -> str:
@@ -61,7 +61,7 @@ def _by_dataset(runs: Runs) -> str:
             Line(name, style_of(i), tuple(range(1, len(means) + 1)), tuple(max(LEAST, float(m)) for m in means))
         )
     number = Quantity("data set", lambda t: f"{t:g}", 0.0, 1.0)
-    return picture_picture(number, Quantity(f"‖X − W H‖ after {at} sweeps", lambda e: f"{e:g}"), lines)
+    return figure_svg(number, Quantity(f"‖X − W H‖ after {at} sweeps", lambda e: f"{e:g}"), lines)
 
 
 def _ways(runs: Runs) -> str:
@@ -71,4 +71,4 @@ def _ways(runs: Runs) -> str:
         for row, path in enumerate(run["paths"], 1):
             x, y = (tuple(AWAY + point[axis] for point in path) for axis in (0, 1))
             lines.append(Line(f"{label(run)}: row {row}", style_of(i), x, y))
-    return picture_picture(*(Quantity(f"component {c}", lambda v: f"{v - AWAY:.3g}") for c in (1, 2)), lines)
+    return figure_svg(*(Quantity(f"component {c}", lambda v: f"{v - AWAY:.3g}") for c in (1, 2)), lines)

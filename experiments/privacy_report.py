@@ -25,7 +25,7 @@ from experiments.privacy_parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEV
 from experiments.privacy_rows import STUDIES, USUAL, best
 from experiments.privacy_tables import is_like
 from experiments.privacy_trials import Records, Trial, known
-from partsong.reporting.html import Line, Quantity, picture_picture, style_of
+from partsong.reporting.html import Line, Quantity, figure_svg, style_of
 
 CASES = {"20 parties": FEW[:2], "1000 parties": MANY[:2], "MNIST, 200 parties": DIGITS[:2]}
 
@@ -70,7 +70,7 @@ def drawn(
         return ""
     across = Quantity(f"{axis} (logarithmic)", lambda place: f"{10**place:g}", smallest_step=1.0)
     name = "RMSD" if field == "rmsd" else "‖X − W H‖ / ‖X‖"
-    return picture_picture(across, Quantity(name, lambda value: f"{value:.3f}", 0.0), lines)
+    return figure_svg(across, Quantity(name, lambda value: f"{value:.3f}", 0.0), lines)
 
 
 def party_pictures(found: Records) -> dict[str, str]:

@@ -9,7 +9,7 @@ from experiments.topics_figures import DESCENDING, LOOKS
 from experiments.topics_methods import OURS
 from experiments.topics_table import Records
 from experiments.topics_tables import Row, runs
-from partsong.reporting.html import Line, Quantity, picture_picture, style_of
+from partsong.reporting.html import Line, Quantity, figure_svg, style_of
 
 
 def drawn_from(found: Records) -> dict[str, str]:
@@ -29,6 +29,6 @@ def over_bytes(found: Records, data: str) -> str:
             lines.append(Line(method, style_of(len(lines)), megabytes, f1))
     if not lines:
         return ""
-    return picture_picture(
+    return figure_svg(
         Quantity("MB, all parties, both ways", lambda v: f"{v:g}"), Quantity("macro-F1", lambda v: f"{v:.2f}"), lines
     )

@@ -500,7 +500,7 @@ def test_bad_texts_are_refused_without_telling_them():
 
 def rewritten(path, change):
     """The file with another document, and a checksum that fits."""
-    from partsong.io.model_file import _TOPIC_FILE_KIND as _KIND
+    from partsong.io.model_file import _TOPIC_KIND as _KIND
     from partsong.io.model_file import read_tensors, write_tensors
 
     tensors, content = read_tensors(path, _KIND)

@@ -14,36 +14,10 @@ import partsong
 from partsong.cli.main import app
 
 SOURCE = Path(partsong.__file__).parent
-PATTERNS = (
-    "federation/setup/server_folder.py",
-    "federation/setup/site_folder.py",
-    "federation/setup/site_keys.py",
-    "core/parameters.py",
-    "federation/audit_log.py",
-    "federation/columns.py",
-    "federation/experiment.py",
-    "federation/ledger.py",
-    "federation/method_keys.py",
-    "federation/policy.py",
-    "federation/server/asynchronous.py",
-    "federation/server/coordinator.py",
-    "federation/server/setup_phase.py",
-    "federation/server/state.py",
-    "federation/signing.py",
-    "federation/site/plan.py",
-    "federation/site/results.py",
-    "federation/site/rounds.py",
-    "federation/site/service.py",
-    "federation/site/state.py",
-    "federation/texts.py",
-    "federation/transports/base.py",
-    "federation/wire.py",
-    "cli/federation_server.py",
-    "cli/federation_site.py",
-    "cli/federation_status.py",
-    "cli/audit.py",
-)
-MODULES = sorted(path for pattern in PATTERNS for path in SOURCE.glob(pattern))
+PATTERNS = ("federation/**/*.py", "cli/federation*.py", "cli/audit.py")
+NO_ADVICE = ("credentials.py",)
+"""Names of certificates look like commands."""
+MODULES = sorted(path for pattern in PATTERNS for path in SOURCE.glob(pattern) if path.name not in NO_ADVICE)
 COMMANDS = get_command(app)
 NAMED = re.compile(
     rf"partsong (?:{'|'.join(COMMANDS.commands)})\b" + r"""(?:"[^"]*"|[^`)\n"])*?(?=[`)\n]|[.,;:](?:\s|$)|$)"""

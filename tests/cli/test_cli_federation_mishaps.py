@@ -352,9 +352,9 @@ def test_a_host_that_is_not_of_this_machine_is_told_with_the_way_out():
 def test_an_executor_that_dies_at_once_is_given_up_and_one_that_has_lived_is_not():
     seen = server_process.Executor()
     pauses = [seen.died(1.0) for _ in range(server_process.DEATHS)]
-    assert pauses == [server_process.LIFELINES_GLANCE * 2**power for power in range(server_process.DEATHS)]
+    assert pauses == [server_process.RESTART_GLANCE * 2**power for power in range(server_process.DEATHS)]
     assert not seen.has_failed
-    assert seen.died(server_process.LIFE) == server_process.LIFELINES_GLANCE
+    assert seen.died(server_process.LIFE) == server_process.RESTART_GLANCE
     for _ in range(server_process.DEATHS):
         assert not seen.has_failed
         seen.died(0.0)

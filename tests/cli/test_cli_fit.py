@@ -7,8 +7,8 @@ from scipy import sparse
 
 import partsong
 from partsong.cli import choices
-from partsong.cli.output import as_json
-from partsong.io import write
+from partsong.io import weights
+from partsong.io.write import as_json
 from partsong.methods.recipes import solver_rules
 from partsong.training.loop import INITS
 
@@ -22,7 +22,7 @@ CONTRACT = {
 def test_names_on_the_command_line_are_those_of_the_library():
     assert tuple(solver_rules()) == choices.SOLVERS
     assert choices.INITS == INITS
-    assert set(choices.WEIGHT_ENDINGS) == set(write._WRITERS)
+    assert set(choices.WEIGHT_ENDINGS) == set(weights._WRITERS)
 
 
 def test_json_contract(told, data_npy):

@@ -12,13 +12,13 @@ from scipy import sparse
 
 import partsong
 from partsong.cli import fit_report
-from partsong.cli.choices import state_types
 from partsong.core.interfaces import Message
 from partsong.data.conversion import as_matrix
 from partsong.estimators import compare
 from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
 from partsong.methods.private import PrivateStatistics
+from partsong.methods.registry import state_types
 from partsong.training.run_folder import Bookmark, CheckpointFile, open_checkpoint
 
 ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]

@@ -154,10 +154,10 @@ def test_demo_in_json(told, tmp_path):
 
 
 def test_demo_is_wired(invoke, monkeypatch):
-    import partsong.cli.demo_run
+    import partsong.cli.demo
 
     calls = []
-    monkeypatch.setattr(partsong.cli.demo_run, "run_demo", lambda *given: calls.append(given))
+    monkeypatch.setattr(partsong.cli.demo, "run_demo", lambda *given: calls.append(given))
     invoke("demo", "--output", "x.html", "--seed", 3, "--quick")
     (output, seed, quick, console) = calls[0]
     assert (output, seed, quick) == (Path("x.html"), 3, True)

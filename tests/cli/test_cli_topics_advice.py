@@ -17,15 +17,7 @@ from partsong.cli.main import app
 from partsong.cli.output import as_options, as_topic_options
 
 SOURCE = Path(partsong.__file__).parent
-PATTERNS = (
-    "topics/fitting.py",
-    "topics/persistence.py",
-    "topics/shared_vocabulary.py",
-    "federated_topic_model.py",
-    "fitted_topics.py",
-    "cli/topics.py",
-    "cli/topics_descent*.py",
-)
+PATTERNS = ("topics/*.py", "methods/fednmf.py", "cli/topics.py")
 MODULES = sorted(path for pattern in PATTERNS for path in SOURCE.glob(pattern))
 FIT = get_command(app).commands["topics"].commands["fit"]
 OPTIONS = {name for parameter in FIT.params for name in parameter.opts if name.startswith("-")} | {"--help"}
@@ -48,7 +40,7 @@ def texts_in(path):
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else "1" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare | parts:
-            yield node.value
+            yield "" if OPTION.fullmatch(node.value) else node.value  # an option that is declared is no advice
 
 
 def as_told(text):

@@ -1,5 +1,6 @@
 """One rule for exit codes: 2 for a command line that is wrong whatever the files hold, 1 for data, files and runs."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.main import get_command
+
+from partsong.cli import main
 
 FIT = ["fit", "data.npy", "-o", "m.safetensors"]
 SPLIT = ["split", "labelled.npz", "-o", "parts"]
@@ -169,3 +173,18 @@ def test_where_nothing_can_be_told_the_exit_code_is(files, tmp_path, words, code
 def test_help_tells_of_the_object(invoke):
     for command in ("fit", "transform", "check", "split", "info", "demo"):
         assert "exit_code" in re.sub(r"[\s│]+", " ", invoke(command, "--help").stdout)
+
+
+def test_the_list_of_commands_has_what_commands_say_of_themselves():
+    for name, command in get_command(main.app).commands.items():
+        first = inspect.cleandoc(command.help).split("\n\n")[0].replace("\n", " ")
+        assert main.PLACES[name].summary == first, name
+
+
+def test_the_list_of_commands_loads_none_of_them():
+    script = "import sys; from partsong.cli.main import app\ntry: app(['--help'])\nfinally: print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert "Learn parts from data" in done.stdout, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {place.module for place in main.PLACES.values()}
+    assert "numpy" not in loaded

@@ -64,7 +64,7 @@ class Lifespan:
 
 
 def test_what_starts_runs_is_started_again_when_it_has_died(sleeper, monkeypatch, capsys):
-    monkeypatch.setattr(server_process, "LIFELINES_GLANCE", 0.01)
+    monkeypatch.setattr(server_process, "RESTART_GLANCE", 0.01)
     lifespan = Lifespan(sleeper)
     keeping = threading.Thread(target=server_process.keep, args=(lifespan, Lifespan.start, server_process.Executor()))
     keeping.start()
@@ -76,7 +76,7 @@ def test_what_starts_runs_is_started_again_when_it_has_died(sleeper, monkeypatch
 
 @pytest.mark.parametrize("how", ["stopping", "shut down"])
 def test_nothing_is_started_again_by_a_server_that_ends(sleeper, monkeypatch, how):
-    monkeypatch.setattr(server_process, "LIFELINES_GLANCE", 0.01)
+    monkeypatch.setattr(server_process, "RESTART_GLANCE", 0.01)
     lifespan = Lifespan(sleeper)
     if how == "stopping":
         monkeypatch.setattr(server_process, "is_ending", lambda: True)
@@ -104,7 +104,7 @@ class Dying(Lifespan):
 
 
 def test_what_dies_whenever_it_is_started_ends_the_server(sleeper, monkeypatch, capsys):
-    monkeypatch.setattr(server_process, "LIFELINES_GLANCE", 0.001)
+    monkeypatch.setattr(server_process, "RESTART_GLANCE", 0.001)
     ended = []
     monkeypatch.setattr(server_process, "end_server", lambda: ended.append(True))
     sleeper.kill()

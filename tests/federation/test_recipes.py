@@ -28,9 +28,9 @@ from partsong.federation.method_keys import (
     NOT_ASKED,
     OUTSIDE,
     RECIPE_KEYS,
-    RECIPE_NAMES_TAKEN_BY,
     RECIPE_OF,
     RECIPES,
+    RECIPES_TAKING,
     SHARED,
     THEN_EXACT,
 )
@@ -126,7 +126,7 @@ def test_every_recipe_is_a_method_or_has_a_reason_not_to_be():
 
 
 def test_every_parameter_of_a_recipe_is_a_key_of_its_method():
-    known = {**RECIPE_NAMES_TAKEN_BY, **SHARED, "rank": FEDERATED}
+    known = {**RECIPES_TAKING, **SHARED, "rank": FEDERATED}
     fields = set(inspect.signature(recipes.secure_dsanls(2).__class__).parameters) - {"aggregation", "solver"}
     renamed = {"game": "order", "rows_sketch": "sketch"}
     for method, recipe in RECIPE_OF.items():
@@ -339,7 +339,7 @@ def test_the_page_has_every_method_with_its_keys_and_whether_it_can_be_masked():
     }
     assert set(told) == set(FEDERATED)
     for method, (keys, masks) in told.items():
-        taken = {name for name, methods in {**RECIPE_NAMES_TAKEN_BY, **SHARED}.items() if method in methods}
+        taken = {name for name, methods in {**RECIPES_TAKING, **SHARED}.items() if method in methods}
         assert keys == taken - ({"start"} if method in COMMON_ONLY else set()), method
         assert (masks == "yes") == can_be_masked(method), method
     example = Experiment.from_table(tomllib.loads(section.split("```toml")[1].split("```")[0]))

@@ -23,7 +23,7 @@ from partsong import FederatedTopicModel
 from partsong.core.interfaces import Message
 from partsong.errors import DataError, ParameterError, PartyError, SiteLost, SiteRefused
 from partsong.federation.columns import Names, Wanted, hashed, labels_of
-from partsong.federation.experiment import WORD_RULE_KEYS, Experiment, TextRule
+from partsong.federation.experiment import TEXT_RULE_KEYS, Experiment, TextRule
 from partsong.federation.ledger import Chain
 from partsong.federation.policy import Allowance, Policy, WordPolicy
 from partsong.federation.server.state import Journal
@@ -486,7 +486,7 @@ def test_a_lost_word_of_an_error_is_not_logged(tmp_path, monkeypatch):
 
 def test_the_rule_has_the_names_and_defaults_of_the_estimator():
     told = inspect.signature(FederatedTopicModel).parameters | inspect.signature(Words).parameters
-    assert set(WORD_RULE_KEYS) <= told.keys()
+    assert set(TEXT_RULE_KEYS) <= told.keys()
     for method in ("exact", "fedlda"):
         rule = TextRule.from_table({}, method)
         assert rule.words == Words()

@@ -35,7 +35,6 @@ from partsong.data.blocks import two_sided_blocks
 from partsong.data.conversion import as_matrix
 from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.local import Parallel, Sequential
-from partsong.estimators.parameters import solver_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.method_keys import FEDERATED, TOPIC_METHODS
 from partsong.federation.policy import Policy
@@ -156,7 +155,7 @@ def private(program: object, **privacy: object) -> object:
 PROGRAMS = {
     "exact": recipes.shared_statistics(RANK),
     "exact, accelerated": recipes.shared_statistics(RANK, accelerate=True),
-    "exact, penalised": SharedStatistics(RANK, solver_of("hals", 1e-3, 2e-3, 0.5)),
+    "exact, penalised": SharedStatistics(RANK, recipes.solver_of("hals", 1e-3, 2e-3, 0.5)),
     "exact, private rows": recipes.row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
     "fedavg": recipes.fedavg(RANK, steps=3),
     "fedprox": recipes.fedprox(RANK, steps=3),

@@ -9,7 +9,7 @@ import pytest
 import partsong
 from partsong.errors import DataTypeError, FileError
 from partsong.io.model_file import load_checkpoint
-from partsong.io.write import write_weights
+from partsong.io.weights import write_weights
 
 X = np.random.default_rng(0).random((8, 5))
 

@@ -14,7 +14,7 @@ from scipy import io, sparse
 
 from partsong.errors import FileError, FormatError, PartsongError
 from partsong.io.read import READERS, read
-from partsong.io.write import write_weights
+from partsong.io.weights import write_weights
 
 X = np.random.default_rng(0).random((7, 5)).round(3)
 S = sparse.random(9, 6, 0.4, format="csr", random_state=1)

@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
 from partsong.errors import DataTypeError, FeatureError, FileError, PartsongError, ShapeError
-from partsong.io import write
+from partsong.io import weights
 from partsong.io.read import read
-from partsong.io.write import first_formula, replacing, write_weights
+from partsong.io.weights import write_weights
+from partsong.io.write import first_formula, replacing
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy", ".parquet", ".h5ad")
 every_ending = pytest.mark.parametrize("ending", ENDINGS)
@@ -97,13 +98,13 @@ def test_equal_weights_are_equal_bytes(tmp_path):
 def test_a_failure_leaves_the_old_file(tmp_path, ending, monkeypatch):
     path = tmp_path / f"W{ending}"
     path.write_bytes(b"old")
-    writer = write._WRITERS[ending]
+    writer = weights._WRITERS[ending]
 
     def fail_late(draft, content):
         writer(draft, content)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setitem(write._WRITERS, ending, fail_late)
+    monkeypatch.setitem(weights._WRITERS, ending, fail_late)
     with pytest.raises(FileError, match="No space left"):
         write_weights(path, W)
     assert path.read_bytes() == b"old"

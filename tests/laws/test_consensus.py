@@ -75,8 +75,8 @@ def test_engines_agree_and_runs_go_on_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_checkpoints_of_all_programs_can_be_written_and_read(name, tmp_path):
-    from partsong.cli.choices import state_types
     from partsong.io.model_file import load_checkpoint, save_checkpoint
+    from partsong.methods.registry import state_types
 
     point = run(PROGRAMS[name], shards_of(data()), 2)[-1].checkpoint
     save_checkpoint(tmp_path / "c.ckpt", point, context={})

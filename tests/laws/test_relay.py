@@ -10,7 +10,6 @@ from pairwise_masks import PairwiseMasks
 from partsong import FederatedNMF
 from partsong.aggregation.alignment import Assignment
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.cli.choices import state_types
 from partsong.core.interfaces import Checkpoint, Layout, Reducible, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -19,6 +18,7 @@ from partsong.errors import CompositionError, ParameterError
 from partsong.evaluation.metrics import drift_of, fit_of
 from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods import recipes
+from partsong.methods.registry import state_types
 from partsong.solvers.alternating import Rows
 from partsong.training.simulation import drift_in_simulation, party_components
 

@@ -97,7 +97,7 @@ def test_a_name_is_one_sketch(kind):
 
 
 class OnlyProducts:
-    """Somebody else's matrix: what `core.Matrix` says of it, and no more."""
+    """Somebody else's matrix: what `core.interfaces.Matrix` says of it, and no more."""
 
     def __init__(self, X):
         self.matrix = as_matrix(X)

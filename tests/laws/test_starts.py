@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
-from partsong.estimators.parameters import solver_of
+from partsong.methods.recipes import solver_of
 from partsong.solvers import initialization as start_module
 from partsong.solvers.initialization import anchors
 from partsong.training.loop import RowFit, beginning_of

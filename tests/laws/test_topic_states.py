@@ -7,7 +7,6 @@ import pytest
 
 import partsong
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.cli.choices import state_types
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -17,7 +16,7 @@ from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods.counts import CooccurrenceSums, FrequencySums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import fednmf, fednmf_mi
-from partsong.methods.registry import program_states
+from partsong.methods.registry import program_states, state_types
 
 QUICK = {"epochs": 2, "batch": 8, "rate": 0.1}
 PROGRAMS = {

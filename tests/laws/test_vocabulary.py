@@ -482,6 +482,7 @@ def test_rules_out_of_range():
 
 def test_tables_beyond_measure_are_refused(monkeypatch):
     monkeypatch.setattr(agreement_module, "MOST_COUNTERS", 100)
+    monkeypatch.setattr(Step, "asked", classmethod(lambda cls, model, last, party: cls.read(model["step"])))
     with pytest.raises(ParameterError, match="min_documents"):
         openly(corpus(), VocabularyAgreement(1, 2, words_expected=40))
 

@@ -1,4 +1,4 @@
-"""How much rows of two factors are alike: distances and correlations."""
+"""Alignments: which row of one factor corresponds to which row of another (assignment, nearest, softmax, Sinkhorn)."""
 
 from __future__ import annotations
 

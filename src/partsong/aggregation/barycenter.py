@@ -328,7 +328,7 @@ class KMeans:
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m)."""
-        return _clustering_aggregate(self.solve([upload["H"] for upload in uploads]), uploads)
+        return _centres_message(self.solve([upload["H"] for upload in uploads]), uploads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ class FuzzyCMeans:
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
         """Of uploads H_j (k × m)."""
-        return _clustering_aggregate(self.solve([upload["H"] for upload in uploads]), uploads)
+        return _centres_message(self.solve([upload["H"] for upload in uploads]), uploads)
 
 
 def _spread_out(rows: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarray:
@@ -380,6 +380,6 @@ def _stacked(matrices: Sequence[Array]) -> tuple[np.ndarray, int]:
     return np.ldexp(rows, -power), power
 
 
-def _clustering_aggregate(centres: np.ndarray, uploads: Sequence[Message]) -> Message:
+def _centres_message(centres: np.ndarray, uploads: Sequence[Message]) -> Message:
     H = kernels.of(uploads[0]["H"]).like(centres, uploads[0]["H"])
     return Message({"H": H}, sum(upload.weight for upload in uploads))

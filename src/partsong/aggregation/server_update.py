@@ -1,4 +1,6 @@
-"""Adaptive server updates: the mean of what parties have learned, as a gradient (FedOpt: Reddi et al., 2021, Alg. 2).
+"""Server updates: replace H, relax towards it, or step adaptively (FedOpt: Reddi et al., 2021, Alg. 2).
+
+Adaptive server updates: the mean of what parties have learned, as a gradient (FedOpt: Reddi et al., 2021, Alg. 2).
 
     Δ = aggregate − model
     first  ← β₁ first + (1 − β₁) Δ

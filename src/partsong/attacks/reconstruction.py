@@ -1,4 +1,4 @@
-"""Rows of a party from its own gram W_pᵀW_p (k × k) and cross W_pᵀX_p (k × m)."""
+"""Reconstruct a party's rows from its uploads: factors H_p, sketches, and gram and cross products."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from partsong.solvers.game import even_scale, mean_size
 #
 # What factors H_p that a party sends again and again, or the blocks that it plays, tell of its rows.
 
-LEAKAGE_HISTORY_NOTHING = 1e-10
+ROUNDING = 1e-10
 """Singular values below this share of the largest are rounding."""
 
 
@@ -60,7 +60,7 @@ def common_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray,
     bases = [row_basis(factor) for factor in factors]
     _, values, basis = np.linalg.svd(np.vstack(bases), full_matrices=False)
     apart = np.maximum(0.0, 1 - values**2 / len(factors))
-    if len(apart) <= n_rows or apart[n_rows] <= LEAKAGE_HISTORY_NOTHING:
+    if len(apart) <= n_rows or apart[n_rows] <= ROUNDING:
         return None
     return basis[:n_rows], float(np.sqrt(apart[n_rows - 1] / apart[n_rows]))
 
@@ -137,7 +137,7 @@ def _met(
 def row_basis(factor: np.ndarray) -> np.ndarray:
     """An orthonormal basis of the row space, without what is rounding."""
     _, values, rows = np.linalg.svd(factor, full_matrices=False)
-    return np.asarray(rows[values > LEAKAGE_HISTORY_NOTHING * max(values[0], 1e-300)])
+    return np.asarray(rows[values > ROUNDING * max(values[0], 1e-300)])
 
 
 # ---- leakage from factors ---------------------------------------------------------------------------------------

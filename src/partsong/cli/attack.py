@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import types
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from partsong.cli.choices import one_of
+from partsong.cli.choices import CENTRALISED, DTYPES, METHODS, one_of
+from partsong.cli.inputs import Holdings, read_table, with_known_cells
 from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
 from partsong.cli.output import guarded, put_json, require_writable, visible
-from partsong.errors import FormatError, ParameterError
+from partsong.core.interfaces import Layout
+from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
 from partsong.io.opening import Wanted, place_of
+from partsong.io.party_folder import is_parts_folder, read_parts
 
 if TYPE_CHECKING:
     from partsong.attacks.findings import PartyFindings
+    from partsong.attacks.runner import RecordedRun
+    from partsong.attacks.transcript import Record
+    from partsong.cli.fit_settings import FederationSettings
+    from partsong.data.table import Table
 
 ATTACKERS = ("server", "colluders")
 SEEN = {
@@ -70,7 +79,6 @@ def attack(
     from partsong.attacks.findings import verdict_of
     from partsong.attacks.runner import Attacker, findings
     from partsong.attacks.transcript import read_record
-    from partsong.cli.attack_run import Truth, recorded_run, require_recorded, settings_of, truth_of
 
     if report is not None:
         require_writable("--report", report, (".html",))
@@ -140,3 +148,173 @@ def _show(said: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     for note in dict.fromkeys(note for each in found for note in each.notes):
         typer.echo(f"\n{visible(note)}")
     typer.echo(f"\n{visible(said['verdict'])}")
+
+
+# ---- attack data ------------------------------------------------------------------------------------------------
+#
+# Rows that the findings of an attack are held against.
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What rows have to fit: the folder and the record of the run, the one party that is meant, and unknown cells."""
+
+    folder: Path
+    record: Record
+    party: str | None
+    missing: str | None
+
+
+def truth_of(data: Sequence[Path], about: Truth, wanted: Wanted) -> dict[str, Table]:
+    """Tables by party, with their columns in the order of the run."""
+    parties = about.record.parties
+    found: dict[str, Table] = {}
+    for path in data:
+        place = place_of(path)
+        if is_parts_folder(place):
+            found |= read_parts(place)
+        elif about.party is None and len(parties) > 1:
+            raise typer.BadParameter(f"{path}: say whose rows these are by --party.", param_hint="--data")
+        else:
+            found[about.party or parties[0]] = read_table(path, wanted)
+    known = {name: table for name, table in found.items() if name in parties}
+    if data and not known:
+        raise FileError(f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run.")
+    return {name: with_known_cells(_in_order(table, about), about.missing) for name, table in known.items()}
+
+
+def _in_order(table: Table, about: Truth) -> Table:
+    """By name where the model of the run and the table have names; else as it is."""
+    from partsong.cli.model import matched
+    from partsong.io.model_file import load_model
+    from partsong.training.run_folder import MODEL
+
+    place, width = about.folder / MODEL, about.record.n_features
+    if place.is_file():
+        return matched(table, load_model(place), drop_extra=False)
+    if width is not None and table.X.shape[1] != width:
+        raise ShapeError(f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Bring its own rows.")
+    return table
+
+
+# ---- attack run -------------------------------------------------------------------------------------------------
+
+BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What code for sound settings raises on others."""
+MOST_BLANK = 1000
+"""H may have so many times as many numbers as were sent in all, and no more."""
+
+
+def require_recorded(folder: Path) -> None:
+    """Refuse what is no folder of a run, or of one that was not recorded."""
+    from partsong.training.run_folder import LIST, SETTINGS
+
+    if not folder.is_dir():
+        raise FileError(f"{folder}: there is no such folder. Name the --run-folder of a fit with --record.")
+    if not (folder / SETTINGS).is_file():
+        raise FileError(f"{folder} is not the folder of a run: it has no {SETTINGS}. Name the --run-folder of a fit.")
+    if not (folder / LIST).is_file():
+        raise FileError(
+            f"{folder}: this run was not recorded, so there is nothing to attack. Fit again with --record: "
+            "partsong fit parts/ --run-folder run --record"
+        )
+
+
+def settings_of(folder: Path) -> FederationSettings:
+    """What settings.json says of a fit between parties; everything that is not as we write it is a FormatError."""
+    from partsong.cli.fit_settings import FederationSettings
+    from partsong.training.run_folder import SETTINGS
+
+    path = folder / SETTINGS
+    try:
+        told = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: cannot be read as JSON. Take it from the run again.") from error
+    if not isinstance(told, dict):
+        raise FormatError(f"{path}: not the settings of a run. Take it from the run again.")
+    if told.get("method") == CENTRALISED:
+        raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
+    if told.get("method") not in METHODS:
+        raise FormatError(f"{path}: names no method between parties ({str(told.get('method'))[:40]!r}).")
+    kinds = get_type_hints(FederationSettings)
+    missing = [
+        entry.name for entry in fields(FederationSettings) if entry.default is MISSING and entry.name not in told
+    ]
+    known = {name: told[name] for name in kinds if name in told}
+    wrong = [name for name, value in known.items() if not _is_a(value, kinds[name])]
+    if told.get("dtype") not in DTYPES:
+        wrong.append("dtype")
+    if missing or wrong:
+        what = f"lacks {', '.join(missing)}" if missing else f"has values of another kind for {', '.join(wrong)}"
+        raise FormatError(f"{path}: {what}. Take it from the run again.")
+    return FederationSettings(**known)
+
+
+def recorded_run(folder: Path, settings: FederationSettings, record: Record, rows: Mapping[str, Table]) -> RecordedRun:
+    """The run as `partsong fit` set it up; a party whose rows are not at hand has a blank one in their place."""
+    from partsong.attacks.runner import RecordedRun
+    from partsong.cli.fit_session import task_of
+    from partsong.data.table import Table
+    from partsong.engines.asynchronous import Asynchronous
+    from partsong.training.run_folder import SETTINGS
+
+    blank = with_known_cells(Table(_blank(folder, settings, record)), settings.missing)
+    tables = {name: rows.get(name, blank) for name in record.parties}
+    try:
+        alone = replace(settings, engine="sequential", threads=1)
+        task = task_of(alone, Holdings(tables, is_federation=True), record=True)
+        layout = Layout.of(task.shards, task.schedule.seed)
+        if not task.reduction.hides_uploads:
+            _require_uploads(record, task.program, layout)
+    except (PartsongError, *BROKEN) as error:
+        raise FormatError(f"{folder}: its traffic is not that of its {SETTINGS}: {error}") from error
+    shards = {shard.name: shard for shard in task.shards if shard.name in rows}
+    is_asynchronous = isinstance(task.engine, Asynchronous)
+    return RecordedRun(record.traffic, task.program, layout, task.reduction, is_asynchronous, shards)
+
+
+def _blank(folder: Path, settings: FederationSettings, record: Record) -> Any:
+    """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
+    import numpy as np
+
+    width = record.n_features or _width_of(record)
+    numbers = sum(int(array.size) for sent in record.traffic for _, _, m in sent for array in m.arrays.values())
+    if width is None:
+        raise FormatError(f"{folder}: its record does not tell the number of columns. Record the run anew.")
+    if settings.n_components < 1 or settings.n_components * width > MOST_BLANK * max(1, numbers):
+        raise FormatError(
+            f"{folder}: {settings.n_components} components of {width} columns are not what this traffic is about."
+        )
+    return np.ones((1, width), settings.dtype)
+
+
+def _width_of(record: Record) -> int | None:
+    """From the arrays that have all columns; records of earlier releases tell it in no other way."""
+    for _, _, message in (each for sent in record.traffic for each in sent):
+        if "place" in message.arrays and message["place"].size == 3:
+            return int(message["place"][2])
+        for name in ("cross", "H"):
+            if name in message.arrays and message[name].ndim == 2:
+                return int(message[name].shape[1])
+    return None
+
+
+def _require_uploads(record: Record, program: Any, layout: Any) -> None:
+    """Hold every upload to what its program says of it, as engines do."""
+    from partsong.engines.upload_checks import check_upload, stated_by
+
+    expected = stated_by(program, layout)
+    for index, sent in enumerate(record.traffic):
+        for party, phase, message in sent:
+            if phase:
+                raise FormatError(f"round {index + 1} has a phase {phase}, and uploads in the open have one phase.")
+            check_upload(party, message, expected)
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a JSON value is of an annotated kind; whole numbers pass for real ones, and truth values for neither."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from partsong.methods.registry import ASYNCHRONOUS, LOCAL_ONLY
+from partsong.methods.registry import LOCAL_ONLY
 from partsong.methods.registry import METHODS as FEDERATED
-from partsong.methods.registry import SKETCHED as SKETCHED_AVERAGES
+from partsong.training.settings import IGNORE
 
 if TYPE_CHECKING:
-    from partsong.cli.fit_settings import FederationSettings, GameSettings
+    from partsong.cli.fit_settings import FederationSettings
     from partsong.core.interfaces import Engine
-    from partsong.solvers.game import Game
 
 SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls")
-GAME = "game"
-"""A solver of one file, and a method between parties and over ranks."""
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
 DTYPES = ("float32", "float64")
 RANKED = ("mpi", "torch")
@@ -31,11 +28,9 @@ CENTRALISED = "centralised"
 
 AT_ONCE = ("simultaneous", "alternating")
 PLAYS = ("stratified", "sequential", "random", *AT_ONCE)
-SAFE = "safe"
 SELF_PLAYS = ("none", "min", "max")
 SHRINK = 0.99
 LEADERS = ("rows", "columns")
-IGNORE = "ignore"
 MISSING = ("refuse", IGNORE)
 
 UNITS = ("row", "party")
@@ -45,13 +40,6 @@ MASKED_BOUND = 1e9
 
 METHODS = (*FEDERATED, LOCAL_ONLY)
 
-RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
-"""Methods over ranks, and the --solver that does the same to a file in one process."""
-SKETCHED = "dsanls"
-RANK_AVERAGES = ("syn-sd", *SKETCHED_AVERAGES)
-"""Methods over ranks that are also for folders of parts: a rank is then a party."""
-WITH_SKETCHES = (SKETCHED, *SKETCHED_AVERAGES, "asyn-ssd-v")
-RANK_METHODS = (*RANK_SOLVERS, SKETCHED, *RANK_AVERAGES, *ASYNCHRONOUS, GAME)
 SUMS = ("all-reduce", "in-order")
 SKETCHES = ("subsampling", "gaussian", "count", "hadamard")
 
@@ -109,16 +97,8 @@ def program_named(settings: FederationSettings) -> Any:
     if settings.method == LOCAL_ONLY:
         return recipes.local_only(rank, steps=steps)
     if settings.is_game:
-        return PlayInStrata(rank, game_named(settings), repeats=steps)
+        return PlayInStrata(rank, recipes.game_named(settings.rules()), repeats=steps)
     return program_of(settings.method, rank, steps=steps, align=alignment_of(settings.align), start=settings.start)
-
-
-def game_named(settings: GameSettings) -> Game:
-    """The game that these settings are about."""
-    from partsong.methods.recipes import game_named as named
-
-    parts = ("play", "step", "step_decay", "self_play", "shrink", "leader")
-    return named({part: getattr(settings, part) for part in parts})
 
 
 def engine_named(name: str, threads: int, record: bool) -> Engine:
@@ -126,11 +106,3 @@ def engine_named(name: str, threads: int, record: bool) -> Engine:
     from partsong.engines.local import Parallel, Sequential
 
     return Sequential(record=record) if name == "sequential" else Parallel(threads, record=record)
-
-
-def state_types() -> tuple[type, ...]:
-    """All that a checkpoint of the command line may hold."""
-    from partsong.engines.asynchronous import Midway, Piece
-    from partsong.methods.registry import program_states
-
-    return (*program_states(), Midway, Piece)

@@ -1,4 +1,4 @@
-"""`partsong split`: one table to the parts of several parties, for simulations."""
+"""`partsong check` and `partsong split`: validate a table, or split it among simulated parties."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import IGNORE, MISSING, one_of, positive
+from partsong.cli.choices import MISSING, one_of, positive
 from partsong.cli.inputs import (
     FIT_WITHOUT_THEM,
     header_notes,
@@ -50,6 +50,7 @@ from partsong.cli.output import (
 from partsong.errors import ParameterError, PartsongError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import require_free, write_parts
+from partsong.training.settings import IGNORE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +93,7 @@ def check(
         told = {"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None}
         put_failure({**told, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
-    from partsong.cli.check_summary import summary_of
+    from partsong.data.summary import summary_of
     from partsong.data.validation import identifier_findings, inspect
 
     findings = tuple(map(_with_hint, inspect(table.X, table.feature_names, table.sample_names)))
@@ -105,7 +106,7 @@ def check(
         listed = [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings]
         put_json({"factorizable": is_factorizable, "summary": summary, "findings": listed, "report": report})
     else:
-        _check_tell(summary, findings, is_factorizable, report)
+        _print_check(summary, findings, is_factorizable, report)
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
 
@@ -122,7 +123,7 @@ def _with_hint(finding: Finding) -> Finding:
 
 
 def _write_report(path: Path, table: Table) -> None:
-    from partsong.cli.check_summary import offending_rows
+    from partsong.data.summary import offending_rows
     from partsong.training.run_folder import write_csv
 
     rows = list(offending_rows(table))
@@ -130,7 +131,7 @@ def _write_report(path: Path, table: Table) -> None:
     warn_of_formulas(path, (name for row in rows for name in (row[1], row[6])))
 
 
-def _check_tell(
+def _print_check(
     summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizable: bool, report: Path | None
 ) -> None:
     for name, value in summary.items():

@@ -32,7 +32,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import Control, controlling, require_flower
 from partsong.federation.flower.site_process import free_port
 from partsong.federation.server.state import Journal
-from partsong.federation.setup.credentials import require_address
+from partsong.federation.setup.credentials import Kit, require_address
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
@@ -213,8 +213,6 @@ def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:
 
 def _kit(path: Path, folder: Path) -> Any:
     import tempfile
-
-    from partsong.federation.setup.credentials import Kit
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         return Kit.read(path, Path(scratch))

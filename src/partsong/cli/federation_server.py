@@ -1,4 +1,4 @@
-"""What a coordinator does about sites: `init`, `invite`, `serve`, `admit`, `remove`."""
+"""Commands of the coordinator: set up a federation, admit sites, run and stop experiments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site does: `join`."""
+"""Commands of a site: `partsong federation join`, and what it asks and shows before a site takes part."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NO_SHARED_KEY_OF_WORDS = (
     "list of words could test them. One site makes a key (partsong federation secret), tells the others by a way that "
     "does not lead through the server, and all join with --shared-key."
 )
-FEDERATION_TEXTS_LEAVES = """What leaves this site, and what does not:
+TEXTS_LEAVES = """What leaves this site, and what does not:
   never    texts, weights of texts (W), names of files; words to the server
   a run    in masked sums over all sites, under the key that sites share: of which hashes it has words that are in as
            many of its texts as the experiment asks for ({documents} at least, by site.toml); then words at enough sites
@@ -111,7 +111,7 @@ def leaves_of_texts(wished: Joining) -> str:
     from partsong.federation.setup.site_folder import texts_at
 
     site, policy = wished.site, wished.policy()
-    return FEDERATION_TEXTS_LEAVES.format(
+    return TEXTS_LEAVES.format(
         documents=policy.words.minimum_documents,
         parties=policy.words.minimum_parties,
         texts=len(texts_at(site.data, dict(site.reading))),

@@ -11,16 +11,12 @@ from partsong.cli.choices import (
     DTYPES,
     ENGINES,
     FAULTY,
-    GAME,
     INITS,
     METHODS,
     MISSING,
     PLAYS,
-    RANK_METHODS,
     RANKED,
-    SAFE,
     SELF_PLAYS,
-    SKETCHED,
     SKETCHES,
     SOLVERS,
     SUMS,
@@ -61,7 +57,7 @@ from partsong.cli.options import (
     examples,
 )
 from partsong.cli.output import guarded
-from partsong.methods.registry import ALIGNED, ALIGNMENT, ALIGNMENTS, STARTS
+from partsong.methods.registry import ALIGNED, ALIGNMENT, ALIGNMENTS, DSANLS, GAME, RANK_METHODS, SAFE, STARTS
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
@@ -284,7 +280,7 @@ def fit(
         _option(
             "--sketch",
             panel=RANKS,
-            help=f"How {SKETCHED}, syn-ssd-… and asyn-ssd-v over ranks and --solver sanls sketch, one of "
+            help=f"How {DSANLS}, syn-ssd-… and asyn-ssd-v over ranks and --solver sanls sketch, one of "
             f"{', '.join(SKETCHES)}.",
             callback=one_of(SKETCHES),
         ),

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from partsong import __version__
-from partsong.cli.choices import IGNORE
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.inputs import Holdings, require_known, require_usable, warn_of_identifiers, with_known_cells
-from partsong.cli.output import as_options, put_json, visible, warn, warn_of_formulas, write_json
-from partsong.cli.ranks import RankSettings, listing_path, shard_path
-from partsong.cli.ranks import told as ranks_settings_told
+from partsong.cli.output import as_options, put_json, visible, warn, warn_of_formulas
+from partsong.cli.ranks import listing_path, rank_settings_as_json, shard_path
 from partsong.core.interfaces import Layout, Message, Outcome, Round
+from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.collective import Communicator, together
@@ -32,15 +30,18 @@ from partsong.io import model_file
 from partsong.io.model_file import Model, save_model
 from partsong.io.opening import place_of
 from partsong.io.party_folder import in_one_order, listed, read_part
-from partsong.io.write import replacing, write_weights
+from partsong.io.weights import write_weights
+from partsong.io.write import replacing, write_json
 from partsong.methods.registry import ASYNCHRONOUS, ONE_ROUND
 from partsong.privacy.ledger import Spending
 from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
 from partsong.training import run_folder
+from partsong.training.distributed import rows_at
 from partsong.training.loop import Columns, LeftOut, Task, of_other_columns, require_somebody, warn_of_nothing
 from partsong.training.result import Finished
-from partsong.training.run_folder import MODEL
+from partsong.training.run_folder import MODEL, Sent
+from partsong.training.settings import IGNORE, RankSettings
 from partsong.training.stopping import HistoryRow, Run
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def write_fit_report(path: Path, task: Task, result: Result, witness: Witness) -
         image_shape=None,
         feature_names=result.holdings.feature_names,
         settings={name: str(value) for name, value in asdict(settings).items() if value is not None},
-        versions={"partsong": __version__, "python": platform.python_version(), "numpy": np.__version__},
+        versions={"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent=NEVER_SENT + (OPEN if is_open else ""),
         privacy=None if task.spending is None else task.spending.told(),
         is_masked=task.reduction.hides_uploads,
@@ -374,9 +375,7 @@ def _lines(result: Result) -> list[tuple[str, str]]:
 #
 # What a fit over ranks leaves behind: rows of W from each; from rank 0 the list of them, the model and the report.
 
-Sent = tuple[int, str, int, int]
-
-RANKS_OUTPUTS_TROUBLE = "The fit diverged: check the data and the penalties, or take another method."
+RANKS_TROUBLE = "The fit diverged: check the data and the penalties, or take another method."
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +464,7 @@ class RankResult:
     def _listing(self, weights: Path) -> dict[str, Any]:
         n, ranks = self.source.shape[0], self.settings.ranks
         shards = [
-            {"rank": rank, "rows": self.settings.rows_at(rank, n), "file": shard_path(weights, rank, ranks).name}
+            {"rank": rank, "rows": rows_at(self.settings, rank, n), "file": shard_path(weights, rank, ranks).name}
             for rank in self.settings.workers
         ]
         shape = [n, self.settings.n_components]
@@ -477,7 +476,7 @@ class RankResult:
         return Model(
             components=self.done.H,
             feature_names=self.source.feature_names,
-            settings={**ranks_settings_told(self.settings), **counted},
+            settings={**rank_settings_as_json(self.settings), **counted},
             seed=self.settings.seed,
             relative_error=self.done.relative_error,
             shares=self.done.shares,
@@ -517,13 +516,13 @@ class RankResult:
     def report(self) -> None:
         """One JSON object, or a few lines, or nothing; for rank 0 alone."""
         if self.run.outcome is Outcome.DIVERGED:
-            why = PLAYED if self.settings.is_game else RANKS_OUTPUTS_TROUBLE
+            why = PLAYED if self.settings.is_game else RANKS_TROUBLE
             typer.echo(visible(f"{why} {as_options(self.run.trouble)}".rstrip()), err=True)
         said = self.as_dict()
         if self.options.as_json:
             put_json(said)
         elif not self.options.quiet:
-            lines = _ranks_outputs_lines(said, ENDINGS[self.run.outcome])
+            lines = _rank_lines(said, ENDINGS[self.run.outcome])
             if self.settings.is_game:
                 lines.insert(2, ("game", self.settings.in_words()))
             for name, value in lines:
@@ -539,7 +538,7 @@ def _nothing() -> None:
     """What other ranks do while rank 0 writes."""
 
 
-def _ranks_outputs_lines(said: dict[str, Any], ending: str) -> list[tuple[str, str]]:
+def _rank_lines(said: dict[str, Any], ending: str) -> list[tuple[str, str]]:
     rows, columns = said["shape"]
     how = ", ".join(filter(None, (said["engine"], said["sums"])))
     lines = [

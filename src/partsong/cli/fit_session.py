@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.cli.choices import GAME, IGNORE, MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, game_named, program_named
+from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, program_named
 from partsong.cli.fit_report import (
     RankResult,
     Result,
@@ -29,7 +29,6 @@ from partsong.cli.fit_report import (
     warn_of_empty_model,
     write_fit_report,
 )
-from partsong.cli.fit_report import Sent as RanksOutputsSent
 from partsong.cli.fit_settings import (
     FOR_GAMES,
     FOR_NOISE,
@@ -62,20 +61,18 @@ from partsong.cli.inputs import (
 )
 from partsong.cli.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
 from partsong.cli.ranks import (
-    RankSettings,
     agreed_code,
     common_seed,
     company,
-    heard,
     part,
     require_enough,
     require_fitting,
+    require_rank_outputs,
     require_same_file,
     require_same_options,
+    settle_ranks,
     with_one_voice,
 )
-from partsong.cli.ranks import require_outputs as ranks_files_require_outputs
-from partsong.cli.ranks import settle as ranks_settings_settle
 from partsong.core import runtime
 from partsong.core.interfaces import Engine, Matrix, Outcome, Round, Schedule, Shard
 from partsong.core.runtime import Interrupts, held
@@ -86,7 +83,7 @@ from partsong.data.issues import extremes
 from partsong.data.observed import ObservedMatrix, observed
 from partsong.data.table import Table
 from partsong.data.validation import require_factorizable
-from partsong.engines.collective import Communicator, share, together
+from partsong.engines.collective import Communicator, heard, share, together
 from partsong.engines.mpi_async import AsynchronousMpi
 from partsong.errors import DataError, FileError, FormatError
 from partsong.estimators.parameters import row_solver_of, sketch_of
@@ -95,15 +92,37 @@ from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.model_file import Model, save_model
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
-from partsong.io.write import write_weights
+from partsong.io.weights import write_weights
 from partsong.methods.privacy_request import masks_for, privacy_told
+from partsong.methods.recipes import game_named
+from partsong.methods.registry import GAME
 from partsong.privacy.ledger import Spending, without_names
 from partsong.training import run_folder
-from partsong.training.distributed import Attention, Ranks, Unison, completed, program_for, pursued, pursued_by_arrivals
-from partsong.training.loop import LEAVE_OUT, Attendance, Earlier, RowFit, Task, conclude, pursue, rows_task
-from partsong.training.progress import Watch, progress
+from partsong.training.distributed import (
+    Attention,
+    Ranks,
+    Unison,
+    completed,
+    program_for,
+    pursued,
+    pursued_by_arrivals,
+    rows_at,
+)
+from partsong.training.loop import (
+    LEAVE_OUT,
+    Attendance,
+    Earlier,
+    RowFit,
+    Task,
+    Watch,
+    conclude,
+    progress,
+    pursue,
+    rows_task,
+)
 from partsong.training.result import Finished
 from partsong.training.run_folder import CheckpointFile, Journal, Recorder, RunFolder, Sent, charged, open_checkpoint
+from partsong.training.settings import IGNORE, RankSettings
 from partsong.training.simulation import simulation_by_name
 from partsong.training.stopping import HistoryRow, Run, Stop
 
@@ -189,7 +208,7 @@ def _row_fit(settings: RowSettings) -> RowFit:
         stop=Stop(settings.tol, settings.time_budget),
         threads=settings.threads,
         sketch=sketch_of(settings.solver, settings.sketch, settings.sketch_ratio),
-        game=game_named(settings) if settings.is_game else None,
+        game=game_named(settings.rules()) if settings.is_game else None,
     )
 
 
@@ -536,19 +555,19 @@ def _run(options: FitOptions, given: Collection[str], engine: Engine, communicat
     wanted = Wanted(options.label, options.transpose, options.key, options.header)
     together(communicator, lambda: _require_usage(options, given, wanted, communicator.size))
     require_same_options(communicator, options)
-    together(communicator, lambda: ranks_files_require_outputs(options, communicator.rank, communicator.size))
+    together(communicator, lambda: require_rank_outputs(options, communicator.rank, communicator.size))
     readable = replace(wanted, gaps=options.missing == IGNORE)
     source = together(communicator, lambda: open_source(options.data, readable))
     require_same_file(communicator, source)
     require_enough(source, options.method, communicator.size)
     seed = common_seed(communicator, options)
-    settings = together(communicator, partial(ranks_settings_settle, options, source, seed, communicator.size))
-    rows = settings.rows_at(communicator.rank, source.shape[0])
+    settings = together(communicator, partial(settle_ranks, options, source, seed, communicator.size))
+    rows = rows_at(settings, communicator.rank, source.shape[0])
     engine = AsynchronousMpi() if settings.is_asynchronous else engine
     with using_threads(settings.threads):
         matrix = _read(settings, source, communicator, rows, wanted)
         source = source.after_reading(rows)
-        return _ranks_session_fit(Seat(options, settings, source, engine, communicator, matrix, rows))
+        return _fit_over_ranks(Seat(options, settings, source, engine, communicator, matrix, rows))
 
 
 def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted, ranks: int) -> None:
@@ -595,17 +614,17 @@ def _read(
     return matrix
 
 
-def _ranks_session_fit(seat: Seat) -> RankResult:
+def _fit_over_ranks(seat: Seat) -> RankResult:
     began, options, settings = time.perf_counter(), seat.options, seat.settings
     communicator, shards = seat.communicator, seat.shards
     program, rounds = program_for(settings, seat.source.shape[0])
     schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
     stop = Stop(settings.tol * getattr(program, "every", 1))
     task = Task(program, shards, schedule, stop, seat.engine, threads=settings.threads)
-    together(communicator, lambda: _ranks_session_begin(seat))
-    sent: list[RanksOutputsSent] = []
+    together(communicator, lambda: _begin_over_ranks(seat))
+    sent: list[Sent] = []
     with held(FINISHING_ALL if seat.is_first else "") as pressed:
-        run = _ranks_session_rounds(seat, task, pressed, began, sent)
+        run = _train_over_ranks(seat, task, pressed, began, sent)
         with runtime.kernels_on(settings.threads):
             done = completed(program, run, shards, communicator, settings.seed)
         seconds = time.perf_counter() - began
@@ -616,7 +635,7 @@ def _ranks_session_fit(seat: Seat) -> RankResult:
         return result
 
 
-def _ranks_session_begin(seat: Seat) -> None:
+def _begin_over_ranks(seat: Seat) -> None:
     options = seat.options
     if options.run_folder is None or not seat.is_first:
         return
@@ -626,9 +645,7 @@ def _ranks_session_begin(seat: Seat) -> None:
     folder.begin(asked, model_file.machine_versions(seat.settings.threads), {})
 
 
-def _ranks_session_rounds(
-    seat: Seat, task: Task, pressed: Interrupts, began: float, sent: list[RanksOutputsSent]
-) -> Run:
+def _train_over_ranks(seat: Seat, task: Task, pressed: Interrupts, began: float, sent: list[Sent]) -> Run:
     settings, (rows, columns) = seat.settings, seat.source.shape
     is_shown = seat.is_first and not seat.options.quiet and sys.stderr.isatty()
     title = f"{rows} × {columns} over {settings.ranks}"

@@ -14,8 +14,6 @@ import typer
 from partsong.cli.choices import (
     AT_ONCE,
     CENTRALISED,
-    GAME,
-    IGNORE,
     MASKED_BOUND,
     METHODS,
     MISSING,
@@ -23,26 +21,29 @@ from partsong.cli.choices import (
     PLAYS,
     RANKED,
     RELATIONS_OF,
-    SAFE,
     SELF_PLAYS,
     SHRINK,
     UNITS,
 )
 from partsong.cli.inputs import ALONE, Holdings
 from partsong.cli.output import option
+from partsong.core import runtime as threads
 from partsong.errors import ParameterError
 from partsong.methods.registry import (
     ALIGNED,
     ASYNCHRONOUS,
     COMMON_ONLY,
+    GAME,
     LOCAL_STEPS,
     MOST_ROUNDS,
     ONE_ROUND,
     PRIVATE_ROUNDS,
+    SAFE,
     SENDS_H,
     alignment_for,
     start_of,
 )
+from partsong.training.settings import IGNORE, GameSettings
 
 if TYPE_CHECKING:
     from partsong.methods.privacy_request import Privacy
@@ -55,41 +56,6 @@ if TYPE_CHECKING:
 FOR_GAMES = {"play", "step", "step_decay", "self_play", "shrink", "leader", "missing"}
 PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
 DEFAULTS = {"play": PLAYS[0], "step": SAFE, "self_play": SELF_PLAYS[0], "missing": MISSING[0]}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameSettings:
-    """How a game is played; all of it None where there is none. `step` is "safe" or η."""
-
-    play: str | None = None
-    step: str | float | None = None
-    step_decay: float | None = None
-    self_play: str | None = None
-    shrink: float | None = None
-    leader: str | None = None
-    missing: str | None = None
-
-    @property
-    def is_game(self) -> bool:
-        """Whether there is one."""
-        return self.play is not None
-
-    @property
-    def knows_some(self) -> bool:
-        """Whether cells may be unknown."""
-        return self.missing == IGNORE
-
-    def rules(self) -> dict[str, Any]:
-        """What is said of it in JSON."""
-        return {name: getattr(self, name) for name in GameSettings.__dataclass_fields__}
-
-    def in_words(self) -> str:
-        """The same in one line."""
-        step = "safe steps" if self.step == SAFE else f"steps of {self.step:g}"
-        told = [f"{self.play} play", step if self.step_decay is None else f"{step} / (1 + {self.step_decay:g} t)"]
-        told += [] if self.shrink is None else [f"self-play {self.self_play} ({self.shrink:g})"]
-        told += [] if self.leader is None else [f"{self.leader} lead"]
-        return ", ".join(told + (["known cells only"] if self.knows_some else []))
 
 
 def complete_game(known: dict[str, Any], given: Collection[str], *, is_between_parties: bool) -> None:
@@ -166,7 +132,7 @@ FOR_PRIVACY = FOR_NOISE | {"masked", "masked_bound"}
 
 def require_privacy(known: Mapping[str, Any], given: Collection[str]) -> None:
     """Refuse options that mean nothing together, before any data are read."""
-    for name, is_wrong, why in _privacy_settings_conflicts(known, given):
+    for name, is_wrong, why in _privacy_conflicts(known, given):
         if is_wrong:
             raise typer.BadParameter(why, param_hint=option(name))
 
@@ -205,7 +171,7 @@ def promise_of(settings: FederationSettings) -> Privacy | None:
     return RowPrivacy(settings.epsilon, settings.row_bound, settings.delta, settings.relation)
 
 
-def _privacy_settings_conflicts(known: Mapping[str, Any], given: Collection[str]) -> list[tuple[str, bool, str]]:
+def _privacy_conflicts(known: Mapping[str, Any], given: Collection[str]) -> list[tuple[str, bool, str]]:
     """Option, whether it is wrong here, and why."""
     method, unit = known["method"], known["unit"]
     if known["epsilon"] is None:
@@ -419,7 +385,6 @@ def settle(
 
 
 def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings) -> dict[str, Any]:
-    from partsong.core import runtime as threads
     from partsong.core.streams import fresh_seed
     from partsong.estimators.parameters import rank_of
 

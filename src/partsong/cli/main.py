@@ -1,17 +1,127 @@
-"""The entry point `partsong`; commands load what they need when they run, so that help is quick."""
+"""The entry point `partsong`: a table of commands, each loaded when it is run, so that help and errors are quick."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-import partsong
-from partsong.cli import attack, audit, compare, data, demo, federation_server, fit, model, output, topics
-from partsong.cli.output import exit_code, leave, put_failure, spell_out_what_cannot_be_written
+from partsong.cli.output import exit_code, leave, put_failure, show_tracebacks, spell_out_what_cannot_be_written
+from partsong.core.runtime import package_version
+
+# ---- commands ---------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a command is: `module.name`, a function or a typer app; and its line in the list of commands."""
+
+    module: str
+    name: str
+    summary: str
+    epilog: str = ""
+
+    def load(self, command: str) -> Any:
+        """The command, as if it had been added to the app directly."""
+        module = import_module(self.module)
+        outer = typer.Typer(callback=lambda: None, rich_markup_mode=RICH, add_completion=False)
+        found = getattr(module, self.name)
+        if isinstance(found, typer.Typer):
+            outer.add_typer(found, name=command)
+        else:
+            outer.command(command, epilog=getattr(module, self.epilog))(found)
+        group: Any = typer.main.get_command(outer)
+        return group.commands[command]
+
+
+RICH: Literal["rich"] = "rich"
+PLACES = {
+    "fit": Place(
+        "partsong.cli.fit",
+        "fit",
+        "Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.",
+        "EPILOG",
+    ),
+    "transform": Place(
+        "partsong.cli.model",
+        "transform",
+        "Weights of new rows: the non-negative least squares fit of each row to a model's parts.",
+        "EPILOG",
+    ),
+    "check": Place(
+        "partsong.cli.data",
+        "check",
+        "Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not.",
+        "CHECK_EPILOG",
+    ),
+    "split": Place(
+        "partsong.cli.data", "split", "Split a table among parties, to try out a federation on one machine.", "EPILOG"
+    ),
+    "info": Place(
+        "partsong.cli.model",
+        "info",
+        "Show a model: its shape, error and settings, and the top features of each component.",
+        "INFO_EPILOG",
+    ),
+    "compare": Place(
+        "partsong.cli.compare",
+        "compare",
+        "Compare models that parties learn alone, together, and from pooled rows; in simulation.",
+        "EPILOG",
+    ),
+    "attack": Place(
+        "partsong.cli.attack",
+        "attack",
+        "Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it.",
+        "EPILOG",
+    ),
+    "demo": Place(
+        "partsong.cli.demo",
+        "demo",
+        "Fit a small federation, compare it with the pooled data, and write a report (.html).",
+        "EPILOG",
+    ),
+    "topics": Place(
+        "partsong.cli.topics", "app", "Topics of texts, in one file or spread over parties that keep their texts."
+    ),
+    "federation": Place(
+        "partsong.cli.federation_server",
+        "app",
+        "Run experiments between institutions: one coordinator, and sites that keep their rows.",
+    ),
+    "audit": Place(
+        "partsong.cli.audit",
+        "app",
+        "What has left a site: every message out, without values, in a log that cannot be changed unseen.",
+    ),
+}
+"""The commands in the order of the list; a test compares the lines with what the commands say of themselves."""
+
+
+class Loaded(Mapping[str, Any]):
+    """The commands by name, each loaded when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            self._known[name] = PLACES[name].load(name)
+        return self._known[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The command, or the default; a KeyError while it is loaded is not taken for a name that there is not."""
+        return self[name] if name in PLACES else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
 
 # ---- usage ------------------------------------------------------------------------------------------------------
 #
@@ -22,6 +132,29 @@ UsageError: type[BaseException] = typer.BadParameter.__mro__[1]  # typer does no
 
 class Commands(TyperGroup):
     """All commands: with --json a usage error ends with one object too, and Ctrl-C has one exit code everywhere."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = Loaded()
+        self._is_listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, from their lines alone."""
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, without loading anything."""
+        return list(PLACES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or a stand-in with its line where all are listed; None where there is none."""
+        if self._is_listing and cmd_name in PLACES:
+            return TyperCommand(cmd_name, help=PLACES[cmd_name].summary)
+        return super().get_command(ctx, cmd_name)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
         """Run, and tell of a usage error once more after people have been told."""
@@ -56,13 +189,13 @@ app = typer.Typer(
     epilog="Start with: partsong demo",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=RICH,
 )
 
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"partsong {partsong.__version__}")
+        typer.echo(f"partsong {package_version()}")
         raise typer.Exit
 
 
@@ -76,20 +209,7 @@ def begin(
     ] = False,
 ) -> None:
     """Options before the command."""
-    output.show_tracebacks(debug)
-
-
-app.command(epilog=fit.EPILOG)(fit.fit)
-app.command(epilog=model.EPILOG)(model.transform)
-app.command(epilog=data.CHECK_EPILOG)(data.check)
-app.command(epilog=data.EPILOG)(data.split)
-app.command(epilog=model.INFO_EPILOG)(model.info)
-app.command(epilog=compare.EPILOG)(compare.compare)
-app.command(epilog=attack.EPILOG)(attack.attack)
-app.add_typer(topics.app, name="topics")
-app.command(epilog=demo.EPILOG)(demo.demo)
-app.add_typer(federation_server.app)
-app.add_typer(audit.app)
+    show_tracebacks(debug)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`partsong transform`: new rows and a model to weights."""
+"""`partsong transform` and `partsong info`: weights of new rows, and what a model file holds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,46 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import IGNORE, MISSING, MODEL_ENDINGS, WEIGHT_ENDINGS, one_of
+from partsong.cli.choices import MISSING, MODEL_ENDINGS, WEIGHT_ENDINGS, one_of
 from partsong.cli.inputs import header_notes, named_source, read_table, require_meaningful, warn_of, with_known_cells
 from partsong.cli.options import AsJson, Data, Header, Key, Label, OptionalText, Threads, Transpose, examples
 from partsong.cli.output import guarded, put_json, require_distinct, require_writable, visible, warn_of_formulas
+from partsong.core.runtime import available, kernels_on
 from partsong.errors import FileError, FormatError, ShapeError
-from partsong.io.opening import Wanted
+from partsong.io.opening import Wanted, place_of
+from partsong.io.party_folder import is_parts_folder
+from partsong.training.settings import IGNORE
 
 if TYPE_CHECKING:
     from partsong.core.interfaces import Matrix
     from partsong.data.table import Table
     from partsong.io.model_file import Model
+
+
+# ---- model file --------------------------------------------------------------------------------------------------
+
+
+def read_model(path: Path) -> Model:
+    """`partsong.load_model`, with the way out where a folder is named instead of a file."""
+    from partsong.io.model_file import load_model
+
+    place = place_of(path)
+    if place.is_dir():
+        raise FileError(f"{path}: this is a folder, not a model file. {_way_out(path, place)}")
+    return load_model(place)
+
+
+def _way_out(path: Path, folder: Path) -> str:
+    from partsong.training.run_folder import MODEL, is_run_folder
+
+    if (folder / MODEL).is_file():
+        return f"It is a run folder; name the model in it: {path / MODEL}."
+    if is_parts_folder(folder):
+        return f"It holds the parts of several parties; fit them first: partsong fit {path} -o {MODEL}."
+    if is_run_folder(folder):
+        return "It is the folder of a run that did not get as far as a model. Run the fit again."
+    held = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(MODEL_ENDINGS))
+    return f"Name a file in it, such as {path / held[0]}." if held else "It holds no .safetensors file."
 
 
 # ---- info -------------------------------------------------------------------------------------------------------
@@ -39,8 +68,6 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show a model: its shape, error and settings, and the top features of each component."""
-    from partsong.cli.model_argument import read_model
-
     content = description(read_model(model), top)
     if as_json:
         put_json({"model": model, **content})
@@ -138,8 +165,7 @@ def transform(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
     """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
-    from partsong.cli.model_argument import read_model
-    from partsong.io.write import write_weights
+    from partsong.io.weights import write_weights
 
     require_distinct({"DATA": data, "MODEL": model, "--output": output})
     require_writable("--output", output, WEIGHT_ENDINGS)
@@ -203,11 +229,10 @@ def weights_of(table: Table, model: Model, threads: int | None, missing: str = M
     """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖, over known cells where only these are in the table."""
     import numpy as np
 
-    from partsong.core.runtime import available, kernels_on
     from partsong.data.conversion import as_matrix
     from partsong.data.observed import observed
     from partsong.data.validation import require_transformable
-    from partsong.estimators.parameters import solver_of
+    from partsong.methods.recipes import solver_of
     from partsong.solvers.observed import ObservedRows
 
     with named_source(table):

@@ -14,7 +14,6 @@ from partsong.cli.choices import (
     NOISES,
     PLAYS,
     RELATIONS_OF,
-    SAFE,
     SELF_PLAYS,
     SHRINK,
     UNITS,
@@ -22,6 +21,7 @@ from partsong.cli.choices import (
     one_of,
     positive,
 )
+from partsong.methods.registry import SAFE
 
 # ---- options ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ Missing = Annotated[
 #
 # Options of `partsong fit` for differential privacy and masked sums between parties.
 
-PRIVACY_OPTIONS_PANEL = "Privacy (DATA is a folder of parts)"
+PRIVACY_PANEL = "Privacy (DATA is a folder of parts)"
 RELATIONS = tuple(dict.fromkeys(relation for several in RELATIONS_OF.values() for relation in several))
 
 Epsilon = Annotated[
@@ -181,7 +181,7 @@ Epsilon = Annotated[
         "rounds before the first.",
         callback=positive,
         show_default="no noise",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 Delta = Annotated[
@@ -191,7 +191,7 @@ Delta = Annotated[
         help="The δ of that promise; far below one over the number of units.",
         callback=finite,
         show_default="1e-5",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 Unit = Annotated[
@@ -201,7 +201,7 @@ Unit = Annotated[
         "sends its own H).",
         callback=one_of(UNITS),
         show_default="needed with --epsilon",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 RowBound = Annotated[
@@ -209,7 +209,7 @@ RowBound = Annotated[
     typer.Option(
         help="--unit row: the norm beyond which rows are scaled down. Choose it without a look at the data.",
         callback=positive,
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 Clip = Annotated[
@@ -218,7 +218,7 @@ Clip = Annotated[
         help="--unit party: the most that an H_p with rows of norm 1 may lie from the model.",
         callback=positive,
         show_default="1",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 Noise = Annotated[
@@ -227,7 +227,7 @@ Noise = Annotated[
         help=f"--unit party: {' or '.join(NOISES)}.",
         callback=one_of(NOISES),
         show_default=NOISES[0],
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 Relation = Annotated[
@@ -236,7 +236,7 @@ Relation = Annotated[
         help="Which two worlds look alike: " + "; ".join(f"{u}: {' or '.join(r)}" for u, r in RELATIONS_OF.items()),
         callback=one_of(RELATIONS),
         show_default="the first of these",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 Masked = Annotated[
@@ -244,7 +244,7 @@ Masked = Annotated[
     typer.Option(
         "--masked",
         help="Parties add masks that cancel in the sum, so that nobody sees a single upload; at least three parties.",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 MaskedBound = Annotated[
@@ -254,7 +254,7 @@ MaskedBound = Annotated[
         "Smaller is finer.",
         callback=positive,
         show_default="1e9",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]
 HtmlReport = Annotated[
@@ -263,6 +263,6 @@ HtmlReport = Annotated[
         "--report",
         help="Also write a page (.html) on the fit: parts, parties, what left each, its ε, and what an attacker makes "
         "of it. It is for the owner of all parts: it shows what no party would release.",
-        rich_help_panel=PRIVACY_OPTIONS_PANEL,
+        rich_help_panel=PRIVACY_PANEL,
     ),
 ]

@@ -8,10 +8,8 @@ import functools
 import importlib.util
 import io
 import json
-import math
 import os
 import re
-import secrets
 import signal
 import sys
 import threading
@@ -29,6 +27,7 @@ from partsong.cli.choices import PACKAGES
 from partsong.core.runtime import press
 from partsong.errors import FileError, MissingExtra, PartsongError
 from partsong.io.opening import place_of
+from partsong.io.write import as_json, first_formula, require_writable_folder
 
 # ---- wording ----------------------------------------------------------------------------------------------------
 #
@@ -148,34 +147,6 @@ def put_failure(content: Mapping[str, Any]) -> None:
         put_json(content)
 
 
-def as_json(value: Any) -> Any:
-    """The same with null for NaN and infinite numbers, plain numbers for NumPy's, and text for paths."""
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file, whole or not at all."""
-    write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
-    from partsong.io.write import replacing
-
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8", newline="")
-
-
 def visible(name: object) -> str:
     """A name that cannot disturb a terminal: line breaks and control characters are spelled out."""
     return "".join(
@@ -201,8 +172,6 @@ def warn(message: str) -> None:
 
 def warn_of_formulas(path: Path, names: Iterable[str] | None) -> None:
     """Warn of names in a text file that a spreadsheet would take for formulas; they are never changed."""
-    from partsong.io.write import first_formula
-
     name = path.name.lower().removesuffix(".gz")
     found = first_formula(names or ()) if name.endswith((".csv", ".tsv")) else None
     if found is not None:
@@ -229,22 +198,6 @@ def require_writable(option: str, path: Path, endings: Sequence[str] = ()) -> No
     if place.exists() and not os.access(place, os.W_OK):
         raise FileError(f"{option} {path}: the file is write-protected. Choose another name, or lift the protection.")
     require_writable_folder(option, place.parent)
-
-
-def require_writable_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that is not there, or in which no file can be made; asked by making one."""
-    if not folder.is_dir():
-        raise FileError(f"{option}: there is no folder {folder}. Make it first, or choose another place.")
-    probe = folder / f".{secrets.token_hex(8)}.partsong"
-    try:
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError as error:
-        raise FileError(
-            f"{option}: nothing can be written to the folder {folder} ({error.strerror}). Choose another place."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
 
 
 def require_distinct(paths: Mapping[str, Path | None]) -> None:
@@ -415,21 +368,21 @@ def plain(error: BaseException) -> str:
 RENAMED = {"n_topics": "--topics", "random_state": "--seed", "max_iter": "--rounds"}
 """Arguments that have another name here; of all others it is the same."""
 
-TOPICS_WORDING_ARGUMENTS = (
+TOPIC_ARGUMENTS = (
     *("min_documents", "min_parties", "max_share", "max_words", "stop_words"),
     *("critic_rate", "mi_gradient", "fits_first", "server_rate"),
 )
 """Names that are no words of English: they are replaced wherever they stand alone."""
 
-TOPICS_WORDING_WORDS = (
+TOPIC_VALUES = (
     *("epochs", "batch", "rate", "strength", "critic", "device", "method", "rounds", "server", "participation"),
     *("vocabulary", "weighting", "language"),
 )
 """Names that are words as well: replaced before an equals sign, and where more or less of it is advised."""
 
-_NO_WORD = "|".join((*RENAMED, *TOPICS_WORDING_ARGUMENTS))
-_WORD = "|".join(TOPICS_WORDING_WORDS)
-_TOPICS_WORDING_RULES = (
+_NO_WORD = "|".join((*RENAMED, *TOPIC_ARGUMENTS))
+_WORD = "|".join(TOPIC_VALUES)
+_TOPIC_RULES = (
     (re.compile(rf"{_ALONE}({_NO_WORD}|{_WORD})=True\b"), ""),
     (re.compile(rf"{_ALONE}({_NO_WORD}|{_WORD})='([\w-]+)'"), " "),
     (re.compile(rf"{_ALONE}({_NO_WORD}|{_WORD})=(?=[\w'\"-])"), " "),
@@ -441,8 +394,8 @@ _TOPICS_WORDING_RULES = (
 
 def as_topic_options(message: str) -> str:
     """The same message with --topics for n_topics, --rate for rate=, and so on."""
-    for pattern, after in _TOPICS_WORDING_RULES:
-        message = pattern.sub(partial(_topics_wording_option, after), message)
+    for pattern, after in _TOPIC_RULES:
+        message = pattern.sub(partial(_topic_option, after), message)
     return message
 
 
@@ -457,7 +410,7 @@ def in_options() -> Iterator[None]:
         raise
 
 
-def _topics_wording_option(after: str, found: re.Match[str]) -> str:
+def _topic_option(after: str, found: re.Match[str]) -> str:
     """The option, what comes after it, and a value without its quotes where one was found."""
     name, *value = found.groups()
     return RENAMED.get(name, f"--{name.replace('_', '-')}") + after + "".join(value)

@@ -7,20 +7,19 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from partsong.cli import output
-from partsong.cli.choices import GAME, MODEL_ENDINGS, RANK_METHODS, SKETCHED, WEIGHT_ENDINGS, WITH_SKETCHES
-from partsong.cli.fit_settings import FOR_PRIVACY, FOR_SKETCHES, FitOptions, GameSettings, complete_game, require_game
+from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
+from partsong.cli.fit_settings import FOR_PRIVACY, FOR_SKETCHES, FitOptions, complete_game, require_game
 from partsong.cli.output import (
     INTERRUPTED,
     TERMINATED,
     adopt,
-    as_json,
     exit_code,
     option,
     put_failure,
@@ -29,15 +28,18 @@ from partsong.cli.output import (
     visible,
 )
 from partsong.core.interfaces import Engine
-from partsong.data.blocks import block_range
-from partsong.engines.collective import PATIENCE, Card, Communicator, Ended, Status, _first_failure, share
+from partsong.core.streams import fresh_seed
+from partsong.data.conversion import float_type
+from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, heard, share
 from partsong.engines.mpi import Mpi
 from partsong.engines.torch_distributed import TorchDistributed
 from partsong.errors import CompositionError, FileError, MissingExtra, ParameterError, PartsongError
 from partsong.io.opening import place_of
 from partsong.io.party_folder import is_parts_folder
-from partsong.methods.registry import ASYNCHRONOUS
+from partsong.io.write import as_json
+from partsong.methods.registry import ASYNCHRONOUS, DSANLS, GAME, RANK_METHODS, WITH_SKETCHES
 from partsong.training import run_folder
+from partsong.training.settings import RankSettings
 
 if TYPE_CHECKING:
     from partsong.io.blocks import Source
@@ -164,15 +166,6 @@ def part(communicator: Communicator) -> None:
         library.Finalize()
 
 
-@contextmanager
-def heard() -> Iterator[None]:
-    """Within this block the end of a run that another rank has told of is its error."""
-    try:
-        yield
-    except Ended as end:
-        raise (end.error or KeyboardInterrupt()) from None
-
-
 # ---- ranks files ------------------------------------------------------------------------------------------------
 #
 # Where a fit over ranks writes, and that it can.
@@ -194,7 +187,7 @@ def _ending(path: Path) -> str:
     return path.name[len(path.name) - len(max(found, key=len)) :] if found else ""
 
 
-def require_outputs(options: FitOptions, rank: int, ranks: int) -> None:
+def require_rank_outputs(options: FitOptions, rank: int, ranks: int) -> None:
     """Refuse, before anything is read, what this rank could not write afterwards."""
     if options.output is None and options.run_folder is None:
         raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
@@ -226,50 +219,6 @@ FOREIGN = {
 MARKED_BYTES = 1 << 16
 OWN = {"as_json", "quiet"}
 """Options that ranks may be given differently."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSettings(GameSettings):
-    """What decides the numbers of a fit over ranks, and how it was run."""
-
-    method: str
-    n_components: int
-    init: str
-    alpha_w: float
-    alpha_h: float
-    l1_ratio: float
-    sketch: str | None
-    sketch_ratio: float | None
-    seed: int
-    dtype: str
-    tol: float
-    max_iter: int
-    time_budget: float | None
-    threads: int
-    engine: str
-    sums: str | None
-    ranks: int
-
-    @property
-    def is_sketched(self) -> bool:
-        """Whether each rank needs columns beside its rows."""
-        return self.method == SKETCHED
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether rank 0 is a server without rows."""
-        return self.method in ASYNCHRONOUS
-
-    @property
-    def workers(self) -> range:
-        """The ranks that hold rows."""
-        return range(int(self.is_asynchronous), self.ranks)
-
-    def rows_at(self, rank: int, n_rows: int) -> tuple[int, int]:
-        """The rows of a rank; none at a server."""
-        if rank not in self.workers:
-            return 0, 0
-        return block_range(n_rows, len(self.workers), rank - self.workers.start)
 
 
 def require_fitting(options: FitOptions, given: Collection[str], ranks: int) -> None:
@@ -357,7 +306,7 @@ def _mark_of(source: Source) -> str:
 
 def require_enough(source: Source, method: str, ranks: int) -> None:
     """Each rank that works needs a row, and where both factors are distributed a column."""
-    nouns, servers = ("rows", "columns") if method == SKETCHED else ("rows",), int(method in ASYNCHRONOUS)
+    nouns, servers = ("rows", "columns") if method == DSANLS else ("rows",), int(method in ASYNCHRONOUS)
     over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
     for noun, size in zip(nouns, source.shape, strict=False):
         if size < ranks - servers:
@@ -369,19 +318,16 @@ def require_enough(source: Source, method: str, ranks: int) -> None:
 
 def common_seed(communicator: Communicator, options: FitOptions) -> int:
     """The seed given, or else one that rank 0 has drawn."""
-    from partsong.core.streams import fresh_seed
-
     with heard():
         seeds = share(communicator, str(fresh_seed() >> 32 if options.seed is None else options.seed))
     return int(seeds[0])
 
 
-def settle(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSettings:
+def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSettings:
     """All settings; sketches need at least one row and one column for each component."""
-    from partsong.data.conversion import float_type
     from partsong.estimators.parameters import rank_of
 
-    is_sketched, rank = options.method == SKETCHED, rank_of(options.n_components, source.shape)
+    is_sketched, rank = options.method == DSANLS, rank_of(options.n_components, source.shape)
     if is_sketched and rank > min(source.shape):
         raise ParameterError(
             f"n_components={rank}: a sketch of {source.shape[0]} rows or {source.shape[1]} columns has no more columns "
@@ -404,7 +350,7 @@ def settle(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSe
     return RankSettings(**known)
 
 
-def told(settings: RankSettings) -> Mapping[str, Any]:
+def rank_settings_as_json(settings: RankSettings) -> Mapping[str, Any]:
     """What a model says of them."""
     return {
         name: value

@@ -25,7 +25,8 @@ from partsong.cli.output import (
 )
 from partsong.errors import FileError
 from partsong.methods.registry import ALONE, DESCENDING, LANGUAGES, SERVERS, TOGETHER, TOP
-from partsong.topics.tokenizer import JOINERS
+from partsong.topics.documents import read_documents
+from partsong.topics.tokenizer import JOINERS, stop_words_of
 
 # ---- topics options ---------------------------------------------------------------------------------------------
 #
@@ -48,8 +49,6 @@ TEXTS = "A .csv, .tsv, .jsonl or .txt file (also .gz), or a folder of .txt files
 
 def texts_of(paths: Sequence[Path], column: str, encoding: str) -> dict[str, list[str]]:
     """Texts by the name of their party, which is that of its file as far as it tells files apart."""
-    from partsong.topics.documents import read_documents
-
     short = [path.name.removesuffix(".gz").rpartition(".")[0] or path.name for path in paths]
     names = short if len(set(short)) == len(short) else [str(path) for path in paths]
     return {
@@ -507,7 +506,6 @@ def fit(
     chosen = {"method": method, "vocabulary": vocabulary, "rounds": rounds}
     given = {name: value for name, value in (chosen | descent | between | words).items() if value is not None}
     require_meaningful(len(texts), given, between, descent)
-    from partsong.topics.tokenizer import stop_words_of
 
     further = () if stop_words is None else stop_words_of(stop_words)
     common = {"language": language, "stop_words": further, "random_state": seed}
@@ -532,7 +530,7 @@ def fit(
 def _learned(n_topics: int, by_party: dict[str, list[str]], settings: dict[str, Any]) -> Any:
     import warnings
 
-    from partsong import FederatedTopicModel, TopicModel
+    from partsong.topics.estimators import FederatedTopicModel, TopicModel
 
     with warnings.catch_warnings(record=True) as told, in_options():
         warnings.simplefilter("always", UserWarning)
@@ -550,7 +548,7 @@ def _learned(n_topics: int, by_party: dict[str, list[str]], settings: dict[str, 
 #
 # `partsong topics show`: what is in a topic model.
 
-TOPICS_SHOW_EPILOG = examples(
+SHOW_EPILOG = examples(
     "partsong topics show topics.safetensors -n 15",
     "partsong topics show topics.safetensors --html topics.html",
     "partsong topics show topics.safetensors --json",
@@ -591,7 +589,7 @@ def show(
 #
 # `partsong topics transform`: new texts and a topic model to weights.
 
-TOPICS_TRANSFORM_EPILOG = examples("partsong topics transform new.csv topics.safetensors --text-column title -o W.csv")
+TRANSFORM_EPILOG = examples("partsong topics transform new.csv topics.safetensors --text-column title -o W.csv")
 
 
 @guarded
@@ -607,7 +605,7 @@ def transform(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
     """Weights of topics in new texts, a row for each; zeros for a text without a known word."""
-    from partsong.io.write import write_weights
+    from partsong.io.weights import write_weights
     from partsong.topics.estimators import TopicModel
 
     require_distinct({"TEXTS": texts, "MODEL": model, "--output": output})
@@ -638,5 +636,5 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("fit", epilog=EPILOG)(fit)
-app.command("show", epilog=TOPICS_SHOW_EPILOG)(show)
-app.command("transform", epilog=TOPICS_TRANSFORM_EPILOG)(transform)
+app.command("show", epilog=SHOW_EPILOG)(show)
+app.command("transform", epilog=TRANSFORM_EPILOG)(transform)

@@ -1,4 +1,6 @@
-"""Trees of states to JSON and back: what is not an array becomes a tagged node, arrays are set aside by number.
+"""Serialize messages and states: buffers for engines, tagged JSON trees for files. No pickle.
+
+Trees of states to JSON and back: what is not an array becomes a tagged node, arrays are set aside by number.
 
 {"array": "3", "order": "C"}   {"scalar": "4"}   {"float": "nan"}   {"tuple": [...]}   {"mapping": [[key, value], ...]}
 {"enum": "Outcome", "member": "CONVERGED"}   {"record": "State", "fields": {...}}
@@ -13,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +23,7 @@ import numpy.typing as npt
 from partsong.core.interfaces import Array, Message, State, type_name
 from partsong.errors import CompositionError, DataTypeError, FormatError, ParameterError
 
-if TYPE_CHECKING:
-    from partsong.engines.collective import Buffer
-
+Buffer = Any  # bytes, or a one-dimensional NumPy array of uint8
 
 # ---- parcels ----------------------------------------------------------------------------------------------------
 #
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 #     8 bytes: length of the header | header | arrays, each from a multiple of 64 bytes on
 #
 # The header tells label, weight and, for each array, its name, number type, shape, memory order and place. Reading
-# cannot
-# run code: types are looked up by name among those of numbers. Tensors arrive as tensors.
+# cannot run code: types are looked up by name among those of numbers. Tensors arrive as tensors.
 
 ALIGNMENT = 64
 

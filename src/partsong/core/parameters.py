@@ -1,10 +1,11 @@
-"""Tables of TOML as dataclasses: a key that nobody knows is an error, with the nearest name."""
+"""Typed parameters: whole numbers, reals and tables of TOML; an unknown key is an error that names the nearest one."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
 from collections.abc import Collection, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,20 @@ def words(table: Mapping[str, Any], name: str, default: Any) -> Any:
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) and word for word in value):
         raise ParameterError(f"{name} must be a list of texts; got {str(value)[:60]!r}.")
     return tuple(value)
+
+
+def whole_number(name: str, value: Any, hint: str = "") -> int:
+    """An integer of at least 1; True is not a number."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"{name} must be a whole number of at least 1{hint}; got {value!r}.")
+    return int(value)
+
+
+def real_number(name: str, value: Any) -> float:
+    """A number; text that looks like one is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ParameterError(f"{name} must be a number; got {value!r}.")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ParameterError(f"{name} must be a number below 1e308; got a whole number beyond that.") from error

@@ -1,4 +1,6 @@
-"""Who may use how many threads: one setting for compiled kernels and BLAS alike.
+"""Thread limits, graceful Ctrl-C, cached attributes and the package version.
+
+Who may use how many threads: one setting for compiled kernels and BLAS alike.
 
 A block of rows goes to each thread, in ranges that depend on sizes and the thread count alone, so that the same seed
 gives the same bytes at a fixed thread count. While such work runs, BLAS is held to one thread per call. Inside a
@@ -21,6 +23,17 @@ from itertools import pairwise
 from typing import Any, Generic, TypeVar, overload
 
 from partsong.errors import ParameterError
+
+
+def package_version() -> str:
+    """The version that is installed; "unknown" in a source tree that was never installed."""
+    from importlib import metadata  # slow to import, and seldom needed
+
+    try:
+        return metadata.version("partsong")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
 
 # ---- interrupts -------------------------------------------------------------------------------------------------
 #

@@ -101,7 +101,7 @@ def as_matrix(X: Any, dtype: Any = None) -> Matrix:
 
     NumPy arrays (any order; memory maps stay on disk), SciPy sparse matrices, and torch tensors are taken. float32
     and float64 are kept; types that float32 holds exactly become float32, all others float64, unless `dtype` says
-    otherwise. Values are not checked here: `data.check.require_factorizable` does that.
+    otherwise. Values are not checked here: `data.validation.require_factorizable` does that.
     """
     if is_tensor(X):
         return _from_torch(X, dtype)

@@ -12,6 +12,7 @@ from partsong import kernels
 from partsong.core import runtime
 from partsong.core.runtime import once
 from partsong.data.dense import FEW_COMPONENTS
+from partsong.kernels import fused_steps as compiled_turns
 from partsong.kernels import hals, numpy_backend
 from partsong.kernels.fused_steps import Move, Turns, most_turns
 
@@ -120,8 +121,6 @@ class SparseMatrix:
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
     ) -> None:
         """By rows, then by columns; see local.turns."""
-        from partsong.kernels import fused_steps as compiled_turns
-
         by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
         compiled_turns.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
 

@@ -1,4 +1,4 @@
-"""Asynchronous runs in one process, over a virtual clock."""
+"""Asynchronous runs: the rules of an arrival, and runs in one process by a virtual clock or a recorded order."""
 
 from __future__ import annotations
 

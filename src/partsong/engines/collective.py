@@ -1,4 +1,6 @@
-"""How ranks agree that all is well, or on the error that ends the run everywhere.
+"""Collective calls over ranks: the communicator protocol, agreement on settings, errors that end a run everywhere.
+
+How ranks agree that all is well, or on the error that ends the run everywhere.
 
 Before anything large is sent, each rank shows a card of fixed size to all others. It says how much will follow, so that
 it costs no exchange of its own, and whether this rank has failed or has left its loop. Where one has failed its message
@@ -13,7 +15,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -21,7 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from partsong import errors
-from partsong.core.codec import packed, unpacked
+from partsong.core.codec import Buffer, packed, unpacked
 from partsong.core.interfaces import Array, Layout, Message, Program, Schedule, Shard, type_name
 from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError
 
@@ -31,8 +33,6 @@ from partsong.errors import CompositionError, ParameterError, PartsongError, Par
 #
 # A rank is a process that holds one shard or several and runs the same loop as all others; rank 0 also plays the
 # server.
-
-Buffer = Any  # bytes, or a one-dimensional NumPy array of uint8
 
 
 class Communicator(Protocol):
@@ -179,6 +179,15 @@ def together(communicator: Communicator, work: Callable[[], Result]) -> Result:
     except Ended as end:
         raise (end.error or PartyError("Another rank has left.")) from None
     return result
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Within this block the end of a run that another rank has told of is its error."""
+    try:
+        yield
+    except Ended as end:
+        raise (end.error or KeyboardInterrupt()) from None
 
 
 def at_the_server(

@@ -1,4 +1,4 @@
-"""The parties of a round side by side on one machine."""
+"""Engines of one process: sequential, which defines the semantics, and parallel threads with the same bits."""
 
 from __future__ import annotations
 

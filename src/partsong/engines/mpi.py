@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from partsong.core.codec import memory_order
+from partsong.core.codec import Buffer, memory_order
 from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.collective import Buffer
 from partsong.engines.spmd import IN_ORDER, run_ranks
 from partsong.errors import MissingExtra
 
@@ -77,7 +76,7 @@ class Mpi:
 
     Every rank calls `run` with the same program, schedule and reduction and with its own shards. `comm` is mpi4py's
     communicator, COMM_WORLD if none is given. `record` keeps at rank 0 what all parties sent, elsewhere what the own
-    ones did. What is sent: see `engines.ranks`; nothing is pickled.
+    ones did. What is sent: see `engines.spmd`; nothing is pickled.
     """
 
     comm: Any = None
@@ -97,7 +96,7 @@ class Mpi:
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
 
     def communicator(self) -> MpiCommunicator:
-        """Also for work that comes before a run and may fail at one rank: see `engines.agreement.together`."""
+        """Also for work that comes before a run and may fail at one rank: see `engines.collective.together`."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:

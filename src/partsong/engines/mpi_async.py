@@ -1,4 +1,4 @@
-"""The server of an asynchronous run over ranks: it waits for anybody, takes in what came, and answers its sender."""
+"""Asynchronous runs over MPI: a server at rank 0, workers at all other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from partsong.core.codec import packed, state_of, told_state, unpacked
+from partsong.core.codec import Buffer, packed, state_of, told_state, unpacked
 from partsong.core.interfaces import (
     Checkpoint,
     Layout,
@@ -43,7 +43,6 @@ from partsong.engines.asynchronous import (
 from partsong.engines.collective import (
     PATIENCE,
     Attendance,
-    Buffer,
     Card,
     Communicator,
     Ended,

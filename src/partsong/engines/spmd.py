@@ -1,4 +1,4 @@
-"""One round at one rank: `local` at its own shards, a sum over all ranks, `finish`."""
+"""Synchronous rounds over ranks: `local` at the own shards, a sum over all ranks, `finish` everywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from partsong.core import runtime
-from partsong.core.codec import forms, packed, unpacked
+from partsong.core.codec import Buffer, forms, packed, unpacked
 from partsong.core.interfaces import (
     Aggregation,
     Checkpoint,
@@ -30,7 +30,6 @@ from partsong.core.interfaces import (
     State,
 )
 from partsong.engines.collective import (
-    Buffer,
     Card,
     Communicator,
     Ended,

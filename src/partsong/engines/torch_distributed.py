@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from partsong.core.codec import memory_order
+from partsong.core.codec import Buffer, memory_order
 from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.collective import Buffer
 from partsong.engines.spmd import IN_ORDER, run_ranks
 from partsong.errors import CompositionError, MissingExtra, PartyError
 
@@ -29,7 +28,7 @@ class TorchDistributed:
     The process group is made before (`torch.distributed.init_process_group`); `group` is the default one if none is
     given. `device` is where this rank computes: empty for the host under gloo, and the current GPU under NCCL. Every
     rank calls `run` with the same program, schedule and reduction and with its own shards; `sums` and `record` are as
-    in `Mpi`. What is sent: see `engines.ranks`.
+    in `Mpi`. What is sent: see `engines.spmd`.
     """
 
     group: Any = None
@@ -50,7 +49,7 @@ class TorchDistributed:
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
 
     def communicator(self) -> TorchCommunicator:
-        """Also for work that comes before a run and may fail at one rank: see `engines.agreement.together`."""
+        """Also for work that comes before a run and may fail at one rank: see `engines.collective.together`."""
         try:
             torch: Any = import_module("torch")
         except ImportError as error:

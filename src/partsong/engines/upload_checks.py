@@ -270,8 +270,8 @@ def require_company(
     if fixed is None or fixed == set(present):
         return
     missing, new = sorted(fixed - set(present)), sorted(set(present) - fixed)
-    told = [f"{_company_told(missing)} would be missing from it"] if missing else []
-    told += [f"{_company_told(new)} would join"] if new else []
+    told = [f"{_format_names(missing)} would be missing from it"] if missing else []
+    told += [f"{_format_names(new)} would join"] if new else []
     first = next((error for name, error in (faults or {}).items() if name in fixed), None)
     raise PartyError(
         f"Exchange {index} continues a round under a reduction that hides uploads, but {' and '.join(told)}. {WHY} "
@@ -286,11 +286,10 @@ def _check_ahead(schedule: Schedule, names: Collection[str], exchanges: range) -
     if odd:
         raise ParameterError(
             f"Exchanges {exchanges.start} to {exchanges.stop - 1} are one round under a reduction that hides uploads, "
-            f"but by the schedule {_company_told(odd)} would take part in some of them only. {WHY} "
-            "Keep such a party out of "
-            "the whole round, or in all of it."
+            f"but by the schedule {_format_names(odd)} would take part in some of them only. {WHY} Keep such a party "
+            "out of the whole round, or in all of it."
         )
 
 
-def _company_told(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + ("…" if len(names) > 5 else "")

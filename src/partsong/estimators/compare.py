@@ -17,34 +17,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partsong import __version__
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Message, Outcome, Round, Schedule, Shard, State
-from partsong.core.runtime import Interrupts, held
+from partsong.core.parameters import whole_number
+from partsong.core.runtime import Interrupts, held, package_version
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.sparse import SparseMatrix
 from partsong.engines.local import Parallel, side_by_side
 from partsong.errors import ParameterError, PartsongError, ShapeError
 from partsong.estimators.federated_nmf import FederatedNMF
-from partsong.estimators.parameters import (
-    alignment_of,
-    one_of,
-    precision_of,
-    program_of,
-    rank_of,
-    require_verbosity,
-    whole_number,
-)
+from partsong.estimators.parameters import alignment_of, one_of, precision_of, program_of, rank_of, require_verbosity
 from partsong.estimators.validation import by_party, named_parties, shards_of, sound_parties, whole_seed
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
 from partsong.methods import recipes
 from partsong.methods.registry import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, alignment_for, start_of
 from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
 from partsong.reporting.run_report import Curve, MethodFindings, Party, Report, Sent, write_report
-from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, Task, conclude, pursue
-from partsong.training.progress import Watch as ProgressWatch
-from partsong.training.progress import progress
+from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, Task, conclude, progress, pursue
 from partsong.training.result import Finished
 from partsong.training.simulation import conclude_aloud, party_components, simulation_by_name
 from partsong.training.stopping import HistoryRow, Run, Stop
@@ -93,7 +83,7 @@ class Witness:
     least: float = math.inf
 
     def see(self, done: Round, row: HistoryRow) -> None:
-        """Note a round; of equally good ones the later is the best, as in `running.Follower`."""
+        """Note a round; of equally good ones the later is the best, as in `training.stopping.Follower`."""
         if not self.sent and done.traffic:
             self.alone = party_components(done.checkpoint)
         for _, _, upload in done.traffic:
@@ -466,7 +456,7 @@ class Comparison:
         """Write one self-contained page with curves, parts (as pictures of `image_shape`), and every party's own."""
         parties = tuple(Party(party.name, party.rows, {}) for party in self.findings[0].parties)
         settings = {"rank": str(self.n_components), "seed": str(self.seed), "threads": str(runtime.available())}
-        versions = {"partsong": __version__, "python": platform.python_version(), "numpy": np.__version__}
+        versions = {"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__}
         told = Report(
             title, self.caption, parties, self.findings, image_shape, self.feature_names, settings, versions, NEVER_SENT
         )
@@ -642,7 +632,7 @@ def _contest_all(
             break
         with progress(verbose, contestant.rounds, None, contestant.name) as bar:
 
-            def watch(done: Round, row: HistoryRow, bar: ProgressWatch = bar) -> None:
+            def watch(done: Round, row: HistoryRow, bar: Watch = bar) -> None:
                 attendance.note(done, row)
                 bar(done, row)
 

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule
+from partsong.core.parameters import whole_number
 from partsong.core.runtime import held
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -32,7 +33,6 @@ from partsong.estimators.parameters import (
     require_verbosity,
     solver_told,
     stop_of,
-    whole_number,
 )
 from partsong.estimators.persistence import fill_from_file, forget_origin, penalties_told, save_fitted
 from partsong.estimators.validation import (
@@ -62,8 +62,7 @@ from partsong.methods.registry import (
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.ledger import SIMULATED, USUAL_DELTA, Spending, spent_from, without_names
 from partsong.solvers.observed import ObservedRows
-from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut, Pursuit, Task
-from partsong.training.progress import progress
+from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut, Pursuit, Task, progress
 from partsong.training.result import Finished, OnDemand, top_features
 from partsong.training.simulation import (
     RoundReport,
@@ -233,10 +232,9 @@ class FederatedNMF(
         are unknown cells, which nobody plays. Errors are then over known cells, of which every party needs one, and
         what `components_` says of a column that no party knows means nothing.
     privacy : None, PartyPrivacy or RowPrivacy
-        Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each
-        sends its own H ("fnmf-alone",
-        "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd"); or of every single row, for "exact". All rounds are
-        then run, whatever tol, and the model is that of the last: errors do not leave a party.
+        Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each sends its own H
+        ("fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd"); or of every single row, for "exact".
+        All rounds are then run, whatever tol, and the model is that of the last: errors do not leave a party.
     masked : bool or MaskedSum
         Whether parties add masks that cancel in the sum, so that nobody sees a single upload (at least three parties;
         extra "privacy"); for methods that send sums or means by position. A MaskedSum has bounds of your own.

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix, UpdateRule
+from partsong.core.parameters import whole_number
 from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
 from partsong.estimators.parameters import (
@@ -31,7 +32,6 @@ from partsong.estimators.parameters import (
     sketch_of,
     stop_of,
     threads_of,
-    whole_number,
 )
 from partsong.estimators.persistence import fill_from_file, forget_origin, save_fitted
 from partsong.estimators.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
@@ -40,8 +40,7 @@ from partsong.solvers.alternating import Alternate
 from partsong.solvers.game import Game
 from partsong.solvers.initialization import Beginning
 from partsong.solvers.observed import ObservedRows
-from partsong.training.loop import RowFit, fit_rows
-from partsong.training.progress import progress
+from partsong.training.loop import RowFit, fit_rows, progress
 from partsong.training.result import Finished, top_features
 from partsong.training.stopping import Run, Stop
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.core import runtime
-from partsong.core.interfaces import Alignment, Matrix, Program, UpdateRule
+from partsong.core.interfaces import Alignment, Matrix, Program
+from partsong.core.parameters import real_number, whole_number
 from partsong.data.conversion import array_of
 from partsong.data.issues import SHOWN
 from partsong.data.validation import cell_errors
 from partsong.errors import ParameterError, ShapeError, UnreadableError, first_few
 from partsong.methods import recipes
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, reach_of
-from partsong.methods.recipes import game_told
+from partsong.methods.recipes import game_told, solver_of
 from partsong.methods.registry import ALIGNED, ASYNCHRONOUS, COMMON_ONLY, LONG_ROUNDS, METHODS, SENDS_H, STARTS
 from partsong.sketch.crossing import Proportion
-from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation
+from partsong.solvers.alternating import Alternate
 from partsong.solvers.game import Game
 from partsong.solvers.initialization import Beginning
-from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.observed import ObservedRows
 from partsong.training import loop
 from partsong.training.stopping import Stop
@@ -139,21 +139,6 @@ def physical_memory() -> int | None:
         return None
 
 
-def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> Alternate:
-    """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
-    chosen = _rule_of(rule)
-    is_same = isinstance(alpha_H, str) and alpha_H == "same"
-    if isinstance(alpha_H, str) and not is_same:
-        raise ParameterError(f"alpha_H must be a number or 'same'; got {alpha_H!r}.")
-    on_W = _penalty_weight("alpha_W", alpha_W)
-    on_H = on_W if is_same else _penalty_weight("alpha_H", alpha_H)
-    l1 = real_number("l1_ratio", l1_ratio)
-    if not 0 <= l1 <= 1:
-        raise ParameterError(f"l1_ratio must lie between 0 and 1; got {l1_ratio!r}.")
-    momentum = Extrapolation() if isinstance(rule, str) and rule == "hals" else NoExtrapolation()
-    return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
-
-
 def game_of(solver: Any) -> Game | None:
     """The game that is meant, by its name or as a value; None for solvers that are none."""
     if isinstance(solver, Game):
@@ -253,28 +238,6 @@ def count_told(settings: Mapping[str, Any], name: str, least: int = 1) -> int | 
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= least else None
 
 
-def _rule_of(rule: Any) -> UpdateRule:
-    rules = recipes.solver_rules()
-    if isinstance(rule, str) and rule in rules:
-        return rules[rule]
-    if isinstance(rule, str):
-        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join((*rules, 'game'))}.")
-    if isinstance(rule, type) or not all(callable(getattr(rule, name, None)) for name in ("init", "step")):
-        raise ParameterError(
-            f"solver must be one of {', '.join((*rules, 'game'))}, or an update rule such as "
-            "CoordinateDescent(sweeps=2), or a Game; "
-            f"got {rule!r}."
-        )
-    return rule
-
-
-def _penalty_weight(name: str, value: Any) -> float:
-    weight = real_number(name, value)
-    if not 0 <= weight < float("inf"):
-        raise ParameterError(f"{name} must be zero or more, and finite; got {value!r}.")
-    return weight
-
-
 def stop_of(tol: Any, time_budget: Any) -> Stop:
     """When to stop, from numbers."""
     return Stop(real_number("tol", tol), None if time_budget is None else real_number("time_budget", time_budget))
@@ -302,23 +265,6 @@ def require_verbosity(verbose: Any) -> None:
     """0 or False is silent, 1 or True is not."""
     if not isinstance(verbose, Integral | np.bool_) or verbose < 0:
         raise ParameterError(f"verbose must be 0 (silent) or 1 (progress on standard error); got {verbose!r}.")
-
-
-def whole_number(name: str, value: Any, hint: str = "") -> int:
-    """An integer of at least 1; True is not a number."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ParameterError(f"{name} must be a whole number of at least 1{hint}; got {value!r}.")
-    return int(value)
-
-
-def real_number(name: str, value: Any) -> float:
-    """A number; text that looks like one is none."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise ParameterError(f"{name} must be a number; got {value!r}.")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ParameterError(f"{name} must be a number below 1e308; got a whole number beyond that.") from error
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -376,9 +322,8 @@ def require_privacy(privacy: Any, masked: Any, method: Any, *, steps: Any, time_
         stop_of(0.0, time_budget).blind()
     if not isinstance(method, str):
         raise ParameterError(
-            "privacy is for methods by name. To a Program noise is added by "
-            "partsong.methods.recipes.party_private, or take "
-            "partsong.methods.recipes.row_private as the method."
+            "privacy is for methods by name. To a Program noise is added by partsong.methods.recipes.party_private, or "
+            "take partsong.methods.recipes.row_private as the method."
         )
     _require_private_method(privacy, method, masked, steps)
 

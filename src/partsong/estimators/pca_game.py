@@ -13,25 +13,17 @@ from sklearn.utils.validation import check_is_fitted
 
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome
+from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import held
 from partsong.data.centered import Centred, require_finite, require_variance
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.table import column_names
 from partsong.errors import DivergenceWarning, ParameterError
-from partsong.estimators.parameters import (
-    DEFAULT_RANK,
-    given_weights,
-    one_of,
-    precision_of,
-    real_number,
-    require_verbosity,
-    stop_of,
-    whole_number,
-)
+from partsong.estimators.parameters import DEFAULT_RANK, given_weights, one_of, precision_of, require_verbosity, stop_of
 from partsong.estimators.validation import agree_on_columns, numbers_of, whole_seed
 from partsong.io.model_file import fill_principal, save_principal
 from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played, safe_step
-from partsong.training.progress import progress
+from partsong.training.loop import progress
 from partsong.training.stopping import HistoryRow
 
 BATCH_DECAY = 0.03

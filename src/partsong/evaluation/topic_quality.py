@@ -1,4 +1,4 @@
-"""Vectors of words from any table: text as GloVe and word2vec write it, .npz, gensim's KeyedVectors, a mapping."""
+"""Topic quality: co-occurrence, coherence (NPMI, C_v, word vectors) and diversity."""
 
 from __future__ import annotations
 

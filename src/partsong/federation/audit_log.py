@@ -109,7 +109,7 @@ def _today() -> str:
 #
 # An audit log for the people who answer for a site: is it whole, what has left, how much in each run; never values.
 
-AUDIT_REPORT_FILE = "audit.jsonl"
+AUDIT_FILE = "audit.jsonl"
 HEAD_LETTERS = len(NOTHING)
 COLUMNS = (
     "line", "time (UTC)", "run", "round", "kind", "bytes", "norm", "clip", "ε spent", "again", "arrays or refusal",
@@ -131,13 +131,12 @@ class Verified:
 
 def log_at(place: Path) -> Path:
     """The log in a site's folder, in its state folder, or the file itself."""
-    tried = (place / "state" / AUDIT_REPORT_FILE, place / AUDIT_REPORT_FILE) if place.is_dir() else (place,)
+    tried = (place / "state" / AUDIT_FILE, place / AUDIT_FILE) if place.is_dir() else (place,)
     found = next((path for path in tried if path.is_file()), None)
     if found is None:
         raise FileError(
-            f"{place}: there is no {AUDIT_REPORT_FILE}. "
-            "Name the folder of a site, or the file; where nothing was ever sent there "
-            "is none."
+            f"{place}: there is no {AUDIT_FILE}. Name the folder of a site, or the file; where nothing was ever "
+            "sent there is none."
         )
     return found
 

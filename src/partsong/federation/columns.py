@@ -36,7 +36,7 @@ from partsong.secure_aggregation.crypto import (
     signing_key,
     unseal,
 )
-from partsong.secure_aggregation.crypto import agreed as key_agreement_agreed
+from partsong.secure_aggregation.crypto import agreed as agreed_secrets
 from partsong.secure_aggregation.messages import Roster, as_array
 
 # ---- columns ----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Correspondent:
         text = _padded(names)
         fresh = self._own_key(other, theirs, text)
         try:
-            secret = key_agreement_agreed(fresh.private, {other: theirs})[other]
+            secret = agreed_secrets(fresh.private, {other: theirs})[other]
         except PartyError as error:
             raise Denied("protocol", str(error)) from error
         sealed = seal(self._sealing(secret, self.name, other, fresh.public), text)
@@ -238,7 +238,7 @@ class Correspondent:
         self._require_roster()
         body = self._verified("letter", other, letter, "letter")
         fresh, sealed = body[:KEY_BYTES], body[KEY_BYTES:]
-        secret = key_agreement_agreed(self._private(), {other: fresh})[other]
+        secret = agreed_secrets(self._private(), {other: fresh})[other]
         text = unseal(self._sealing(secret, other, self.name, fresh), sealed)
         if text is None:
             raise Denied("protocol", f"What {other!r} has told cannot be opened.")

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrawnSchedule(Schedule):
-    """A schedule whose rounds are over max(1, round(fraction·N)) sites each, as `participation.sampled` draws them.
+    """A schedule whose rounds are over max(1, round(fraction·N)) sites each, as `core.streams.sampled` draws them.
 
     Whom it names absent is missing as well.
     """
@@ -130,7 +130,7 @@ class WordRounds(VocabularyAgreement):
 
 OF_THE_VOCABULARY = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
 OF_A_TEXT = ("language", "stop_words", "shortest", "lower", "strip_accents")
-WORD_RULE_KEYS = (*OF_THE_VOCABULARY, "weighting", *OF_A_TEXT)
+TEXT_RULE_KEYS = (*OF_THE_VOCABULARY, "weighting", *OF_A_TEXT)
 WHERE = "The table words of the experiment"
 
 
@@ -149,7 +149,7 @@ class TextRule:
     @staticmethod
     def from_table(table: Mapping[str, Any], method: str) -> TextRule:
         """From the table of an experiment with that method; an unknown key is an error."""
-        only(table, WORD_RULE_KEYS, WHERE)
+        only(table, TEXT_RULE_KEYS, WHERE)
         kept = {name: table[name] for name in OF_THE_VOCABULARY if table.get(name) is not None}
         options = {name: table[name] for name in OF_A_TEXT if name in table}
         for name in ("lower", "strip_accents"):

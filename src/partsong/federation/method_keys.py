@@ -1,4 +1,4 @@
-"""Keys of experiment.toml for methods of topics, named as in `FederatedTopicModel` and `partsong.methods.fednmf`."""
+"""Keys of experiment.toml: which methods there are, what each takes, and the program that they name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from partsong.core.interfaces import Program
-from partsong.core.parameters import nearest
+from partsong.core.parameters import nearest, real_number, whole_number
 from partsong.errors import ParameterError
-from partsong.estimators.parameters import alignment_of, real_number, whole_number
+from partsong.estimators.parameters import alignment_of
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus
 from partsong.methods.fedlda import FederatedLDA
@@ -26,6 +26,7 @@ from partsong.methods.registry import (
     LOCAL_STEPS,
     LONG_ROUNDS,
     METHODS,
+    SAFE,
     SENDS_H,
     SERVERS,
     SKETCHED,
@@ -65,7 +66,7 @@ AT_ONCE = ("simultaneous", "alternating")
 PRIVATE_SKETCHES = ("gaussian", "hadamard")
 """Sketches that send no row as it is."""
 
-RECIPE_NAMES_TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+RECIPES_TAKING: Mapping[str, tuple[str, ...]] = {
     "accelerate": ("exact",),
     **dict.fromkeys(("variant", "every"), ALIGNING),
     "strength": (*ALIGNING, "fedprox"),
@@ -82,7 +83,7 @@ RECIPE_NAMES_TAKEN_BY: Mapping[str, tuple[str, ...]] = {
 }
 """Key -> the methods that take it; "then-exact" also takes those of its first leg."""
 
-RECIPE_KEYS = tuple(RECIPE_NAMES_TAKEN_BY)
+RECIPE_KEYS = tuple(RECIPES_TAKING)
 
 STEPPING = tuple(name for name in FEDERATED if name not in (SECURE, THEN_EXACT))
 SHARED: Mapping[str, tuple[str, ...]] = {
@@ -109,7 +110,7 @@ NOT_ASKED: Mapping[str, str] = {
 }
 """Settings of recipes that are not for whoever writes an experiment -> why."""
 
-RECIPE_NAMES_ELSEWHERE: Mapping[str, str] = {
+RECIPE_ALIASES: Mapping[str, str] = {
     "steps": "local_steps",
     "repeats": "local_steps",
     "play": "order",
@@ -123,7 +124,6 @@ RECIPE_NAMES_ELSEWHERE: Mapping[str, str] = {
 # What each key of a recipe may be: a name, a truth, a whole number or a number within bounds.
 
 Check = Callable[[str, Any], Any]
-SAFE = "safe"
 
 
 def chosen(known: tuple[str, ...]) -> Check:
@@ -218,9 +218,8 @@ AS_THEY_ARE = ("accelerate", "variant", "strength", "every", "sweeps", "weighted
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A function of `partsong.methods.recipes`.
-
-    What it calls local_steps, whether it takes a start, what the name settles.
+    """A function of `partsong.methods.recipes`: what it calls local_steps, whether it takes a start, what the name
+    settles.
     """
 
     make: Callable[..., Program]
@@ -364,7 +363,7 @@ CHOICES = {
 }
 ELSEWHERE = {
     **{"n_topics": "rank", "n_components": "rank", "random_state": "seed", "fraction": "participation"},
-    **RECIPE_NAMES_ELSEWHERE,
+    **RECIPE_ALIASES,
 }
 """What estimators, recipes and the schedule of a fit call keys that have another name in an experiment."""
 
@@ -472,7 +471,7 @@ def require_own_names(table: Any) -> None:
 
 def refuse_key(name: str, method: str, of: str = "") -> NoReturn:
     """Refuse a key by the names of all methods that take it; `of`: what the method is, where its name does not say."""
-    methods = (*TAKEN_BY.get(name, ()), *RECIPE_NAMES_TAKEN_BY.get(name, ()), *SHARED.get(name, ()))
+    methods = (*TAKEN_BY.get(name, ()), *RECIPES_TAKING.get(name, ()), *SHARED.get(name, ()))
     raise ParameterError(f"{name} is for {', '.join(methods)}; the method is {of or repr(method)}. Leave it out.")
 
 
@@ -514,7 +513,7 @@ class RecipeKeys:
         return str(self.given["first"]) if method == THEN_EXACT else method
 
     def _require_taken(self, name: str, method: str) -> None:
-        takes = SHARED[name] if name in SHARED else RECIPE_NAMES_TAKEN_BY[name]
+        takes = SHARED[name] if name in SHARED else RECIPES_TAKING[name]
         first = self.given.get("first") if method == THEN_EXACT else None
         if method in takes or first in takes:
             return

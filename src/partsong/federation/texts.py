@@ -36,7 +36,7 @@ from partsong.topics.agreement.protocol import (
     agreed_vocabulary,
     masks_for_words,
 )
-from partsong.topics.agreement.protocol import WORDS as AGREEMENT_STEPS_WORDS
+from partsong.topics.agreement.protocol import WORDS as WORDS_STEP
 from partsong.topics.agreement.tables import HeldWords
 from partsong.topics.fitting import require_words
 from partsong.topics.shared_vocabulary import FEWEST_MASKED
@@ -162,7 +162,7 @@ def _rows(
 FILE = "steps.jsonl"
 NEXT = {
     TABLES: "tables of hashes",
-    AGREEMENT_STEPS_WORDS: "the words",
+    WORDS_STEP: "the words",
     FREQUENCIES: "documents with each word",
     DONE: "nothing",
 }

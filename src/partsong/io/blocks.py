@@ -18,8 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.dense import give_back_block, mapping
-from partsong.data.issues import BLOCK_BYTES, Finding, few, is_sparse, places
+from partsong.data.issues import BLOCK_BYTES, Finding, few, give_back_block, is_sparse, mapping, places
 from partsong.data.table import Table
 from partsong.data.validation import inspect, require_transformable
 from partsong.errors import DataError, FormatError, PartsongError, ShapeError, first_few

@@ -1,4 +1,4 @@
-"""Parquet tables and AnnData's .h5ad files; both need the extra `io`."""
+"""Parquet, AnnData (.h5ad), 10x and Matrix Market files."""
 
 from __future__ import annotations
 

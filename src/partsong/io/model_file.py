@@ -1,4 +1,4 @@
-"""Model files: H and what it takes to use it again. They never hold W, rows or names of samples."""
+"""Safetensors files of models, topic models, principal components and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import partsong
 from partsong.core.codec import Decoder, Encoder, Tensors
 from partsong.core.interfaces import Checkpoint, Message, Outcome
+from partsong.core.runtime import package_version
 from partsong.data.table import require_names
 from partsong.errors import (
     DataError,
@@ -169,7 +169,7 @@ def _refuse_constant(name: str) -> float:
 #
 # Private states are inside (W among them), so the file is readable by its owner alone and stays where it was written.
 
-_CHECKPOINT_FILE_KIND = FileKind("partsong-checkpoint", 1, is_private=True)
+_CHECKPOINT_KIND = FileKind("partsong-checkpoint", 1, is_private=True)
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint, *, context: Mapping[str, JSON]) -> None:
@@ -177,13 +177,13 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint, *, con
     require_json(context, "context")
     encoder = Encoder()
     tree = encoder.encode(checkpoint, "checkpoint")
-    write_tensors(path, _CHECKPOINT_FILE_KIND, encoder.tensors, {"context": context, "tree": tree})
+    write_tensors(path, _CHECKPOINT_KIND, encoder.tensors, {"context": context, "tree": tree})
 
 
 def load_checkpoint(path: str | os.PathLike[str], state_types: Sequence[type]) -> tuple[Checkpoint, Mapping[str, JSON]]:
     """Read a checkpoint; only classes in `state_types`, Message and Checkpoint are ever made, by their names."""
     decoder = Decoder.knowing((*state_types, Message, Checkpoint))
-    tensors, content = read_tensors(path, _CHECKPOINT_FILE_KIND)
+    tensors, content = read_tensors(path, _CHECKPOINT_KIND)
     place = place_of(path)
     with parsing(place, "a checkpoint"):
         try:
@@ -350,7 +350,7 @@ PACKAGES = {"numpy": "numpy", "scipy": "scipy", "numba": "numba", "sklearn": "sc
 
 def package_versions() -> dict[str, str]:
     """What a model file says about the software behind it."""
-    versions = {"python": platform.python_version(), "partsong": partsong.__version__}
+    versions = {"python": platform.python_version(), "partsong": package_version()}
     for name, distribution in PACKAGES.items():
         try:
             versions[name] = importlib.metadata.version(distribution)
@@ -389,13 +389,13 @@ def now() -> str:
 #
 # Files of principal components: vectors, mean and variances, and where they come from; never scores or rows.
 
-_PRINCIPAL_FILE_KIND = FileKind("partsong-principal-components", 1)
+_PRINCIPAL_KIND = FileKind("partsong-principal-components", 1)
 _BY_COMPONENT = ("explained_variance_", "explained_variance_ratio_", "singular_values_", "utilities_")
 _ARRAYS = ("components_", "mean_", *_BY_COMPONENT)
 _NUMBERS = ("seed_", "n_samples_", "n_iter_")
 _SETTINGS = ("n_components", "play", "step", "decay", "batch_size", "max_iter", "tol", "center")
-_PRINCIPAL_FILE_FIELDS = {"feature_names", "settings", "outcome_", "created", "versions", *_NUMBERS}
-_PRINCIPAL_FILE_ONCE_MORE = "Fit again, or take the file from its source again."
+_PRINCIPAL_FIELDS = {"feature_names", "settings", "outcome_", "created", "versions", *_NUMBERS}
+_FILE_ONCE_MORE = "Fit again, or take the file from its source again."
 
 
 def save_principal(estimator: Any, path: str | os.PathLike[str]) -> None:
@@ -404,26 +404,26 @@ def save_principal(estimator: Any, path: str | os.PathLike[str]) -> None:
     if not place.name.lower().endswith(ENDING):
         raise FileError(f"{path}: the name of a model file ends in {ENDING}. Save it as {place.stem}{ENDING}, say.")
     names = getattr(estimator, "feature_names_in_", None)
-    settings = {name: _principal_file_plain(getattr(estimator, name)) for name in _SETTINGS}
+    settings = {name: _plain_number(getattr(estimator, name)) for name in _SETTINGS}
     content = {
         "feature_names": None if names is None else [str(name) for name in names],
         "settings": settings,
         "outcome_": str(estimator.outcome_),
         "created": now(),
         "versions": package_versions(),
-        **{name: _principal_file_plain(getattr(estimator, name)) for name in _NUMBERS},
+        **{name: _plain_number(getattr(estimator, name)) for name in _NUMBERS},
     }
-    write_tensors(path, _PRINCIPAL_FILE_KIND, {name.rstrip("_"): getattr(estimator, name) for name in _ARRAYS}, content)
+    write_tensors(path, _PRINCIPAL_KIND, {name.rstrip("_"): getattr(estimator, name) for name in _ARRAYS}, content)
 
 
 def fill_principal(estimator: Any, path: str | os.PathLike[str]) -> None:
     """Give an estimator what such a file holds; whatever is not sound is a FormatError, and no code is run."""
-    tensors, content = read_tensors(path, _PRINCIPAL_FILE_KIND)
+    tensors, content = read_tensors(path, _PRINCIPAL_KIND)
     place = place_of(path)
     with parsing(place, "principal components"):
         fault = _fault(tensors, content)
         if fault:
-            raise FormatError(f"{place}: {fault} {_PRINCIPAL_FILE_ONCE_MORE}")
+            raise FormatError(f"{place}: {fault} {_FILE_ONCE_MORE}")
         try:
             estimator.set_params(**content["settings"])
             estimator.outcome_ = Outcome(content["outcome_"])
@@ -432,7 +432,7 @@ def fill_principal(estimator: Any, path: str | os.PathLike[str]) -> None:
                 require_names(names, "feature_names")
                 estimator.feature_names_in_ = np.array(names, dtype=object)
         except (PartsongError, ValueError) as error:
-            raise FormatError(f"{place}: {error} {_PRINCIPAL_FILE_ONCE_MORE}") from error
+            raise FormatError(f"{place}: {error} {_FILE_ONCE_MORE}") from error
     for name in _ARRAYS:
         setattr(estimator, name, tensors[name.rstrip("_")])
     for name in _NUMBERS:
@@ -445,8 +445,8 @@ def _fault(tensors: Mapping[str, np.ndarray], content: Any) -> str:
     """What is wrong with the parts of a file; nothing if it is empty."""
     if tensors.keys() != {name.rstrip("_") for name in _ARRAYS}:
         return f"holds the arrays {sorted(tensors)[:8]}, not those of principal components."
-    if not isinstance(content, dict) or content.keys() != _PRINCIPAL_FILE_FIELDS:
-        return f"its description lacks, or has more than, {', '.join(sorted(_PRINCIPAL_FILE_FIELDS))}."
+    if not isinstance(content, dict) or content.keys() != _PRINCIPAL_FIELDS:
+        return f"its description lacks, or has more than, {', '.join(sorted(_PRINCIPAL_FIELDS))}."
     if not isinstance(content["settings"], dict) or content["settings"].keys() != set(_SETTINGS):
         return f"its settings lack, or have more than, {', '.join(_SETTINGS)}."
     if not all(type(content[name]) is int and content[name] >= 0 for name in _NUMBERS):
@@ -469,7 +469,7 @@ def _fault(tensors: Mapping[str, np.ndarray], content: Any) -> str:
     return ""
 
 
-def _principal_file_plain(value: Any) -> Any:
+def _plain_number(value: Any) -> Any:
     """Numbers of NumPy as those of Python."""
     return value.item() if isinstance(value, np.generic) else value
 
@@ -478,10 +478,9 @@ def _principal_file_plain(value: Any) -> Any:
 #
 # Files of topic models: topics, words and what it takes to use them again; never a text, a weight or a party.
 
-_TOPIC_FILE_KIND = FileKind("partsong-topics", 1)
-_TOPIC_FILE_FIELDS = ("words", "key", "options", "n_documents", "settings", "seed", "created", "versions")
+_TOPIC_KIND = FileKind("partsong-topics", 1)
+_TOPIC_FIELDS = ("words", "key", "options", "n_documents", "settings", "seed", "created", "versions")
 _BY_TOPIC = ("shares", "coherence")
-_TOPIC_FILE_ONCE_MORE = "Fit again, or take the file from its source again."
 LONGEST_KEY = 64
 
 
@@ -509,7 +508,7 @@ class TopicFile:
     def __post_init__(self) -> None:
         fault = _fault_of_topics(self) or _fault_of_words(self) or _fault_of_facts(self)
         if fault:
-            raise FormatError(f"{fault} {_TOPIC_FILE_ONCE_MORE}")
+            raise FormatError(f"{fault} {_FILE_ONCE_MORE}")
         require_json(self.settings, "settings")
 
 
@@ -520,26 +519,23 @@ def save_topics(path: str | os.PathLike[str], model: TopicFile) -> None:
         raise FileError(f"{path}: the name of a model file ends in {ENDING}. Save it as {place.stem}{ENDING}, say.")
     optional = {name: getattr(model, name) for name in ("frequencies", *_BY_TOPIC)}
     tensors = {"components": model.components} | {name: kept for name, kept in optional.items() if kept is not None}
-    write_tensors(path, _TOPIC_FILE_KIND, tensors, {name: getattr(model, name) for name in _TOPIC_FILE_FIELDS})
+    write_tensors(path, _TOPIC_KIND, tensors, {name: getattr(model, name) for name in _TOPIC_FIELDS})
 
 
 def load_topics(path: str | os.PathLike[str]) -> TopicFile:
     """Read a topic model and check all of it; whatever is not sound is a FormatError, and no code is run."""
-    tensors, content = read_tensors(path, _TOPIC_FILE_KIND)
+    tensors, content = read_tensors(path, _TOPIC_KIND)
     place, optional = place_of(path), {"frequencies", *_BY_TOPIC}
     if not {"components"} <= tensors.keys() <= {"components", *optional}:
+        raise FormatError(f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of topics. {_FILE_ONCE_MORE}")
+    if not isinstance(content, dict) or set(content) != set(_TOPIC_FIELDS):
         raise FormatError(
-            f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of topics. {_TOPIC_FILE_ONCE_MORE}"
-        )
-    if not isinstance(content, dict) or set(content) != set(_TOPIC_FILE_FIELDS):
-        raise FormatError(
-            f"{place}: its description lacks, or has more than, {', '.join(_TOPIC_FILE_FIELDS)}. "
-            f"{_TOPIC_FILE_ONCE_MORE}"
+            f"{place}: its description lacks, or has more than, {', '.join(_TOPIC_FIELDS)}. {_FILE_ONCE_MORE}"
         )
     words = content.pop("words")
     with parsing(place, "topics"):
         if not (words is None or isinstance(words, list)):
-            raise FormatError(f"{place}: words are no list. {_TOPIC_FILE_ONCE_MORE}")
+            raise FormatError(f"{place}: words are no list. {_FILE_ONCE_MORE}")
         arrays: dict[str, Any] = {name: tensors.get(name) for name in optional}
         try:
             listed = None if words is None else tuple(words)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.cli.output import require_writable_folder, write_json
 from partsong.errors import FileError, FormatError
+from partsong.io.opening import parsing
+from partsong.io.write import require_writable_folder, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,8 +178,6 @@ def _require_unchanged(path: Path, part: Part) -> None:
 
 
 def _sha256(path: Path) -> str:
-    from partsong.io.opening import parsing
-
     with parsing(path, "a part"), path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

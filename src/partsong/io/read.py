@@ -53,7 +53,7 @@ def read(
 
     `label` names the column (or array) of labels to take out; `transpose` says that the file holds features in rows;
     `key` picks an array of an .npz or a layer of an .h5ad; `header` says whether the first line of a .csv or .tsv names
-    its columns (None: as it looks; numbers such as years need True). Values are not checked: see `data.check`.
+    its columns (None: as it looks; numbers such as years need True). Values are not checked: see `data.validation`.
     """
     return read_wanted(path, Wanted(label, transpose, key, header))
 

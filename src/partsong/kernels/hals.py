@@ -1,4 +1,6 @@
-"""Non-negative least squares from normal equations, row by row: block pivoting, and an active set where it fails.
+"""Numba kernels for non-negative least squares from normal equations: sweeps, block pivoting, sparse products.
+
+Non-negative least squares from normal equations, row by row: block pivoting, and an active set where it fails.
 
 Block principal pivoting (Kim & Park, 2011) exchanges all infeasible variables at once and mostly ends after a few
 factorizations. A row is accepted only when its optimality conditions hold; one that cycles, or whose passive set is so

@@ -6,6 +6,7 @@ import numpy as np
 
 from partsong.core import runtime
 from partsong.kernels import hals as compiled
+from partsong.kernels.hals import solve_rows
 
 Floats = np.ndarray
 
@@ -66,8 +67,6 @@ def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
 
     Components are first brought to a length near one by powers of two, which rounds nothing.
     """
-    from partsong.kernels.hals import solve_rows
-
     diagonal = np.diagonal(gram).astype(np.float64)
     scale = np.where(diagonal > 0, np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2)), 0.0)
     scaled = scale[:, None] * np.asarray(gram, np.float64) * scale

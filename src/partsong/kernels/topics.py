@@ -1,4 +1,6 @@
-"""Numba kernels of latent Dirichlet allocation: the variational E-step on rows in CSR form; serial, GIL released.
+"""Numba kernels for topic models: the descent steps of FedNMF, and the variational E-step of LDA.
+
+Numba kernels of latent Dirichlet allocation: the variational E-step on rows in CSR form; serial, GIL released.
 
 For short documents most of the time goes to exp ψ(γ), k times in each iteration. With y = x + 6 and u = x² + 5x
 

@@ -162,7 +162,7 @@ class WholeUpload:
 class AlignedUpload:
     """P_p H_p (k × m) and the counts P_p 1 (k), with P_p = align(H, H_p): a sweep of the barycenter is one sum.
 
-    So no single H_p is needed by anybody, and the sum can be masked. The same as `aggregate.barycenter.FixedPoint`
+    So no single H_p is needed by anybody, and the sum can be masked. The same as `aggregation.barycenter.FixedPoint`
     from the same start, sweep by sweep. Where there is no model yet the first sum is by position.
 
     Where the count of a row is 1, its sum is one party's row as it is. Plans without partners for every row can lead to
@@ -399,7 +399,7 @@ class Consensus:
         return server.model["H"]
 
     def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
-        """Nothing: the server sees no error. `evaluate.metrics` computes it from sums of two numbers per party."""
+        """Nothing: the server sees no error. `evaluation.metrics` computes it from sums of two numbers per party."""
         return {}
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:

@@ -1,4 +1,4 @@
-"""Coherence of a federated model: in how many documents of all parties the words of its topics occur together."""
+"""Programs that count: documents with a word, and with pairs of words, summed over parties."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CooccurrenceSums:
     seen. A count that one party alone adds to is its own in the total, too. One round is all: a party refuses a second
     one, which would tell nothing new of all parties, and single counts where some of them are missing from it.
 
-    For C_v a party's rows are windows instead of documents (`evaluate.cooccurrence.windows`).
+    For C_v a party's rows are windows instead of documents (`evaluation.topic_quality.windows`).
     """
 
     asked: TopicPairs
@@ -57,7 +57,7 @@ class CooccurrenceSums:
 
     @staticmethod
     def of(topics: Sequence[Sequence[int]]) -> CooccurrenceSums:
-        """For topics as lists of columns (`evaluate.diversity.top_columns`)."""
+        """For topics as lists of columns (`evaluation.topic_quality.top_columns`)."""
         return CooccurrenceSums(TopicPairs.of(topics))
 
     @property
@@ -106,7 +106,7 @@ class CooccurrenceSums:
         return counted, Message({"documents": counted.documents})
 
     def counts(self, server: Counted) -> Cooccurrence:
-        """What `evaluate.coherence` takes."""
+        """What `evaluation.topic_quality` takes."""
         if server.documents is None or server.words is None or server.pairs is None:
             raise DataError("Nothing has been counted yet. Run one round first.")
         return Cooccurrence(self.asked, int(server.documents[0]), server.words, server.pairs)

@@ -193,7 +193,7 @@ class SketchExchange:
         exchange 2t + 1  H_r ← rule(H_r; B'B'ᵀ, X[:, J_r]ᵀ S' B'ᵀ)  sent: H_r S[J_r]   (k × d),    B = Σ
 
     S (m × d) and S' (n × d') are drawn anew in every iteration t, by everybody from the shared seed: an iteration sends
-    k·d + k·d' numbers, whatever the size of X. Parties hold `data.two_sided.TwoSided` blocks that cover X once; a
+    k·d + k·d' numbers, whatever the size of X. Parties hold `data.blocks.TwoSided` blocks that cover X once; a
     single party may hold a plain matrix. Never sent: X. A subsampling sends rows of W and columns of H as they are.
 
     After `every` iterations, and at the last, H is sent whole (k × m) instead. Only then is there a model; the exchange

@@ -1,4 +1,4 @@
-"""Federated NMF from noisy sums over rows: what leaves a party says little of any single row (unit: the row)."""
+"""Differentially private programs: averaging of noisy H (unit: party), and noisy sums over rows (unit: row)."""
 
 from __future__ import annotations
 

@@ -19,13 +19,14 @@ from partsong.aggregation.barycenter import FixedPoint, FromMean, FromPrevious
 from partsong.aggregation.linear import AlignedMean, Mean, WeightedMean
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.interfaces import Alignment, Program, UpdateRule
+from partsong.core.parameters import real_number
 from partsong.errors import ParameterError
 from partsong.methods.averaging import AlignedUpload, CommonStart, Consensus, IndependentStart, Overwrite
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedStatistics
 from partsong.methods.game import PlayInStrata
 from partsong.methods.private import PrivateConsensus, PrivateStatistics
-from partsong.methods.registry import STARTS
+from partsong.methods.registry import SAFE, STARTS
 from partsong.methods.relay import Relay
 from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
 from partsong.privacy.accounting import multiplier_for
@@ -88,6 +89,43 @@ def solver_rules() -> dict[str, UpdateRule]:
         "bpp": BlockPivoting(),
         "sanls": ProximalDescent(),
     }
+
+
+def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> Alternate:
+    """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
+    chosen = _rule_of(rule)
+    is_same = isinstance(alpha_H, str) and alpha_H == "same"
+    if isinstance(alpha_H, str) and not is_same:
+        raise ParameterError(f"alpha_H must be a number or 'same'; got {alpha_H!r}.")
+    on_W = _penalty_weight("alpha_W", alpha_W)
+    on_H = on_W if is_same else _penalty_weight("alpha_H", alpha_H)
+    l1 = real_number("l1_ratio", l1_ratio)
+    if not 0 <= l1 <= 1:
+        raise ParameterError(f"l1_ratio must lie between 0 and 1; got {l1_ratio!r}.")
+    momentum = Extrapolation() if isinstance(rule, str) and rule == "hals" else NoExtrapolation()
+    return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
+
+
+def _rule_of(rule: Any) -> UpdateRule:
+    rules = solver_rules()
+    if isinstance(rule, str) and rule in rules:
+        return rules[rule]
+    if isinstance(rule, str):
+        raise ParameterError(f"Unknown solver {rule!r}; choose one of {', '.join((*rules, 'game'))}.")
+    if isinstance(rule, type) or not all(callable(getattr(rule, name, None)) for name in ("init", "step")):
+        raise ParameterError(
+            f"solver must be one of {', '.join((*rules, 'game'))}, or an update rule such as "
+            "CoordinateDescent(sweeps=2), or a Game; "
+            f"got {rule!r}."
+        )
+    return rule
+
+
+def _penalty_weight(name: str, value: Any) -> float:
+    weight = real_number(name, value)
+    if not 0 <= weight < float("inf"):
+        raise ParameterError(f"{name} must be zero or more, and finite; got {value!r}.")
+    return weight
 
 
 def alignments() -> dict[str, Alignment]:
@@ -366,8 +404,6 @@ def _started(start: str, *, announced: bool = False) -> CommonStart | Independen
 # ---- game names -------------------------------------------------------------------------------------------------
 #
 # A game by the names that model files and the command line have for its parts.
-
-SAFE = "safe"
 
 
 def names_of(game: Game) -> dict[str, Any]:

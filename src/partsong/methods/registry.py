@@ -44,6 +44,25 @@ INDEPENDENT = (*ALIGNED, *ONE_ROUND)
 COMMON_ONLY = ("exact", "syn-sd", *SKETCHED, *ASYNCHRONOUS, "game")
 """Methods whose parties must begin with one H."""
 
+GAME = "game"
+"""A solver of one table, and a method between parties and over ranks."""
+
+SAFE = "safe"
+"""The step of a game that goes by norms and needs no number."""
+
+DSANLS = "dsanls"
+"""Over ranks alone: each needs columns beside its rows."""
+
+RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
+"""Methods over ranks, and the solver that does the same to a table in one process."""
+
+RANK_AVERAGES = ("syn-sd", *SKETCHED)
+"""Methods over ranks in which a rank is a party."""
+
+RANK_METHODS = (*RANK_SOLVERS, DSANLS, *RANK_AVERAGES, *ASYNCHRONOUS, GAME)
+
+WITH_SKETCHES = (DSANLS, *SKETCHED, "asyn-ssd-v")
+
 SENDS_H = ("fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd")
 """Methods in which all that a party sends is its own H."""
 
@@ -110,6 +129,13 @@ def _of_topics() -> tuple[type, ...]:
     from partsong.methods.fednmf import TopicParty, TopicServer
 
     return (TopicParty, TopicServer, Moments, DocumentTopics, TopicWords, Counted, Counter, Frequencies, Sender)
+
+
+def state_types() -> tuple[type, ...]:
+    """All that a checkpoint file may hold: states of programs, and work under way in an asynchronous run."""
+    from partsong.engines.asynchronous import Midway, Piece
+
+    return (*program_states(), Midway, Piece)
 
 
 # ---- topic names ------------------------------------------------------------------------------------------------

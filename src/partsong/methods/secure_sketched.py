@@ -1,4 +1,4 @@
-"""Federated NMF from sketches of all rows, for as long as these do not give the rows away."""
+"""Secure sketched methods (Qian et al., 2020): sketched averaging (Syn-SSD), and sketches of all rows."""
 
 from __future__ import annotations
 

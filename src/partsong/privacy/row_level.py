@@ -287,7 +287,7 @@ def repaired_gram(gram: Any) -> Any:
 
 MODEL_UNIT = 2.0**-24
 """Parties round H to it: products of whole numbers of units have no rounding error, whatever rows are beside them."""
-ROW_WEIGHTS_BLOCK = 1 << 13
+BLOCK_ROWS = 1 << 13
 
 
 def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:
@@ -299,8 +299,8 @@ def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:
     gram = (H @ H.T) * MODEL_UNIT**2
     total, k = float(gram.sum()), H.shape[0]
     W = np.empty((rows.shape[0], k))
-    for start in range(0, rows.shape[0], ROW_WEIGHTS_BLOCK):
-        cross = np.ascontiguousarray((rows[start : start + ROW_WEIGHTS_BLOCK] @ H.T).T) * (row_unit * MODEL_UNIT)
+    for start in range(0, rows.shape[0], BLOCK_ROWS):
+        cross = np.ascontiguousarray((rows[start : start + BLOCK_ROWS] @ H.T).T) * (row_unit * MODEL_UNIT)
         scale = np.zeros(cross.shape[1])
         for part in cross:
             scale += part
@@ -310,7 +310,7 @@ def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:
             for other in (other for other in range(k) if other != j and gram[other, j] > 0):
                 rest -= gram[other, j] * block[other]
             block[j] = np.maximum(0.0, rest / gram[j, j])
-        W[start : start + ROW_WEIGHTS_BLOCK] = block.T
+        W[start : start + BLOCK_ROWS] = block.T
     return W
 
 

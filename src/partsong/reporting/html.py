@@ -402,7 +402,7 @@ MARGIN = 10
 HOVERING = re.compile(r"<circle [^>]*class=\"hit\"><title>.*?</title></circle>")
 """Discs that tell values where a mouse is; an image in a page gets none."""
 
-PICTURE_STYLE = """
+FIGURE_STYLE = """
 .paper { fill: #fff; } text { fill: #57616d; font: 12px system-ui, sans-serif; } .name { fill: #1c2127; }
 .middle { text-anchor: middle; } .end { text-anchor: end; } .grid { stroke: #dfe3e8; } .axis { stroke: #57616d; }
 .series { fill: none; stroke-width: 1.6; stroke-linejoin: round; } .hit { fill: transparent; }
@@ -414,7 +414,7 @@ def style_of(index: int) -> str:
     return f"m{index}"
 
 
-def picture_picture(x: Quantity, y: Quantity, lines: Sequence[Line]) -> str:
+def figure_svg(x: Quantity, y: Quantity, lines: Sequence[Line]) -> str:
     """A picture that needs nothing else; lines have the styles `style_of(0)`, … and are named below."""
     chart = line_chart(x, y, lines)
     inside = Markup(HOVERING.sub("", chart[chart.index(">") + 1 : chart.rindex("</svg>")]))
@@ -422,7 +422,7 @@ def picture_picture(x: Quantity, y: Quantity, lines: Sequence[Line]) -> str:
     height = HEIGHT + LINE * ((len(lines) + 1) // 2) + 8
     width = WIDTH + 2 * MARGIN
     paper = element("rect", x=-MARGIN, width=f"{width:.0f}", height=f"{height:.0f}", class_="paper")
-    style = element("style", Markup(PICTURE_STYLE + "".join(_colour(i) for i in range(len(lines)))))
+    style = element("style", Markup(FIGURE_STYLE + "".join(_colour(i) for i in range(len(lines)))))
     return element(
         "svg",
         style,

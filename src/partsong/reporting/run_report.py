@@ -455,7 +455,7 @@ def privacy(report: Report) -> list[Markup]:
 #
 # The parties' own section of the report: how each method fits each of them, and their parts beside the shared ones.
 
-MOST_PARTIES, MOST_PARTS, VOICES_TOP_FEATURES = 20, 32, 3
+MOST_PARTIES, MOST_PARTS, PARTY_TOP_FEATURES = 20, 32, 3
 NUMBERS = ("Rows", "Error", "Own error", "Drift", "Aligned")
 
 
@@ -577,7 +577,7 @@ def _look(report: Report, values: np.ndarray, about: str, style: str = "part") -
     ink = np.nan_to_num(values.astype(float), posinf=0.0).clip(min=0.0)
     if report.image_shape is not None:
         return element("div", picture(ink.reshape(report.image_shape), about), class_=style, title=about)
-    strongest = [int(i) for i in np.argsort(-ink, kind="stable")[:VOICES_TOP_FEATURES] if ink[i] > 0]
+    strongest = [int(i) for i in np.argsort(-ink, kind="stable")[:PARTY_TOP_FEATURES] if ink[i] > 0]
     names = [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
     return element("div", ", ".join(names) or "empty", class_=f"{style} words", title=about)
 

@@ -1,4 +1,6 @@
-"""The cryptography of masked sums, all of it from the package `cryptography`, which is imported when it is used.
+"""Cryptography of masked sums: key agreement, sealing, masks and Shamir's secret sharing.
+
+The cryptography of masked sums, all of it from the package `cryptography`, which is imported when it is used.
 
 X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) makes a key for one purpose of it, ChaCha20 (RFC 8439)
 makes a mask of a key, ChaCha20-Poly1305 seals shares, Ed25519 (RFC 8032) signs. A key is used for one stream or one

@@ -1,4 +1,6 @@
-"""Shares of a party's secrets of a batch of sums, sealed for each holder, with commitments to all of them.
+"""Shares of a party's secrets: dealing them to holders, and the answers that reveal them after dropouts.
+
+Shares of a party's secrets of a batch of sums, sealed for each holder, with commitments to all of them.
 
 The commitments are SHA-256 of numbers of 256 random bits, which tell nothing that could be searched for. They say who
 is at fault: a holder that gives away another share than it got, or a dealer whose shares do not give the secret back.

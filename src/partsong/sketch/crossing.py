@@ -19,7 +19,8 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
 from partsong.core.streams import Name
 from partsong.data.conversion import as_matrix
-from partsong.data.dense import DenseMatrix, Tiles, even_ranges, mapping
+from partsong.data.dense import DenseMatrix, Tiles, even_ranges
+from partsong.data.issues import mapping
 from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
 from partsong.errors import ParameterError

@@ -1,4 +1,4 @@
-"""Subsampled randomized Hadamard transforms."""
+"""Kinds of sketch: count, Gaussian, subsampled randomized Hadamard, and subsampling."""
 
 from __future__ import annotations
 

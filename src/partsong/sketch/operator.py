@@ -85,7 +85,7 @@ class Source:
 class Operator:
     """A drawn S (size × dimension) as a value: two of the same draw are equal, and no entry is held.
 
-    Products take NumPy arrays (C or F order, mapped), SciPy sparse matrices, torch tensors and `core.Matrix`. They
+    Products take NumPy arrays (C or F order, mapped), SciPy sparse matrices, torch tensors and any `Matrix`. They
     are dense, of the number type and in the place of A, and have `dimension` columns; sparse A is never made dense.
     `start` is where the columns (rows, if transposed) of A begin among the rows of S: blocks add up to the whole.
     """

@@ -1,4 +1,4 @@
-"""Gradient rules: projected gradient and inertial proximal alternating linearized minimization."""
+"""Update rules: coordinate descent (HALS), multiplicative, projected gradient, iPALM, block pivoting, proximal."""
 
 from __future__ import annotations
 

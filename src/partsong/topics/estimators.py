@@ -1,4 +1,4 @@
-"""`partsong.FederatedTopicModel`: topics of texts that parties do not pool; simulated in one process."""
+"""`partsong.TopicModel` and `partsong.FederatedTopicModel`: topics of texts, pooled or spread over parties."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from sklearn.utils.validation import check_is_fitted
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
+from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import sampled
 from partsong.errors import DataError, ParameterError
-from partsong.estimators.parameters import (
-    precision_of,
-    real_number,
-    require_verbosity,
-    solver_told,
-    stop_of,
-    whole_number,
-)
+from partsong.estimators.parameters import precision_of, require_verbosity, solver_told, stop_of
 from partsong.estimators.persistence import penalties_told
 from partsong.estimators.validation import whole_seed
 from partsong.evaluation.topic_quality import (
@@ -71,7 +65,7 @@ from partsong.topics.shared_vocabulary import (
 )
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, Weighing, matrix_of, texts_by_party, words_of
-from partsong.training.progress import progress
+from partsong.training.loop import progress
 from partsong.training.stopping import HistoryRow
 
 # ---- fitted topics ----------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from partsong import kernels
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Engine, Matrix, Outcome, Program, Reduction, Round, Schedule, Shard
+from partsong.core.parameters import real_number
 from partsong.core.runtime import held
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import MissingExtra, ParameterError
-from partsong.estimators.parameters import PROGRAM, alignment_of, program_of, real_number
+from partsong.estimators.parameters import PROGRAM, alignment_of, program_of
 from partsong.evaluation.topic_quality import Cooccurrence, count_pairs, top_columns
 from partsong.methods.counts import CooccurrenceSums
 from partsong.methods.fedlda import FederatedLDA

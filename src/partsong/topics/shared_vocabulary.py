@@ -13,12 +13,12 @@ import numpy as np
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.aggregation.server_update import Replace
 from partsong.core.interfaces import Checkpoint, Engine, Program, Reduction, Round, Schedule, Shard
+from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import key
 from partsong.engines.local import Parallel
 from partsong.engines.rounds import WAYS_ON
 from partsong.engines.upload_checks import WAYS_ON_WITH_ALL
 from partsong.errors import DataTypeError, DivergenceError, ParameterError, PartsongError, UploadError
-from partsong.estimators.parameters import real_number, whole_number
 from partsong.methods.counts import FrequencySums
 from partsong.methods.fednmf import TopicRounds
 from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation

@@ -1,6 +1,8 @@
-"""Function words by language: articles, pronouns, prepositions, conjunctions, auxiliaries; letters after apostrophes.
+"""Texts to words: runs of letters, stop words by language, and rules for what a word is.
 
-Written for this library. Accents are those of the language; `words.Words` strips them where it strips the texts'.
+Function words by language: articles, pronouns, prepositions, conjunctions, auxiliaries; letters after apostrophes.
+
+Written for this library. Accents are those of the language; `Words` strips them where it strips the texts'.
 """
 
 from __future__ import annotations

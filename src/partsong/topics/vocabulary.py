@@ -1,4 +1,4 @@
-"""Which word is which column."""
+"""Vocabulary, counts and tf-idf weights: which word is which column."""
 
 from __future__ import annotations
 

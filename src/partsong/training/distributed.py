@@ -1,4 +1,4 @@
-"""An asynchronous fit over ranks: rank 0 follows the arrivals, the others work, and all agree on how it has ended."""
+"""Distributed fits over MPI or torch ranks: programs, rounds, asynchronous arrivals, and the final model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from partsong import kernels
-from partsong.cli.choices import RANK_AVERAGES, RANK_SOLVERS, game_named
-from partsong.cli.ranks import RankSettings, heard
 from partsong.core import runtime
 from partsong.core.interfaces import (
     Aggregation,
@@ -31,17 +29,19 @@ from partsong.core.interfaces import (
     State,
 )
 from partsong.core.runtime import Interrupts
-from partsong.engines.collective import Communicator, at_the_server, share, together
+from partsong.data.blocks import block_range
+from partsong.engines.collective import Communicator, at_the_server, heard, share, together
 from partsong.errors import DivergenceError
-from partsong.estimators.parameters import solver_of
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus, ConsensusParty
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedStatistics
 from partsong.methods.game import PlayInStrata
+from partsong.methods.registry import RANK_AVERAGES, RANK_SOLVERS
 from partsong.sketch.crossing import Proportion
 from partsong.training.loop import ClosingTime, Task, Watch, pursue
 from partsong.training.result import Finished, complete
+from partsong.training.settings import RankSettings
 from partsong.training.stopping import PERFECT, WINDOW, Course, Follower, Progress, Run, Stop
 
 # ---- ranks reports ----------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def _closing_time(task: Task, communicator: Communicator, attention: Attention) 
 
 # ---- ranks finish -----------------------------------------------------------------------------------------------
 #
-# From the last round to a model, with the rows of W where they are: `finished.complete` among ranks.
+# From the last round to a model, with the rows of W where they are: `training.result.complete` among ranks.
 
 Result = TypeVar("Result")
 
@@ -337,17 +337,24 @@ def completed(program: Program, run: Run, shards: Sequence[Shard], communicator:
 # Settings of a fit over ranks to the program that they run.
 
 
+def rows_at(settings: RankSettings, rank: int, n_rows: int) -> tuple[int, int]:
+    """The rows of a rank, from the first to before the last; none at a server."""
+    if rank not in settings.workers:
+        return 0, 0
+    return block_range(n_rows, len(settings.workers), rank - settings.workers.start)
+
+
 def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
     """The program, and its rounds for the iterations asked for."""
     if settings.method in RANK_AVERAGES:
         return _average(settings)
     if settings.is_game:
-        made = PlayInStrata(settings.n_components, game_named(settings))
+        made = PlayInStrata(settings.n_components, recipes.game_named(settings.rules()))
         return made, settings.max_iter * made.exchanges_among(settings.ranks)
     if settings.is_asynchronous:
         return _reported(settings), settings.max_iter
     if not settings.is_sketched:
-        solver = solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
+        solver = recipes.solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
         return SharedStatistics(settings.n_components, solver), settings.max_iter
     program = SketchExchange(
         settings.n_components,
@@ -384,7 +391,7 @@ def _sketch(settings: RankSettings) -> Proportion:
 
 
 def _penalised(program: Any, settings: RankSettings) -> Any:
-    given = solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
+    given = recipes.solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
     return replace(program, solver=replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H))
 
 

@@ -1,4 +1,4 @@
-"""A run folder: what was asked, what computed it, how it went, and what came out; `traffic` adds what was sent."""
+"""Run folders and checkpoints: settings, history, results and recorded traffic of a fit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, get_type_hints
 
 import typer
 
-from partsong.cli.choices import state_types
-from partsong.cli.output import as_json, require_writable_folder, write_json, write_text
 from partsong.core.interfaces import Checkpoint, Round, State
 from partsong.errors import FileError, FormatError, first_few
-from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.io.model_file import FileKind, load_checkpoint, save_checkpoint, write_tensors
+from partsong.io.write import as_json, quoting_for, require_writable_folder, write_json, write_text
+from partsong.methods.registry import state_types
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.ledger import Spending, releases_of
 from partsong.training.loop import Earlier
@@ -187,8 +187,6 @@ class Recorder:
     def note(self, done: Round) -> None:
         """Write down a round whose engine recorded its traffic; readable by its owner alone, as uploads can tell."""
         import numpy as np
-
-        from partsong.io.model_file import FileKind, write_tensors
 
         (self.folder / FOLDER).mkdir(exist_ok=True)
         name = _file_of(done.index + 1)
@@ -364,8 +362,6 @@ class RunFolder:
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A CSV file, whole or not at all; NaN is left empty."""
-    from partsong.io.write import quoting_for
-
     cells = [["" if value is None else value for value in as_json(list(row))] for row in rows]
     text = io.StringIO(newline="")
     quoting = quoting_for(value for row in cells for value in row if isinstance(value, str))

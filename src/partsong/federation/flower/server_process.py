@@ -1,4 +1,6 @@
-"""A bell at the server: Flower's nodes look for requests every three seconds, and here a look lasts until there is one.
+"""The server process: Flower's SuperLink with long polling, message purging and supervised restarts.
+
+A bell at the server: Flower's nodes look for requests every three seconds, and here a look lasts until there is one.
 
 A look that has found nothing is not answered but made again, for the same node, when the server has handed something
 over; after `PATIENCE` seconds it is answered as it is. Messages are handed over piece by piece, and who finds one that
@@ -255,7 +257,7 @@ def sweep(database: Path, *, entirely: bool = False) -> None:
 
 SERVER = "PARTSONG_SERVER_PROCESS"
 """The variable in which `serve` tells its children its number."""
-LIFELINES_GLANCE = 1.0
+RESTART_GLANCE = 1.0
 DEATHS = 6
 LIFE = 60.0
 """An executor that has lived for so many seconds dies for another reason than the one before it."""
@@ -280,7 +282,7 @@ class Executor:
         """After a life of so many seconds; how long to wait before the next: 1, 2, 4, … of them."""
         self.deaths = 1 if seconds >= LIFE else self.deaths + 1
         self.has_failed = self.deaths > DEATHS
-        return float(LIFELINES_GLANCE * 2 ** (self.deaths - 1))
+        return float(RESTART_GLANCE * 2 ** (self.deaths - 1))
 
 
 def end_with_the_server() -> None:
@@ -291,7 +293,7 @@ def end_with_the_server() -> None:
 
     def watch() -> None:
         while is_there(int(number)):
-            time.sleep(LIFELINES_GLANCE)
+            time.sleep(RESTART_GLANCE)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="lifeline").start()
@@ -337,7 +339,7 @@ def keep(lifespan: Any, start: Any, seen: Executor) -> None:
         began = time.monotonic()
         process.wait()
         pause = seen.died(time.monotonic() - began)
-        time.sleep(LIFELINES_GLANCE if seen.has_failed else pause)
+        time.sleep(RESTART_GLANCE if seen.has_failed else pause)
         if is_ending() or lifespan.superexec_process is not process:
             seen.has_failed = False
             return

@@ -30,7 +30,7 @@ from partsong.federation.columns import SAME
 from partsong.federation.locks import locked
 from partsong.federation.server import setup_phase
 from partsong.federation.server.setup_phase import Agenda, Serials, larger, start_of
-from partsong.federation.server.setup_phase import Desk as AskingDesk
+from partsong.federation.server.setup_phase import Desk as RequestDesk
 from partsong.federation.server.state import ArrivalsJournal, Ongoing
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports.base import Lost, Transport
@@ -437,12 +437,14 @@ class AsynchronousCoordinator:
         end, errands = End(self.time_budget, self.tol), Errands(self.timeout, self.pause, schedule.faulty == "stop")
         return Reception(agenda, terms, self.transport, journal, end, record, errands, desk.serials)
 
-    def _desk(self, schedule: Schedule) -> AskingDesk:
+    def _desk(self, schedule: Schedule) -> RequestDesk:
         serials = Serials(self.serials)
-        return AskingDesk(self.transport, self.timeout, schedule.faulty, serials.known(self.transport.names()), serials)
+        return RequestDesk(
+            self.transport, self.timeout, schedule.faulty, serials.known(self.transport.names()), serials
+        )
 
     def _begun(
-        self, agenda: Agenda, program: Program, schedule: Schedule, reduction: Reduction, desk: AskingDesk
+        self, agenda: Agenda, program: Program, schedule: Schedule, reduction: Reduction, desk: RequestDesk
     ) -> Ongoing:
         first = setup_phase.begun(agenda, program, schedule, desk)
         terms = agreed_terms(program, schedule, first.layout, reduction, self.record)

@@ -20,6 +20,7 @@ from partsong.federation.columns import labels_of
 from partsong.federation.experiment import Experiment, out_of_memory, require_room, require_together
 from partsong.federation.flower.control import FILE as WAITING
 from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
+from partsong.federation.locks import held
 from partsong.federation.server.asynchronous import AsynchronousCoordinator
 from partsong.federation.server.coordinator import Coordinator
 from partsong.federation.server.state import ArrivalsJournal, Journal, Ongoing, Record
@@ -222,8 +223,6 @@ def told_of(record: Record) -> dict[str, Any]:
 @contextmanager
 def _held(place: RunPlace) -> Iterator[None]:
     """One process at a time works on a run; the lock ends with the process, however it ends."""
-    from partsong.federation.locks import held
-
     with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
         yield
 

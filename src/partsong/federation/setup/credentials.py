@@ -1,4 +1,6 @@
-"""Startup kits: what a site gets from the coordinator to join. Nothing in one is secret; it has to arrive unchanged.
+"""Certificates, rosters, startup kits and shared keys of a federation.
+
+Startup kits: what a site gets from the coordinator to join. Nothing in one is secret; it has to arrive unchanged.
 
 kit.toml      federation, site, address, fingerprint of the authority, the coordinator's signing key, fingerprint of
               the roster once there is one
@@ -31,7 +33,7 @@ from partsong.federation.site.state import make_folder
 from partsong.federation.transports.files import NAME
 from partsong.io.write import replacing
 from partsong.secure_aggregation import crypto
-from partsong.secure_aggregation.crypto import fingerprint as key_agreement_fingerprint
+from partsong.secure_aggregation.crypto import fingerprint as key_fingerprint
 
 # ---- certificates -----------------------------------------------------------------------------------------------
 #
@@ -193,7 +195,7 @@ def _signed(built: Any, key: Any, signing: Any) -> Pair:
 
 # ---- toml text --------------------------------------------------------------------------------------------------
 #
-# Small TOML files that we write ourselves, whole or not at all; they are read by `federation.keys.read_toml`.
+# Small TOML files that we write ourselves, whole or not at all; they are read by `core.parameters.read_toml`.
 
 
 def toml_of(table: Mapping[str, Any]) -> str:
@@ -556,7 +558,7 @@ class SharedKey:
 
     def key_for(self, purpose: str) -> bytes:
         """32 bytes for one purpose, such as "columns"; keys for different purposes tell nothing of each other."""
-        return key_agreement_fingerprint("partsong shared key", purpose, self.secret)
+        return key_fingerprint("partsong shared key", purpose, self.secret)
 
 
 def _check(secret: bytes) -> bytes:

@@ -60,6 +60,7 @@ from partsong.federation.signing import SignedSite, public_key, signer, verifier
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
+from partsong.io.opening import Wanted
 from partsong.topics.documents import read_documents
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ def table_at(data: Path, reading: dict[str, Any]) -> Table:
 
 @lru_cache(maxsize=1)
 def _read(data: Path, reading: tuple[tuple[str, Any], ...], stamp: tuple[int, int] | None) -> Table:
-    from partsong.io.opening import Wanted
     from partsong.io.read import read_wanted
 
     return read_wanted(data, Wanted(**dict(reading)))
@@ -90,7 +90,7 @@ def _read(data: Path, reading: tuple[tuple[str, Any], ...], stamp: tuple[int, in
 #
 # Texts of a site on its own disk, as `partsong topics` reads them; what is read stays in the process.
 
-SITE_TEXTS_READING = ("text_column", "encoding")
+TEXT_READING = ("text_column", "encoding")
 USUAL_COLUMN, USUAL_ENCODING = "text", "utf-8"
 ENDINGS = (".jsonl", ".txt")
 TABLES = ("matrix.mtx", "matrix.mtx.gz")
@@ -107,7 +107,7 @@ def are_texts(data: Path) -> bool:
 def texts_at(data: Path, reading: dict[str, Any]) -> tuple[str, ...]:
     """The texts; read once in a process, as long as the files stay as they are."""
     column, encoding = reading.get("text_column", USUAL_COLUMN), reading.get("encoding", USUAL_ENCODING)
-    return _site_texts_read(data, str(column), str(encoding), _stamp(data))
+    return _read_texts(data, str(column), str(encoding), _stamp(data))
 
 
 def _stamp(data: Path) -> tuple[tuple[str, int, int], ...]:
@@ -117,9 +117,7 @@ def _stamp(data: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @lru_cache(maxsize=1)
-def _site_texts_read(
-    data: Path, column: str, encoding: str, stamp: tuple[tuple[str, int, int], ...]
-) -> tuple[str, ...]:
+def _read_texts(data: Path, column: str, encoding: str, stamp: tuple[tuple[str, int, int], ...]) -> tuple[str, ...]:
     return tuple(read_documents(data, column=column, encoding=encoding))
 
 
@@ -140,7 +138,7 @@ def told_unready(error: Exception, *, hides_words: bool) -> tuple[str, str]:
 
 # ---- site folder ------------------------------------------------------------------------------------------------
 
-READING = ("label", "transpose", "key", "header", *SITE_TEXTS_READING)
+READING = ("label", "transpose", "key", "header", *TEXT_READING)
 TOLD = ("federation", "site", "address", "data", "coordinator")
 KEYS = (*TOLD, *READING)
 CHANGED = (

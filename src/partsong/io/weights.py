@@ -1,0 +1,126 @@
+"""Writing W: one row per sample, one column per component."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from partsong.errors import DataTypeError, FeatureError, FileError, ShapeError
+from partsong.io.delimited import SAMPLE_TITLE
+from partsong.io.opening import optional, place_of
+from partsong.io.write import quoting_for, replacing
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    W: npt.NDArray[Any]
+    samples: tuple[str, ...] | None
+    components: tuple[str, ...]
+
+
+def write_weights(
+    path: str | os.PathLike[str],
+    W: npt.ArrayLike,
+    sample_names: Sequence[str] | None = None,
+    component_names: Sequence[str] | None = None,
+) -> None:
+    """Write the weights in the format that the name says; the file appears whole or not at all.
+
+    Text holds every digit, so that reading gives the same numbers back. .npy holds numbers only, without names.
+    Components are called component_1, component_2, … unless named. Names are written as they are, quoted where the
+    format needs it: one that a spreadsheet takes for a formula (`first_formula`) stays one.
+    """
+    weights = _checked(np.asarray(W), sample_names, component_names)
+    name = place_of(path).name.lower()
+    for ending, writer in _WRITERS.items():
+        if name.endswith(ending):
+            with replacing(path) as draft:
+                writer(draft, weights)
+            return
+    raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Choose one of these endings.")
+
+
+def _checked(
+    W: npt.NDArray[Any], sample_names: Sequence[str] | None, component_names: Sequence[str] | None
+) -> _Weights:
+    if W.dtype.kind not in "biuf":
+        raise DataTypeError(f"Weights are numbers, but W has the type {W.dtype}. Convert it with W.astype(float).")
+    if W.ndim != 2:
+        raise ShapeError(f"W is samples x components, but has shape {W.shape}. Reshape it first.")
+    n_samples, n_components = W.shape
+    if sample_names is not None and len(sample_names) != n_samples:
+        raise ShapeError(f"{len(sample_names)} sample names for {n_samples} rows of W. Give one per row, or none.")
+    if component_names is None:
+        component_names = [f"component_{number}" for number in range(1, n_components + 1)]
+    if len(component_names) != n_components:
+        raise ShapeError(
+            f"{len(component_names)} component names for {n_components} columns of W. Give one per column."
+        )
+    if len(set(component_names)) < n_components:
+        raise FeatureError(f"Component names must differ; got {', '.join(component_names[:5])}, …. Rename some.")
+    kept = W if W.dtype in (np.float32, np.float64) else W.astype(np.float64)
+    samples = None if sample_names is None else tuple(map(str, sample_names))
+    return _Weights(kept, samples, tuple(map(str, component_names)))
+
+
+def _write_text(draft: Path, weights: _Weights) -> None:
+    name = draft.name.lower()
+    with ExitStack() as stack:
+        raw = stack.enter_context(draft.open("wb"))
+        if name.endswith(".gz"):  # without name and time, so that equal weights are equal bytes
+            raw = cast(Any, stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0)))
+        text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+        names = weights.samples
+        writer = csv.writer(
+            text,
+            delimiter="\t" if name.removesuffix(".gz").endswith(".tsv") else ",",
+            lineterminator="\n",
+            quoting=quoting_for((*(names or ()), *weights.components)),
+        )
+        writer.writerow(weights.components if names is None else (SAMPLE_TITLE, *weights.components))
+        rows = map(np.ndarray.tolist, weights.W)
+        writer.writerows(rows if names is None else ([sample, *row] for sample, row in zip(names, rows, strict=True)))
+
+
+def _write_npy(draft: Path, weights: _Weights) -> None:
+    with draft.open("wb") as stream:
+        np.save(stream, weights.W, allow_pickle=False)
+
+
+def _write_parquet(draft: Path, weights: _Weights) -> None:
+    arrow, parquet = optional("pyarrow", "io"), optional("pyarrow.parquet", "io")
+    columns = [arrow.array(np.ascontiguousarray(column)) for column in weights.W.T]
+    names = list(weights.components)
+    if weights.samples is not None:
+        columns, names = [arrow.array(weights.samples, type=arrow.string()), *columns], [SAMPLE_TITLE, *names]
+    parquet.write_table(arrow.table(columns, names=names), draft)
+
+
+def _write_h5ad(draft: Path, weights: _Weights) -> None:
+    """As AnnData with the weights as X, so that any reader of .h5ad finds samples and components by name."""
+    anndata, pandas = optional("anndata", "io"), optional("pandas", "io")
+    samples = weights.samples or tuple(map(str, range(len(weights.W))))
+    anndata.AnnData(
+        X=weights.W, obs=pandas.DataFrame(index=list(samples)), var=pandas.DataFrame(index=list(weights.components))
+    ).write_h5ad(draft)
+
+
+_WRITERS: dict[str, Callable[[Path, _Weights], None]] = {
+    ".csv": _write_text,
+    ".csv.gz": _write_text,
+    ".tsv": _write_text,
+    ".tsv.gz": _write_text,
+    ".npy": _write_npy,
+    ".parquet": _write_parquet,
+    ".h5ad": _write_h5ad,
+}
