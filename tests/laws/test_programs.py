@@ -21,11 +21,13 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus, IndependentStart
 from partsong.methods.exact import SharedStatistics
 from partsong.methods.fedlda import FederatedLDA
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.methods.registry import state_types
+from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation, Rows
 from partsong.solvers.game import DecayingStep
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
@@ -114,6 +116,30 @@ def test_the_objective_is_error_and_penalties(rule):
         objective = (0.5 * np.square(X - W @ H).sum() + size_W + size_H) / (0.5 * np.square(X).sum())
         assert done.metrics["objective"] == pytest.approx(objective, rel=1e-9)
         assert done.metrics["relative_error"] == pytest.approx(np.linalg.norm(X - W @ H) / np.linalg.norm(X), rel=1e-9)
+
+
+@pytest.mark.parametrize("momentum", [NoExtrapolation(), Extrapolation()], ids=lambda one: type(one).__name__)
+def test_components_that_are_zero_are_tried_again_whatever_the_split_and_wherever_a_run_goes_on(momentum, tmp_path):
+    """Two of four begin as zero. A trial splits others into them, at every place to the same bits after a break."""
+    X, penalty = data(), Penalty(1e-3, 1e-3)
+    program = SharedStatistics(4, Alternate(CoordinateDescent(sweeps=3), penalty, penalty, momentum))
+    Ht = np.random.default_rng(2).random((14, 4)) * [1, 1, 0, 0]
+
+    def rounds_of(shards, resume=None, n_rounds=80):
+        start = Checkpoint(0, {}, *program.start_from(Ht)) if resume is None else resume
+        return list(Sequential().run(program, shards, Schedule(n_rounds, 3), reduction=InTheOpen(), resume=start))
+
+    rounds = rounds_of(shards_of(X, [30, 60]))
+    on_trial = [done for done in rounds if done.checkpoint.server.trial.before is not None]
+    assert on_trial, "a trial was made"
+    assert (np.linalg.norm(rounds[-1].checkpoint.server.Ht, axis=0) > 0).all(), "and it was won"
+    assert rounds[-1].metrics["objective"] < 0.5 * on_trial[0].metrics["objective"]
+    pooled = rounds_of(shards_of(X, []))
+    assert rounds[-1].metrics["objective"] == pytest.approx(pooled[-1].metrics["objective"], rel=1e-6)
+    for done in (on_trial[0], on_trial[len(on_trial) // 2]):
+        save_checkpoint(tmp_path / "c.ckpt", done.checkpoint, context={})
+        point, _ = load_checkpoint(tmp_path / "c.ckpt", state_types())
+        assert model_bytes(rounds_of(shards_of(X, [30, 60]), point)) == model_bytes(rounds[done.index + 1 :])
 
 
 def test_a_restart_steps_from_the_weights_and_not_from_the_extrapolated_point():

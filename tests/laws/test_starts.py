@@ -9,10 +9,10 @@ from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.methods.recipes import solver_of
 from partsong.solvers import initialization as start_module
-from partsong.solvers.initialization import anchors
+from partsong.solvers.initialization import anchors, balanced
 from partsong.training.loop import RowFit, beginning_of
 
-INITS = ["anchors", "random", "nndsvd", "nndsvda"]
+INITS = ["anchors", "random", "nndsvd", "nndsvda", "nndsvdar"]
 
 
 def planted(seed=0, shape=(60, 25), rank=5):
@@ -47,6 +47,9 @@ def test_the_same_seed_gives_the_same_start_and_sparse_that_of_dense(init):
     other = start(X, init, seed=4).Ht
     if init == "random":
         assert np.abs(start(X, init).Ht - other).max() > 0.5, "drawn anew"
+    elif init == "nndsvdar":
+        apart = np.abs(start(X, init).Ht - other)
+        assert 0 < apart.max() <= 0.01 * X.mean(), "in place of zeros"
     else:
         assert_allclose(start(X, init).Ht, other, rtol=1e-6, atol=1e-8, err_msg="the data alone decide")
 
@@ -123,3 +126,33 @@ def test_double_svd_beyond_the_rank_of_the_data_is_the_same_for_every_form(init)
     bare = start(X, "nndsvd", rank=8)
     assert not bare.W[:, 2:].any()
     assert not bare.Ht[:, 2:].any()
+
+
+def penalties(W, Ht, solver):
+    """m (l1 ‖w_j‖₁ + ½ l2 ‖w_j‖²) + n (l1 ‖h_j‖₁ + ½ l2 ‖h_j‖²) of each component."""
+    on_W, on_H = solver.penalty_W, solver.penalty_H
+    of_W = len(Ht) * (on_W.l1 * W.sum(0) + 0.5 * on_W.l2 * np.square(W).sum(0))
+    of_H = len(W) * (on_H.l1 * Ht.sum(0) + 0.5 * on_H.l2 * np.square(Ht).sum(0))
+    return of_W + of_H
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("l1_ratio", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_balanced_start_has_the_same_product_and_the_least_penalties(init, l1_ratio, size):
+    matrix, solver = as_matrix(size * planted()), solver_of("hals", 0.3, 0.05, l1_ratio)
+    plain = beginning_of(matrix, RowFit(5, solver, init, 3))
+    found = balanced(matrix, plain, solver)
+    if plain.W is not None:
+        assert_allclose(found.W @ found.Ht.T, plain.W @ plain.Ht.T, rtol=1e-9, atol=1e-12 * size)
+    least = penalties(found.W, found.Ht, solver)
+    for factor in (0.5, 0.99, 1.01, 2.0):
+        other = penalties(found.W * factor, found.Ht / factor, solver)
+        assert (other >= least * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("alphas", [(0.0, 0.0), (0.3, 0.0), (0.0, 0.3)])
+def test_without_penalties_on_both_there_is_nothing_to_balance(alphas):
+    matrix = as_matrix(planted())
+    plain = start(planted(), "anchors")
+    assert balanced(matrix, plain, solver_of("hals", *alphas)) is plain

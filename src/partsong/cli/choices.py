@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partsong.core.interfaces import Engine
 
 SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls")
-INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
 DTYPES = ("float32", "float64")
 RANKED = ("mpi", "torch")
 """Engines that split one file over processes which mpiexec or torchrun has started."""

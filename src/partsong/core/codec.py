@@ -13,7 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -309,7 +309,10 @@ class Decoder:
         if not is_dataclass(cls) or not isinstance(node["fields"], dict):
             raise FormatError(f"{cls.__name__} is not a record with fields. Start the run anew.")
         stored, declared = set(node["fields"]), {entry.name for entry in fields(cls) if entry.init}
-        if stored != declared:
+        needed = {
+            entry.name for entry in fields(cls) if entry.init and entry.default is entry.default_factory is MISSING
+        }
+        if not needed <= stored <= declared:  # fields that are new since then have their defaults
             raise FormatError(
                 f"{cls.__name__} was stored with the fields {sorted(stored)}, but has {sorted(declared)} here. "
                 "The checkpoint is from another version of partsong: use that one, or start the run anew."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from partsong.core import runtime
 from partsong.core.interfaces import Matrix, UpdateRule
 from partsong.core.parameters import whole_number
 from partsong.data.conversion import as_matrix
-from partsong.errors import ParameterError
 from partsong.estimators.parameters import (
     INITS,
     fit_told,
@@ -55,8 +55,9 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
 
     Parameters
     ----------
-    n_components : int or None
-        Rank k; None takes min(n, m, 20). It may exceed n and m, within reason.
+    n_components : int, "auto" or None
+        Rank k; None and "auto" take that of a given H (init="custom"), or else min(n, m, 20). It may exceed n and m,
+        within reason.
     solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls", "game"}, an update rule or a Game
         "hals" makes several sweeps per product and extrapolates; the others are the plain rules. "sanls" sees only a
         random sketch of X in each step, and its steps are held back more and more (Qian et al., 2020): for matrices so
@@ -69,8 +70,9 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         The kind of sketch that "sanls" takes; subsampling is the cheapest.
     sketch_ratio : float in (0, 1]
         Columns (rows) of a sketch as a share of those of X; never fewer than n_components.
-    init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "custom"}
-        "auto" takes anchors (columns of X chosen by successive projection); "custom" takes W and H given to `fit`.
+    init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None
+        "auto" and None take anchors (columns of X chosen by successive projection); "custom" takes W and H given to
+        `fit`, which others ignore, with a warning.
     tol : float
         Stop once the squared error falls by less than this share of itself per iteration; "sanls" looks at it after
         every tenth.
@@ -107,10 +109,10 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
 
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: int | str | None = None,
         *,
         solver: str | UpdateRule = "hals",
-        init: str = "auto",
+        init: str | None = "auto",
         tol: float = 1e-4,
         max_iter: int = 500,
         time_budget: float | None = None,
@@ -163,7 +165,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """W H for weights W (here called X, as scikit-learn does)."""
+        """W H for weights W (here called X, as scikit-learn does); for those of one row, w (k), a row (m)."""
         check_is_fitted(self)
         return given_weights(X, len(self.components_)) @ self.components_
 
@@ -185,7 +187,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             {
                 "method": "centralised",
                 **self._solver_told(),
-                "init": self.init,
+                "init": self.init or "auto",
                 "tol": float(self.tol),
                 "max_iter": int(self.max_iter),
                 "alpha_w": float(self.alpha_W),
@@ -228,9 +230,9 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         began = time.perf_counter()
         stop, precision = self._check_settings(), precision_of(self.dtype)
         matrix = self._matrix(X, precision, reset=True)
-        rank = rank_of(self.n_components, matrix.shape)
+        rank = rank_of(self._wanted_rank(H), matrix.shape)
         beginning = self._beginning(matrix, rank, W, H)
-        init = "auto" if self.init == "custom" else self.init
+        init = "auto" if self.init is None or self.init == "custom" else self.init
         seed = whole_seed(self.random_state)
         sketch = sketch_of(self.solver, self.sketch, self.sketch_ratio)
         most, workers = int(self.max_iter), threads_of(self.n_threads)
@@ -248,8 +250,18 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         if self.init == "custom":
             return given_beginning(matrix, rank, W, H)
         if W is not None or H is not None:
-            raise ParameterError(f"W and H are used with init='custom' only; init is {self.init!r}.")
+            warnings.warn(
+                f"W and H are ignored with init={self.init!r}. Set init='custom' to start from them.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return None
+
+    def _wanted_rank(self, H: Any) -> Any:
+        """The rank asked for; where none is, that of a given H."""
+        if self.n_components is not None and not (isinstance(self.n_components, str) and self.n_components == "auto"):
+            return self.n_components
+        return len(H) if self.init == "custom" and H is not None and getattr(H, "ndim", 2) == 2 else None
 
     def _matrix(self, X: Any, precision: Any, *, reset: bool) -> Matrix:
         if self.missing == "ignore":
@@ -264,7 +276,8 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self._solver()
         sketch_of(self.solver, self.sketch, self.sketch_ratio)
         require_missing(self.missing, self.solver)
-        one_of("init", self.init, INITS)
+        if self.init is not None:
+            one_of("init", self.init, INITS)
         whole_number("max_iter", self.max_iter)
         threads_of(self.n_threads)
         require_verbosity(self.verbose)

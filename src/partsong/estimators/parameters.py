@@ -68,9 +68,9 @@ def _require_none(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str,
 
 
 def given_weights(W: Any, rank: int) -> np.ndarray:
-    """Weights (n × k) for `inverse_transform`."""
+    """Weights (n × k), or those of one row (k), for `inverse_transform`."""
     weights = numeric("W", W)
-    if weights.ndim != 2 or weights.shape[1] != rank:
+    if weights.ndim not in (1, 2) or weights.shape[-1] != rank:
         raise ShapeError(
             f"inverse_transform takes weights with {rank} columns, one per component; "
             f"got an array of shape {weights.shape}."

@@ -86,7 +86,7 @@ class SharedStatistics:
         if server.squared_norm <= 0:
             return {"relative_error": 0.0, "objective": 0.0}
         error = float(np.sqrt(np.maximum(0.0, server.squared_error) / server.squared_norm))
-        return {"relative_error": error, "objective": 2 * server.pace.objective / server.squared_norm}
+        return {"relative_error": error, "objective": 2 * server.objective / server.squared_norm}
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """Products and totals of non-negative matrices."""

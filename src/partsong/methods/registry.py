@@ -113,10 +113,10 @@ def program_states() -> tuple[type, ...]:
         SketchedStatisticsServer,
         SteppingParty,
     )
-    from partsong.solvers.alternating import Columns, Pace, Rows
+    from partsong.solvers.alternating import Columns, Pace, Rows, Trial
     from partsong.solvers.normal_equations import RuleState
 
-    plain = (Rows, Columns, RuleState, Pace, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
+    plain = (Rows, Columns, RuleState, Pace, Trial, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
     private = (PrivateParty, PrivateRows, PrivateModel)
     sketched = (SketchParty, SketchServer, SteppingParty, MeanServer, SketchedStatisticsParty, SketchedStatisticsServer)
     return (Message, Layout, *plain, *private, *sketched, PlayParty, PlayServer, *_of_topics())

@@ -6,13 +6,17 @@ centralised NMF; many parties and one server are the same computation with a sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from partsong import kernels
 from partsong.core.interfaces import Array, Matrix, UpdateRule
+from partsong.core.streams import stream
 from partsong.errors import ParameterError
 from partsong.kernels.fused_steps import Move, Turns
 from partsong.solvers.coupling import Coupling, SteadyPull, Tether
@@ -87,7 +91,59 @@ class NoExtrapolation:
         return replace(pace, objective=objective)
 
 
+# ---- trials -----------------------------------------------------------------------------------------------------
+#
+# Components that a penalised step has set to zero in both factors cannot come back by themselves.
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A split that is being tried: Hᵀ before it (None: no trial is on), its objective, steps so far, trials so far."""
+
+    before: Array | None = None
+    objective: float = float("inf")
+    steps: int = 0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Revival:
+    """Split the strongest components into those that are zero, go on, and return if that is no better.
+
+    A split halves the features of h_a at random: h_j takes some of them and h_a keeps the others, so that W can fit
+    both as before. It is tried once steps gain less than `slow`, for `patience` steps; whether zero components are a
+    loss or what the penalties want is then known. H alone is looked at: it works wherever H is updated from sums.
+    """
+
+    slow: float = 2e-4
+    patience: int = 15
+    most: int = 3
+
+    def is_due(self, trial: Trial, sizes: np.ndarray, before: float, now: float) -> bool:
+        """Whether to split now; `sizes` (k) are ‖w_j‖ ‖h_j‖, and the objective has fallen from `before` to `now`."""
+        is_slow = before - now <= self.slow * abs(now)
+        some_are_zero = 0 < int((sizes == 0).sum()) < len(sizes)
+        return trial.before is None and trial.count < self.most and is_slow and some_are_zero
+
+    def split(self, Ht: Array, sizes: np.ndarray, count: int) -> Array:
+        """Hᵀ (m × k) with the strongest components shared out to those that are zero."""
+        values = np.array(kernels.of(Ht).to_numpy(Ht))
+        strong = [j for j in np.argsort(-sizes, kind="stable") if sizes[j] > 0]
+        for place, j in enumerate(np.flatnonzero(sizes == 0)):
+            source = strong[place % len(strong)]
+            goes = stream(0, "split", count, int(j)).random(len(values)) < 0.5
+            values[:, j] = values[:, source] * goes
+            values[:, source] *= ~goes
+        return kernels.of(Ht).like(values, Ht)
+
+    def is_won(self, trial: Trial, now: float) -> bool:
+        """Whether the split has led below where it began, by more than such steps gain."""
+        return now < trial.objective - self.slow * abs(trial.objective)
+
+
 # ---- alternate --------------------------------------------------------------------------------------------------
+
+REVIVAL = Revival()
 
 SUPPORT_SWEEPS = 20
 """Sweeps that find most of the support before an exact solve."""
@@ -107,7 +163,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' objective."""
+    """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' objective.
+
+    `reported` is the objective where it is not that of the pace, which begins again with a split.
+    """
 
     Ht: Array
     point: Array
@@ -115,6 +174,13 @@ class Columns:
     pace: Pace
     squared_error: float = float("nan")
     squared_norm: float = float("nan")
+    trial: Trial = Trial()
+    reported: float = float("nan")
+
+    @property
+    def objective(self) -> float:
+        """Of the latest sums."""
+        return self.pace.objective if math.isnan(self.reported) else self.reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +203,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A step of H not yet accepted: Hᵀ (m × k), the rule's memory, ‖X − W H‖², the objective, ‖X‖²."""
+    """A step of H not yet accepted: Hᵀ (m × k), the rule's memory, ‖X − W H‖², the objective, ‖X‖², all ‖w_j‖ ‖h_j‖."""
 
     Ht: Array
     memory: RuleState
     squared_error: float
     objective: float
     energy: float
+    sizes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +224,11 @@ class Alternate:
     penalty_W: Penalty = Penalty()
     penalty_H: Penalty = Penalty()
     momentum: Extrapolation | NoExtrapolation = NoExtrapolation()
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether the scale of each factor matters, and components may be zero."""
+        return bool(self.penalty_W or self.penalty_H)
 
     def begin(self, Ht: Array) -> Columns:
         """The shared half before the first step."""
@@ -227,7 +299,8 @@ class Alternate:
         Ht, memory = self.rule.step(columns.point, equations, columns.memory)
         gram = on.gram(Ht)
         error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
-        return Moved(Ht, memory, error, 0.5 * error + self._penalties(totals, Ht, gram), totals.energy)
+        sizes = _sizes(totals.gram, gram) if self.is_penalised else None
+        return Moved(Ht, memory, error, 0.5 * error + self._penalties(totals, Ht, gram), totals.energy, sizes)
 
     def settle(self, columns: Columns, moved: Moved) -> Columns:
         """The step taken or taken back, as the objective says; the sums are not needed any more."""
@@ -242,7 +315,28 @@ class Alternate:
         else:
             Ht = moved.Ht
             point = kernels.of(Ht).extrapolate(Ht, columns.Ht, columns.pace.amount)
-        return Columns(Ht, point, moved.memory, pace, moved.squared_error, moved.energy)
+        after = Columns(Ht, point, moved.memory, pace, moved.squared_error, moved.energy, columns.trial)
+        return after if moved.sizes is None else self._tried(after, moved.sizes, before.objective, moved.objective)
+
+    def _tried(self, after: Columns, sizes: np.ndarray, before: float, now: float) -> Columns:
+        """Under penalties: begin a trial of components that are zero, go on with it, or end it."""
+        trial = after.trial
+        if trial.before is not None:
+            if REVIVAL.is_won(trial, after.pace.objective):
+                return replace(after, trial=Trial(count=trial.count + 1))
+            if trial.steps < REVIVAL.patience:
+                return replace(after, trial=replace(trial, steps=trial.steps + 1))
+            return self._begun_again(after, trial.before, Trial(count=REVIVAL.most))
+        if after.pace.must_restart or not REVIVAL.is_due(trial, sizes, before, now):
+            return after
+        split = REVIVAL.split(after.Ht, sizes, trial.count)
+        return self._begun_again(after, split, Trial(after.Ht, now, 0, trial.count))
+
+    def _begun_again(self, after: Columns, Ht: Array, trial: Trial) -> Columns:
+        """Step from another Hᵀ next; the model stays what the sums were about."""
+        start = self.begin(Ht)
+        pace = replace(start.pace, must_restart=start.pace.amount > 0)
+        return replace(after, point=Ht, memory=start.memory, pace=pace, trial=trial, reported=after.objective)
 
     def _penalties(self, totals: Totals, Ht: Array, gram: Array) -> float:
         n, m = totals.rows, Ht.shape[0]
@@ -275,6 +369,12 @@ class Alternate:
 def rounded(gram: Array, factor: Array) -> Array:
     """A gram, which is summed in float64, in the type and place of a factor: what a rule works with."""
     return kernels.of(factor).like(kernels.of(gram).to_numpy(gram), factor)
+
+
+def _sizes(*grams: Array) -> np.ndarray:
+    """‖w_j‖ ‖h_j‖ of each component, from WᵀW and HHᵀ."""
+    squares = [np.maximum(0.0, kernels.of(gram).to_numpy(gram).diagonal()) for gram in grams]
+    return np.sqrt(squares[0] * squares[1])
 
 
 def start_rows(gram: Array, cross: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.kernels import numpy_backend
-from partsong.solvers.alternating import rounded, start_rows
+from partsong.solvers.alternating import Alternate, rounded, start_rows
+from partsong.solvers.normal_equations import Penalty
 
 ANCHOR_EFFORT = 50_000_000
 """Entries looked at × components, above which anchors are chosen on a sample of rows."""
@@ -19,6 +20,9 @@ SAMPLE_BYTES = 32 << 20
 DRAWN = 1 << 20
 """Random numbers drawn together."""
 
+
+BALANCE_RANGE = 60.0
+"""Scales between e^−60 and e^60 are looked at."""
 
 ROUNDING = 1e-6
 """Singular values below this share of the largest are taken for rounding."""
@@ -30,6 +34,46 @@ class Beginning:
 
     Ht: Array
     W: Array | None = None
+
+
+def balanced(matrix: Matrix, beginning: Beginning, solver: Alternate) -> Beginning:
+    """The same W H, with each component on the scale where its penalties are least; as it is without penalties on both.
+
+        min over c > 0 of   c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c²
+
+    for c w_j and h_j / c, with a₁ = m l1_W ‖w_j‖₁, a₂ = m l2_W ‖w_j‖² and b₁, b₂ alike for h_j. A start says nothing
+    about this scale, and on a wrong one the first penalised step sets components to zero for good.
+    """
+    if not (solver.penalty_W and solver.penalty_H):
+        return beginning
+    plain = replace(solver, penalty_W=Penalty(), penalty_H=Penalty())
+    W = beginning.W if beginning.W is not None else plain.solve_rows(matrix, beginning.Ht, exactly=False)
+    n, m = matrix.shape
+    a, b = _terms(W, solver.penalty_W, m), _terms(beginning.Ht, solver.penalty_H, n)
+    scale = _least(*a, *b)
+    up, down = (kernels.of(W).like(values, W) for values in (scale, 1 / scale))
+    return Beginning(beginning.Ht * down, W * up)
+
+
+def _terms(factor: Array, penalty: Penalty, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """size · l1 ‖f_j‖₁ and size · l2 ‖f_j‖² of each column."""
+    values = kernels.of(factor).to_numpy(factor)
+    return (
+        size * penalty.l1 * values.sum(0, dtype=np.float64),
+        size * penalty.l2 * np.square(values, dtype=np.float64).sum(0),
+    )
+
+
+def _least(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    """Where c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c² is least: the slope in log c rises, and bisection finds its zero."""
+    has_both = ((a1 + a2) > 0) & ((b1 + b2) > 0)
+    low, high = np.full(len(a1), -BALANCE_RANGE), np.full(len(a1), BALANCE_RANGE)
+    for _ in range(60):
+        middle = (low + high) / 2
+        c = np.exp(middle)
+        rises = c * a1 + c**2 * a2 > b1 / c + b2 / c**2
+        low, high = np.where(rises, low, middle), np.where(rises, middle, high)
+    return np.where(has_both, np.exp((low + high) / 2), 1.0)
 
 
 def random_columns(n_features: int, rank: int, generator: np.random.Generator, dtype: Any = "float64") -> np.ndarray:
@@ -107,11 +151,18 @@ def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
 
 
 def double_svd(
-    matrix: Matrix, rank: int, generator: np.random.Generator, fill: float = 0.0, power: int = 5
+    matrix: Matrix,
+    rank: int,
+    generator: np.random.Generator,
+    fill: float = 0.0,
+    *,
+    is_random: bool = False,
+    power: int = 5,
 ) -> Beginning:
     """Non-negative double SVD (Boutsidis & Gallopoulos, 2008): the stronger sign half of each singular pair.
 
-    `fill` replaces zeros (nndsvda: the mean of X). The SVD is a randomized one with `power` passes over X.
+    `fill` replaces zeros (nndsvda: the mean of X); where it `is_random`, each by a uniform share of it (nndsvdar: of a
+    hundredth of the mean). The SVD is a randomized one with `power` passes over X.
     """
     U, values, V = _randomized_svd(matrix, rank, generator, power)
     values = values[values > ROUNDING * values.max(initial=0.0)]
@@ -126,9 +177,9 @@ def double_svd(
         if size_a * size_b > 0:
             scale = np.sqrt(values[j] * size_a * size_b)
             W[:, j], Ht[:, j] = a * (scale / size_a), b * (scale / size_b)
-    if fill > 0:
-        W[W == 0] = fill
-        Ht[Ht == 0] = fill
+    for factor in (W, Ht) if fill > 0 else ():
+        others = _uniform(factor.shape, generator, factor.dtype, fill) if is_random else fill
+        np.copyto(factor, others, where=factor == 0)
     return Beginning(matrix.native(Ht), matrix.native(W))
 
 

@@ -46,7 +46,7 @@ from partsong.privacy.ledger import Spending, accounted
 from partsong.sketch.crossing import Proportion
 from partsong.solvers.alternating import Alternate, Rows
 from partsong.solvers.game import Game, balance, first_weights
-from partsong.solvers.initialization import Beginning, anchors, double_svd, random_beginning
+from partsong.solvers.initialization import Beginning, anchors, balanced, double_svd, random_beginning
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.update_rules import Multiplicative
 from partsong.training.result import Finished, complete, finish
@@ -65,7 +65,11 @@ LOOK_EVERY = 10
 NOTHING = 1e-9
 """A share of ‖X‖² that is nothing but rounding."""
 
-INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda")
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
+
+
+FILLS = {"nndsvd": 0.0, "nndsvda": 1.0, "nndsvdar": 0.01}
+"""What zeros of a double SVD become, in units of the mean of X; for "nndsvdar" it is a random share of that."""
 
 
 class EmptyModelWarning(UserWarning):
@@ -168,11 +172,12 @@ def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = No
     if settings.sketch is not None:
         return _sketched_task(matrix, settings, settings.sketch, beginning)
     assert isinstance(settings.solver, Alternate)
-    program = SharedStatistics(settings.rank, settings.solver)
+    solver = settings.solver
+    program = SharedStatistics(settings.rank, solver)
 
     def begin() -> Checkpoint:
         with runtime.kernels_on(settings.threads):
-            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
+            chosen = balanced(matrix, beginning if beginning is not None else beginning_of(matrix, settings), solver)
         server, model = program.start_from(chosen.Ht)
         return Checkpoint(0, {"all": Rows(chosen.W)}, server, model)
 
@@ -297,8 +302,8 @@ def warn_of_nothing(task: Task, done: Finished, beginning: Beginning | None = No
         why = "It began with zeros, which the update rule cannot leave. Give H and W with positive numbers."
     elif getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
         why = (
-            f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, so that zero is the "
-            "best model. Lower them: alpha_W and alpha_H, or those of the program's solver."
+            f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, at least from this "
+            "start. Lower them: alpha_W and alpha_H, or those of the program's solver; or try another start."
         )
     else:
         why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
@@ -373,9 +378,9 @@ def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
         raise ParameterError(f"init={settings.init!r} needs all cells of X, and some are unknown. Take init='random'.")
     if settings.init == "random" or is_partly_known:
         return random_beginning(matrix, settings.rank, generator)
-    if settings.init in ("nndsvd", "nndsvda"):
-        fill = matrix.mean if settings.init == "nndsvda" else 0.0
-        return double_svd(matrix, settings.rank, generator, fill=fill)
+    if settings.init in FILLS:
+        fill = FILLS[settings.init] * matrix.mean
+        return double_svd(matrix, settings.rank, generator, fill, is_random=settings.init == "nndsvdar")
     beginning = anchors(matrix, settings.rank, generator)
     if isinstance(settings.solver, Alternate) and isinstance(
         settings.solver.rule, Multiplicative
