@@ -18,6 +18,7 @@ from word_federations import TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.data.conversion import as_matrix
+from partsong.data.dense import DenseMatrix
 from partsong.errors import ParameterError, SiteRefused
 from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
@@ -117,12 +118,13 @@ def test_a_model_that_is_none_ends_nothing_and_writes_nothing(tmp_path, value):
     assert json.loads((kept / "run-1" / "result.json").read_text())["relative_error"] > 0
 
 
-def test_a_fit_that_is_no_number_is_not_told_as_one(tmp_path):
+def test_a_fit_that_is_no_number_is_not_told_as_one(tmp_path, monkeypatch):
     """Whether it is one depends on the rows: the answer to the server does not."""
     federation = in_the_open(tmp_path)
     recorded(federation, 1)
     site, kept = federation.site("east"), tmp_path / "east" / "results" / "run-1"
     tiny = Message({"components": np.full((3, 12), 1e-154)})
+    monkeypatch.setattr(DenseMatrix, "squared_distance", lambda self, W, Ht: float("nan"))
     assert said(site, Request("east", Nonce("run-1", 1, kind=Kind.FINISH), tiny, {"counted": [0, 0]})) is None
     assert json.loads((kept / "result.json").read_text())["relative_error"] is None
     assert np.isfinite(np.load(kept / "weights.npy")).all()

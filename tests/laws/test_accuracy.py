@@ -15,7 +15,7 @@ from partsong.data.conversion import as_matrix
 from partsong.data.dense import FEW_COMPONENTS
 from partsong.data.sparse import SparseMatrix
 from partsong.evaluation.metrics import relative_error
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import KNOWN, SharedStatistics
 from partsong.solvers.alternating import Alternate, Extrapolation, Rows
 from partsong.training.result import complete
 
@@ -146,11 +146,30 @@ class Lost:
         return float("nan")
 
 
-def test_rounding_below_zero_is_an_error_of_zero_and_an_objective_below_zero():
-    pace = replace(some_columns().pace, objective=-1e-10)
+def test_rounding_below_zero_is_stated_as_the_least_error_that_sums_can_tell():
+    pace = replace(some_columns().pace, objective=0.25 - 1e-10)
     told = SharedStatistics(2).metrics(some_columns(squared_error=-2e-10, pace=pace))
-    assert told["relative_error"] == 0.0
-    assert told["objective"] == pytest.approx(-1e-10)
+    norm = some_columns().squared_norm
+    assert told["relative_error"] ** 2 == pytest.approx(KNOWN[0])
+    assert told["objective"] == pytest.approx(KNOWN[0] + 0.5 / norm, rel=1e-9), "penalties stay"
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array], ids=["dense", "sparse"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e10])
+def test_the_error_beside_a_very_large_column_is_that_of_the_entries(form, dtype, size):
+    """‖X‖² is all in one column, and sums over it drown the others; the error is still told, and fitting goes on."""
+    rng = np.random.default_rng(0)
+    X = rng.gamma(0.5, size=(80, 4)) @ rng.gamma(0.5, size=(4, 30)) + 0.05 * rng.random((80, 30))
+    X[:, 3] *= size
+    X = X.astype(dtype)
+    model = NMF(4, random_state=0).fit(form(X))
+    rest = X.astype(np.float64) - model.transform(form(X)).astype(np.float64) @ model.components_
+    assert model.reconstruction_err_ == pytest.approx(np.linalg.norm(rest), rel=1e-6)
+    assert model.reconstruction_err_ > 0
+    if dtype == np.float64 and size < 1e10:  # beyond that normal equations hold nothing of the others
+        others = np.arange(30) != 3
+        assert np.square(rest[:, others]).sum() < 0.2 * np.square(X[:, others]).sum()
 
 
 def test_long_sparse_rows_lose_no_digits():

@@ -19,6 +19,8 @@ from partsong.kernels.fused_steps import Move, Turns, most_turns
 TILE_ROWS = 4096
 CHUNK = 1 << 20
 """Entries looked at together."""
+TRUSTED = 1e-11
+"""Squared errors below this share of ‖X‖² are mostly rounding where they are a difference of sums."""
 EXACT_SUMS = 1 << 21
 """Sums up to this number are held in float64."""
 SECOND_COPY_BYTES = 16 << 20
@@ -168,12 +170,25 @@ class SparseMatrix:
         return kernels.of(values).to_numpy(values).astype(self.dtype, copy=False)
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
-        """‖X − W H‖² by the trace formula, with products in float64."""
+        """‖X − W H‖² in float64: by the trace formula, or entry by entry where that is nothing but rounding."""
         side = self.by_row
         entries = side.indptr, side.indices, side.data, Ht
         inner = hals.inner_with_rows
         parts = runtime.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
-        return self.squared_norm - 2 * sum(parts) + float(np.vdot(numpy_backend.gram(W), numpy_backend.gram(Ht)))
+        squared = self.squared_norm - 2 * sum(parts) + float(np.vdot(numpy_backend.gram(W), numpy_backend.gram(Ht)))
+        return squared if squared > TRUSTED * self.squared_norm else self._distance_by_entries(W, Ht)
+
+    def _distance_by_entries(self, W: np.ndarray, Ht: np.ndarray) -> float:
+        """‖X − W H‖² with some rows of W H at a time: n·m·k operations, for models that fit nearly perfectly."""
+        H, side, total = Ht.T.astype(np.float64), self.by_row, 0.0
+        height = max(1, CHUNK // max(1, self.shape[1]))
+        for a in range(0, self.shape[0], height):
+            rest = W[a : a + height].astype(np.float64) @ H
+            entries = slice(side.indptr[a], side.indptr[min(a + height, self.shape[0])])
+            rows = np.repeat(np.arange(len(rest)), np.diff(side.indptr[a : a + len(rest) + 1]))
+            rest[rows, side.indices[entries]] -= side.data[entries]
+            total += float(np.vdot(rest, rest))
+        return total
 
     def _pieces(self, side: Any, columns: int, per_row: int = 0) -> list[tuple[int, int]]:
         """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""

@@ -123,7 +123,11 @@ class TensorMatrix:
         return kernels.of(self.X).like(kernels.of(values).to_numpy(values), self.X)
 
     def squared_distance(self, W: Any, Ht: Any) -> float:
-        """‖X − W H‖² by the trace formula, with products in float64."""
+        """‖X − W H‖² in float64: row by row for strided data, by the trace formula for others."""
+        if self.X.layout is _strided():
+            height, H = max(1, EXACT_NUMBERS // max(1, self.shape[1])), Ht.double().T
+            pairs = zip(self.X.split(height), W.split(height), strict=True)
+            return float(sum((rows.double() - part.double() @ H).square().sum() for rows, part in pairs))
         crossed = float((self._exact_times(Ht) * W).sum())
         gram = kernels.of(W).gram
         return self.squared_norm - 2 * crossed + float((gram(W) * gram(Ht)).sum())

@@ -71,11 +71,11 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     sketch_ratio : float in (0, 1]
         Columns (rows) of a sketch as a share of those of X; never fewer than n_components.
     init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None
-        "auto" and None take anchors (columns of X chosen by successive projection); "custom" takes W and H given to
-        `fit`, which others ignore, with a warning.
+        "auto" and None take "nndsvda" where fewer than a tenth of the entries are not zero, and else "anchors" (columns
+        of X chosen by successive projection). "custom" takes W and H given to `fit`; all others ignore them and warn.
     tol : float
-        Stop once the squared error falls by less than this share of itself per iteration; "sanls" looks at it after
-        every tenth.
+        Stop once the objective falls by less than this share per iteration, over ten iterations: a share of what the
+        model explains or of what it leaves, whichever is less. "sanls" looks at it after every tenth iteration.
     max_iter : int
         The most iterations.
     time_budget : float or None

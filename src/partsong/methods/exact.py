@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Message, Shard
+from partsong.core.interfaces import Array, Form, Layout, Message, Round, Shard
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
 from partsong.solvers.alternating import Alternate, Columns, Rows, Totals
 from partsong.solvers.initialization import random_columns
+
+KNOWN = (1e-13, 1e-8)
+TRUSTED = (1e-11, 1e-5)
+"""Squared errors as shares of ‖X‖², for float64 and float32: the least that sums can tell, and one they tell well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +87,29 @@ class SharedStatistics:
 
         For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
         of it, and to 1e-7 where sparse rows have fewer entries than there are components: an error of 1e-3 to about
-        1e-5 (1e-4). The objective is not clipped, and may lie below zero by as much.
+        1e-5 (1e-4). What is below `KNOWN` cannot be told from sums, and is stated as that.
         """
         if server.squared_norm <= 0:
             return {"relative_error": 0.0, "objective": 0.0}
-        error = float(np.sqrt(np.maximum(0.0, server.squared_error) / server.squared_norm))
-        return {"relative_error": error, "objective": 2 * server.objective / server.squared_norm}
+        squared = server.squared_error / server.squared_norm
+        stated = max(squared, KNOWN[_is_single(server.Ht)])
+        penalties = 2 * server.objective / server.squared_norm - squared
+        return {"relative_error": math.sqrt(stated), "objective": stated + penalties}
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """Products and totals of non-negative matrices."""
         k, m = self.rank, layout.n_features
         shapes = {"gram": (k, k), "cross": (k, m), "totals": (3,)}
         return ({name: Form(shape, non_negative=True) for name, shape in shapes.items()},)
+
+
+def is_known(done: Round, dtype: Any) -> bool:
+    """Whether the error that a round states is more than the rounding of its sums."""
+    return done.metrics["relative_error"] ** 2 > TRUSTED["float32" in str(dtype)]
+
+
+def _is_single(array: Array) -> bool:
+    return "float32" in str(array.dtype)
 
 
 def _totals(aggregate: Message) -> Totals:

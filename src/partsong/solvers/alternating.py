@@ -48,10 +48,11 @@ class Extrapolation:
 
     A step that rises above the least objective so far is taken back: H returns to its last accepted value, W is fitted
     to that once without extrapolation, and β is divided by `cut`. (The paper goes on from the worse point, where
-    components pushed to zero may never come back.)
+    components pushed to zero may never come back. It begins with β = 0.5; from a good start, smaller first steps end in
+    better minima.)
     """
 
-    start: float = 0.7
+    start: float = 0.3
     growth: float = 1.05
     ceiling_growth: float = 1.01
     cut: float = 1.5
@@ -326,7 +327,7 @@ class Alternate:
                 return replace(after, trial=Trial(count=trial.count + 1))
             if trial.steps < REVIVAL.patience:
                 return replace(after, trial=replace(trial, steps=trial.steps + 1))
-            return self._begun_again(after, trial.before, Trial(count=REVIVAL.most))
+            return self._begun_again(after, trial.before, Trial(count=trial.count + 1))
         if after.pace.must_restart or not REVIVAL.is_due(trial, sizes, before, now):
             return after
         split = REVIVAL.split(after.Ht, sizes, trial.count)

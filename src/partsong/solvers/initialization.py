@@ -21,6 +21,9 @@ DRAWN = 1 << 20
 """Random numbers drawn together."""
 
 
+MOSTLY_ZERO = 0.1
+ENTRIES_LOOKED_AT = 1 << 18
+
 BALANCE_RANGE = 60.0
 """Scales between e^−60 and e^60 are looked at."""
 
@@ -74,6 +77,16 @@ def _least(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np
         rises = c * a1 + c**2 * a2 > b1 / c + b2 / c**2
         low, high = np.where(rises, low, middle), np.where(rises, middle, high)
     return np.where(has_both, np.exp((low + high) / 2), 1.0)
+
+
+def is_mostly_zero(matrix: Any) -> bool:
+    """Whether fewer than a tenth of the entries are not zero, however they are stored; of dense data by some rows."""
+    n, m = matrix.shape
+    if not hasattr(matrix, "X") or matrix.stored < n * m or n == 0:
+        return bool(matrix.stored < MOSTLY_ZERO * n * m)
+    count = max(1, min(n, ENTRIES_LOOKED_AT // max(1, m)))
+    few = matrix.rows(np.arange(count) * n // count).X
+    return float((few != 0).sum()) < MOSTLY_ZERO * few.shape[0] * m
 
 
 def random_columns(n_features: int, rank: int, generator: np.random.Generator, dtype: Any = "float64") -> np.ndarray:
@@ -196,7 +209,7 @@ def _randomized_svd(
 
     Q = product(True, _normal_numbers(matrix, (m, width), generator))
     for _ in range(power):
-        Q = product(True, _orthonormal(product(False, _orthonormal(Q))))
+        Q = product(True, _orthonormal(product(False, _orthonormal(Q, 1)), 1))
     Q = _orthonormal(Q)
     B = product(False, Q)
     squares, right = np.linalg.eigh(numpy_backend.gram(B))
@@ -207,12 +220,12 @@ def _randomized_svd(
     return Q @ turned.astype(Q.dtype), values, left
 
 
-def _orthonormal(A: np.ndarray) -> np.ndarray:
+def _orthonormal(A: np.ndarray, passes: int = 2) -> np.ndarray:
     """An orthonormal basis of the columns of A, by the eigenvectors of AᵀA, twice; what is rounding becomes zero.
 
-    A factorization of A itself would make copies of it in float64.
+    A factorization of A itself would make copies of it in float64. One pass is near enough between two products.
     """
-    for _ in range(2):
+    for _ in range(passes):
         values, vectors = np.linalg.eigh(numpy_backend.gram(A))
         is_sound = values > values.max(initial=0.0) * 1e-13
         scale = np.where(is_sound, 1.0 / np.sqrt(np.where(is_sound, values, 1.0)), 0.0)

@@ -42,7 +42,7 @@ from partsong.sketch.crossing import Proportion
 from partsong.training.loop import ClosingTime, Task, Watch, pursue
 from partsong.training.result import Finished, complete
 from partsong.training.settings import RankSettings
-from partsong.training.stopping import PERFECT, WINDOW, Course, Follower, Progress, Run, Stop
+from partsong.training.stopping import PERFECT, WINDOW, Course, Follower, Progress, Run, Stop, yardstick
 
 # ---- ranks reports ----------------------------------------------------------------------------------------------
 #
@@ -152,7 +152,7 @@ def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True)
 class Settled(Stop):
-    """Converged once the reported squared error changes by less than `tol` of itself per turn, over a few turns.
+    """Converged once the reported squared error changes by less than `tol` of its `yardstick` per turn, over a few.
 
     Whichever way: a report is of the model as its party has just moved it, which at first is far from that of the
     others. Such errors begin too low and rise to the common one, so that the least of them says nothing.
@@ -165,7 +165,7 @@ class Settled(Stop):
         if self.tol == 0 or progress.count <= WINDOW:
             return None
         least, most = min(progress.values), max(progress.values)
-        return Outcome.CONVERGED if most - least <= WINDOW * self.tol * least or most < PERFECT else None
+        return Outcome.CONVERGED if most - least <= WINDOW * self.tol * yardstick(least) or most < PERFECT else None
 
 
 @dataclass(slots=True)

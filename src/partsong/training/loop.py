@@ -40,17 +40,24 @@ from partsong.data.observed import ObservedMatrix
 from partsong.engines.local import Sequential
 from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartyError, first_few
 from partsong.methods.dsanls import SketchExchange, SketchParty
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedStatistics, is_known
 from partsong.methods.game import PlayInStrata, PlayParty
 from partsong.privacy.ledger import Spending, accounted
 from partsong.sketch.crossing import Proportion
 from partsong.solvers.alternating import Alternate, Rows
 from partsong.solvers.game import Game, balance, first_weights
-from partsong.solvers.initialization import Beginning, anchors, balanced, double_svd, random_beginning
+from partsong.solvers.initialization import (
+    Beginning,
+    anchors,
+    balanced,
+    double_svd,
+    is_mostly_zero,
+    random_beginning,
+)
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.update_rules import Multiplicative
 from partsong.training.result import Finished, complete, finish
-from partsong.training.stopping import Course, Follower, HistoryRow, Run, Stop, known_error
+from partsong.training.stopping import Course, Follower, HistoryRow, Run, Stop, known_error, known_objective
 
 # ---- fitting ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +124,7 @@ class Task:
     threads: int = 1
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
-    objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
+    objective_of: Callable[[Round, float], float] = known_objective
     exchanges: int = 1
     spending: Spending | None = None
 
@@ -181,8 +188,33 @@ def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = No
         server, model = program.start_from(chosen.Ht)
         return Checkpoint(0, {"all": Rows(chosen.W)}, server, model)
 
-    schedule = Schedule(settings.max_iter, kernel_threads=settings.threads)
-    return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
+    schedule, shards = Schedule(settings.max_iter, kernel_threads=settings.threads), [Shard("all", matrix)]
+    error_of = error_over(shards, settings.threads)
+    return Task(program, shards, schedule, settings.stop, begin=begin, threads=settings.threads, error_of=error_of)
+
+
+def error_over(shards: Sequence[Shard], threads: int) -> Callable[[Round], float]:
+    """The error that sums tell of a round of `SharedStatistics`; from the data where that is mostly rounding.
+
+    ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
+    is so large that all others are rounding beside it.
+    """
+
+    def error_of(done: Round) -> float:
+        parties, norm = done.checkpoint.parties, sum(shard.matrix.squared_norm for shard in shards)
+        states = [parties.get(shard.name, Rows()) for shard in shards]
+        known, dtype = known_error(done), shards[0].matrix.dtype
+        if norm <= 0 or math.isnan(known) or is_known(done, dtype) or any(rows.W is None for rows in states):
+            return known
+        Ht, squared = done.checkpoint.server.Ht, 0.0
+        with runtime.kernels_on(threads):
+            for shard, rows in zip(shards, states, strict=True):
+                W = rows.W if rows.point is None else rows.point
+                squared += shard.matrix.squared_distance(W, shard.matrix.native(Ht))
+        least = 8 * float(np.finfo(str(dtype).removeprefix("torch.")).eps)
+        return max(least, math.sqrt(max(0.0, squared) / norm))
+
+    return error_of
 
 
 def _game_task(matrix: Matrix, settings: RowFit, game: Game, beginning: Beginning | None) -> Task:
@@ -371,16 +403,23 @@ def _first_server(task: Task) -> Any:
 
 
 def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
-    """The start that the settings name; "auto" takes anchors, and random numbers where some cells are unknown."""
+    """The start that the settings name; "auto" takes nndsvda for sparse data and anchors for others.
+
+    Random numbers are for cells that are unknown, and for more components than rows or columns, which no SVD has.
+    Sketches are for data that one would rather not multiply by often, and the double SVD takes twelve products.
+    """
     generator = stream(settings.seed, "start")
     is_partly_known = isinstance(matrix, ObservedMatrix)
     if is_partly_known and settings.init not in ("auto", "random"):
         raise ParameterError(f"init={settings.init!r} needs all cells of X, and some are unknown. Take init='random'.")
-    if settings.init == "random" or is_partly_known:
+    init = settings.init
+    if init == "auto" and settings.sketch is None and not is_partly_known and is_mostly_zero(matrix):
+        init = "random" if settings.rank > min(matrix.shape) else "nndsvda"
+    if init == "random" or is_partly_known:
         return random_beginning(matrix, settings.rank, generator)
-    if settings.init in FILLS:
-        fill = FILLS[settings.init] * matrix.mean
-        return double_svd(matrix, settings.rank, generator, fill, is_random=settings.init == "nndsvdar")
+    if init in FILLS:
+        fill = FILLS[init] * matrix.mean
+        return double_svd(matrix, settings.rank, generator, fill, is_random=init == "nndsvdar")
     beginning = anchors(matrix, settings.rank, generator)
     if isinstance(settings.solver, Alternate) and isinstance(
         settings.solver.rule, Multiplicative

@@ -30,10 +30,20 @@ from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.local import Parallel
 from partsong.errors import CompositionError
 from partsong.evaluation.metrics import drift_of, potential, relative_error
+from partsong.methods.exact import SharedStatistics
 from partsong.methods.registry import ASYNCHRONOUS
 from partsong.privacy.ledger import Spending
 from partsong.solvers.coupling import AlignedPull
-from partsong.training.loop import Pursuit, Task, Watch, conclude, pursue, warn_of_divergence, warn_of_nothing
+from partsong.training.loop import (
+    Pursuit,
+    Task,
+    Watch,
+    conclude,
+    error_over,
+    pursue,
+    warn_of_divergence,
+    warn_of_nothing,
+)
 from partsong.training.result import Finished
 from partsong.training.stopping import HistoryRow, Run, Stop, known_error
 
@@ -157,9 +167,11 @@ def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport], prepare
 
 def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round], float]:
     """The relative error of a round: what the server knows, or else one that only a simulation can compute."""
+    is_exact = isinstance(program, SharedStatistics)
+    from_sums = error_over(shards, runtime.available()) if is_exact and len(shards) > 0 else known_error
 
     def error_of(done: Round) -> float:
-        known = known_error(done)
+        known = from_sums(done)
         if not math.isnan(known):
             return known
         with runtime.kernels_on(runtime.available()):

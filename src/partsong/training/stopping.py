@@ -14,14 +14,25 @@ from partsong.core.runtime import Interrupts
 from partsong.core.streams import key
 from partsong.errors import BudgetSpent, DivergenceError, ParameterError, StepTooLarge
 
-WINDOW = 5
-"""Rounds over which progress is judged: extrapolated iterations may go up for a moment."""
+WINDOW = 10
+"""Rounds over which progress is judged: extrapolated iterations may go up for a moment, or rest on a plateau."""
+
+RECENT = 5
+"""Rounds for which a larger cohort counts as present."""
 
 RUNAWAY = 1e6
 """So many times its first value (and that of an empty model) the objective is not coming back."""
 
-PERFECT = 1e-13
+PERFECT = 1e-24
 """An objective, as a share of ½‖X‖², that is zero but for rounding."""
+
+
+def yardstick(objective: float) -> float:
+    """What progress is measured against: the smaller of what the model leaves (f) and what it explains (1 − f).
+
+    Nearly all of f is noise where data are sparse, so that a share of f may be a large share of what is explained.
+    """
+    return min(objective, 1 - objective) if 0 <= objective < 1 else abs(objective)
 
 
 class HistoryRow(NamedTuple):
@@ -50,7 +61,7 @@ class HistoryRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Converged once the objective falls by less than `tol` of itself per round, over a few rounds.
+    """Converged once the objective falls by less than `tol` of its `yardstick` per round, over `WINDOW` rounds.
 
     One that `is_blind` is stopped by nothing that is measured: with differential privacy errors are not released.
     """
@@ -135,8 +146,9 @@ class Progress:
         least, before = self.least, self.minima[0]
         if least < PERFECT:
             return self.values[-1] < 2 * PERFECT
-        is_at_rest = self.values[-1] <= least * (1 + tol) and max(self.values) <= 2 * least
-        return is_at_rest and before - least <= WINDOW * tol * least
+        slack = tol * yardstick(least)
+        is_at_rest = self.values[-1] <= least + slack and max(self.values) <= 2 * least
+        return is_at_rest and before - least <= WINDOW * slack
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,14 @@ class Run:
 def known_error(done: Round) -> float:
     """The relative error that the program's server knows; NaN where it knows none."""
     return done.metrics.get("relative_error", math.nan)
+
+
+def known_objective(done: Round, error: float) -> float:
+    """The objective that the program's server knows, with its error replaced by `error`; without one, its square."""
+    if "objective" not in done.metrics:
+        return error**2
+    known = done.metrics.get("relative_error", error)
+    return done.metrics["objective"] + (0.0 if known == error else error**2 - known**2)
 
 
 @dataclass(slots=True)
@@ -217,7 +237,7 @@ class Follower:
     began: float = field(default_factory=time.perf_counter)
     error_of: Callable[[Round], float] = known_error
     drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
-    objective_of: Callable[[Round, float], float] = lambda done, error: done.metrics.get("objective", error**2)
+    objective_of: Callable[[Round, float], float] = known_objective
     spent_on: Callable[[Round], float] = lambda done: math.nan
     is_whole: Callable[[Round], bool] = lambda done: True
     watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
@@ -333,7 +353,7 @@ class Comparable:
         return is_best
 
     def _is_recent(self, company: int) -> bool:
-        return self.count - self.seen.get(company, 0) < WINDOW
+        return self.count - self.seen.get(company, 0) < RECENT
 
 
 def _company(done: Round, present: frozenset[str] | None) -> int:
