@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from dataclasses import replace
 from decimal import Decimal
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import partsong
@@ -27,6 +29,7 @@ from partsong.errors import (
     DataError,
     DataTypeError,
     FeatureError,
+    IllPosedWarning,
     ParameterError,
     PartsongError,
     ShapeError,
@@ -147,7 +150,7 @@ def test_custom_start():
     assert partsong.NMF("auto", init="custom").fit(X, H=H).n_components_ == 4
     assert partsong.NMF(init="custom").fit(X, W=W, H=H).n_components_ == 4
     for init in (None, "random"):
-        with pytest.warns(RuntimeWarning, match="W and H are ignored.*init='custom'"):
+        with pytest.warns(RuntimeWarning, match="provided W or H are ignored.*init='custom'"):
             ignored = partsong.NMF(4, init=init, random_state=0).fit(X, H=H)
         assert_array_equal(ignored.components_, partsong.NMF(4, init=init, random_state=0).fit(X).components_)
 
@@ -180,10 +183,8 @@ def test_factors_that_cannot_be_a_start_are_told_by_position():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_start_of_zeros_is_told(solver):
-    with pytest.warns(EmptyModelWarning, match=r"model is zero.*began with zeros.*positive"):
-        model = partsong.NMF(4, init="custom", solver=solver).fit(planted(), H=np.zeros((4, 20)))
-    assert model.relative_error_ == 1
-    assert not model.transform(planted()).any()
+    with pytest.raises(ParameterError, match=r"input H\) is full of zeros.*positive"):
+        partsong.NMF(4, init="custom", solver=solver).fit(planted(), H=np.zeros((4, 20)))
 
 
 @pytest.mark.parametrize("l1_ratio", [0.0, 0.5, 1.0])
@@ -235,6 +236,67 @@ def test_a_ridge_does_not_collapse_the_default_start():
 def test_components_that_penalties_have_set_to_zero_come_back(solver, l1_ratio, known):
     """From nndsvda most of them die in the first steps; scikit-learn's stay dead with l1, at .2054 and .2023."""
     assert fitted_objective(load_digits().data, 10, 0.1, l1_ratio, init="nndsvda", solver=solver) < 1.02 * known
+
+
+@pytest.mark.parametrize("alphas", [(0.0, 0.1), (0.1, 0.0)])
+def test_a_penalty_on_one_factor_alone_is_told(alphas):
+    with pytest.warns(IllPosedWarning, match=r"Only [WH] has a penalty.*no minimum.*Set alpha_[WH] above 0"):
+        partsong.NMF(3, alpha_W=alphas[0], alpha_H=alphas[1], random_state=0).fit(planted())
+
+
+def test_a_warning_of_zero_has_both_objectives():
+    with pytest.warns(EmptyModelWarning, match=r"zero model is 1.*from init='random' ends at 1") as told:
+        partsong.NMF(4, alpha_W=1e4, random_state=0).fit(planted())
+    assert "best" not in str(told[0].message)
+
+
+def test_fits_that_max_iter_ends_give_a_warning_as_in_scikit_learn():
+    X = planted()
+    with pytest.warns(ConvergenceWarning, match="Maximum number of iterations 2 reached"):
+        partsong.NMF(4, max_iter=2, random_state=0).fit(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        partsong.NMF(4, max_iter=2, tol=0, random_state=0).fit(X)
+        partsong.NMF(4, time_budget=1e-6, random_state=0).fit(X)
+
+
+def test_shuffling_changes_the_order_of_updates_and_nothing_else():
+    X = planted()
+    plain, mixed, again = (partsong.NMF(4, random_state=3, shuffle=s, tol=1e-8).fit(X) for s in (False, True, True))
+    assert_array_equal(mixed.components_, again.components_)
+    assert mixed.relative_error_ == pytest.approx(plain.relative_error_, rel=0.05)
+    one = {"random_state": 3, "max_iter": 1, "tol": 0, "solver": "cd"}
+    assert (partsong.NMF(4, **one).fit(X).components_ != partsong.NMF(4, shuffle=True, **one).fit(X).components_).any()
+
+
+@pytest.mark.parametrize("beta_loss", ["kullback-leibler", "itakura-saito", 1, 0.5, None, True, "euclid"])
+def test_other_losses_are_refused_with_what_is_planned(beta_loss):
+    with pytest.raises(ParameterError, match=r"Invalid beta_loss.*Use 'frobenius'.*planned"):
+        partsong.NMF(3, beta_loss=beta_loss).fit(planted())
+
+
+def test_the_function_is_the_estimator_and_takes_h_as_given():
+    X = planted()
+    W, H, n_iter = partsong.non_negative_factorization(X, n_components=4, random_state=0)
+    model = partsong.NMF(4, random_state=0)
+    assert_array_equal(W, model.fit_transform(X))
+    assert_array_equal(H, model.components_)
+    assert n_iter == model.n_iter_
+    again, same, one = partsong.non_negative_factorization(X, H=H, update_H=False)
+    assert_allclose(again, model.transform(X), rtol=1e-12)
+    assert same is H or (same == H).all()
+    assert one == 1
+    with pytest.raises(ParameterError, match="update_H=False needs H"):
+        partsong.non_negative_factorization(X, update_H=False)
+    with pytest.warns(RuntimeWarning, match="initial W is not used"):
+        partsong.non_negative_factorization(X, W=W, H=H, update_H=False)
+
+
+def test_start_factors_have_the_type_of_the_data():
+    X, H = planted(), np.ones((4, 20), np.float32)
+    with pytest.raises(DataTypeError, match=r"H should have the same dtype as X, float64; got float32"):
+        partsong.NMF(4, init="custom").fit(X, H=H)
+    partsong.NMF(4, init="custom").fit(X, H=H.astype(int))
 
 
 def test_components_that_are_best_zero_stay_zero():
@@ -589,6 +651,8 @@ def test_legal_corners():
 def test_any_legal_matrix_is_factorized(n, m, k, seed, density, solver, init, sparse, dtype):
     rng = np.random.default_rng(seed)
     X = (rng.random((n, m)) * 9 * (rng.random((n, m)) < density)).astype(dtype)
+    if init in ("nndsvd", "nndsvda", "nndsvdar"):
+        k = min(k, n, m)
     model = partsong.NMF(k, solver=solver, init=init, max_iter=3, random_state=seed)
     W = model.fit_transform(sp.csr_array(X) if sparse else X)
     assert W.shape == (n, k)

@@ -880,7 +880,8 @@ def test_gaps_in_weights_are_refused_by_position():
 
 def test_penalties_that_leave_nothing_are_told():
     program = recipes.shared_statistics(3)
-    program = replace(program, solver=replace(program.solver, penalty_W=Penalty(1e3, 0.0)))
+    both = Penalty(1e3, 0.0)
+    program = replace(program, solver=replace(program.solver, penalty_W=both, penalty_H=both))
     with pytest.warns(EmptyModelWarning, match=r"model is zero.*l1=1000.0.*Lower them"):
         model = partsong.FederatedNMF(method=program, rounds=3, random_state=0).fit(parts())
     assert model.relative_error_ == pytest.approx(1, abs=1e-12)

@@ -18,7 +18,6 @@ from partsong.errors import CompositionError, DataError, DivergenceWarning, Para
 from partsong.evaluation.equilibrium import equilibrium
 from partsong.solvers.game import ConstantStep, DecayingStep, Game, SafeStep, ShrinkOthers, ShrinkSmallest
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.training import loop
 
 ORDERS = [Raster(), Shuffled(), Stratified(), Simultaneous(), Alternating()]
 
@@ -297,11 +296,11 @@ def test_exact_data_end_at_rest_and_not_in_a_refusal():
     assert model.outcome_ is Outcome.MAX_ROUNDS, "rounding is no run-away"
 
 
-def test_a_start_of_zeros_is_told_as_one():
+def test_a_start_of_zeros_is_refused():
     X = planted()
     for step in (SafeStep(), ConstantStep(0.01)):
         model = model_of(solver=Game(step=step), init="custom", max_iter=5)
-        with pytest.warns(loop.EmptyModelWarning, match="began with zeros"):
+        with pytest.raises(ParameterError, match="full of zeros"):
             model.fit(X, W=np.zeros((60, 3)), H=np.zeros((3, 20)))
 
 

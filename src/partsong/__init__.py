@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from partsong.estimators.compare import compare as compare
     from partsong.estimators.federated_nmf import FederatedNMF as FederatedNMF
     from partsong.estimators.nmf import NMF as NMF
+    from partsong.estimators.nmf import non_negative_factorization as non_negative_factorization
     from partsong.estimators.pca_game import PCAGame as PCAGame
     from partsong.io.model_file import Model as Model
     from partsong.io.model_file import load_model as load_model
@@ -41,6 +42,7 @@ _HOMES = {
     "FederatedTopicModel": "partsong.topics.estimators",
     "Model": "partsong.io.model_file",
     "load_model": "partsong.io.model_file",
+    "non_negative_factorization": "partsong.estimators.nmf",
     "save_model": "partsong.io.model_file",
     "read": "partsong.io.read",
     "PCAGame": "partsong.estimators.pca_game",
@@ -51,7 +53,7 @@ _HOMES = {
 
 __all__ = [
     "NMF", "FederatedNMF", "FederatedTopicModel", "Model", "PCAGame", "PartyPrivacy", "RowPrivacy", "TopicModel",
-    "__version__", "compare", "load_model", "read", "save_model",
+    "__version__", "compare", "load_model", "non_negative_factorization", "read", "save_model",
 ]  # fmt: skip
 
 

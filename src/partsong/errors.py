@@ -115,6 +115,10 @@ class StepTooLarge(DivergenceError):
     """A game made things worse instead of better: by a step that was given, or by self-play; the text says which."""
 
 
+class IllPosedWarning(UserWarning):
+    """The objective has no minimum: a penalty on one factor alone."""
+
+
 class DivergenceWarning(UserWarning):
     """A fit ran away from its solution; the best model before that was kept."""
 

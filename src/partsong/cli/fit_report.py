@@ -38,7 +38,15 @@ from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
 from partsong.training import run_folder
 from partsong.training.distributed import rows_at
-from partsong.training.loop import Columns, LeftOut, Task, of_other_columns, require_somebody, warn_of_nothing
+from partsong.training.loop import (
+    Columns,
+    LeftOut,
+    Task,
+    of_other_columns,
+    require_somebody,
+    warn_if_ill_posed,
+    warn_of_nothing,
+)
 from partsong.training.result import Finished
 from partsong.training.run_folder import MODEL, Sent
 from partsong.training.settings import IGNORE, RankSettings
@@ -335,9 +343,10 @@ def _privacy_in_words(spending: Spending) -> str:
 
 
 def warn_of_empty_model(task: Task, done: Finished) -> None:
-    """Warn of a model that is zero, in the words of the command line."""
+    """Warn of a model that is zero, and of an objective without a minimum, in the words of the command line."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
+        warn_if_ill_posed(task.program.solver)
         warn_of_nothing(task, done)
     for warning in told:
         warn(str(warning.message))

@@ -231,7 +231,7 @@ def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 _FAULTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
     ("nan", "NaN in data", "Fill the gaps (with 0 or a column's median, say) or drop these rows.", np.isnan),
     ("infinite", "Infinite values (inf) in data", "Look for a division by zero or an overflow before.", np.isinf),
-    ("negative", "Negative values in data", "Shift, clip or drop them: parts only add up.", _is_negative),
+    ("negative", "Negative values in data passed to NMF", "Shift, clip or drop them: parts only add up.", _is_negative),
 )
 
 

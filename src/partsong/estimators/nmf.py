@@ -10,23 +10,27 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from partsong.core import runtime
-from partsong.core.interfaces import Matrix, UpdateRule
+from partsong.core.interfaces import Matrix, Outcome, UpdateRule
 from partsong.core.parameters import whole_number
 from partsong.data.conversion import as_matrix
+from partsong.errors import ParameterError
 from partsong.estimators.parameters import (
     INITS,
     fit_told,
     game_of,
     given_beginning,
+    given_factor,
     given_weights,
     one_of,
     penalties_of,
     precision_of,
     rank_of,
     require_missing,
+    require_squared_error,
     require_verbosity,
     row_solver_of,
     sketch_of,
@@ -73,21 +77,26 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None
         "auto" and None take "nndsvda" where fewer than a tenth of the entries are not zero, and else "anchors" (columns
         of X chosen by successive projection). "custom" takes W and H given to `fit`; all others ignore them and warn.
+    beta_loss : {"frobenius"} or 2
+        The squared error. Other losses are planned, and an error until then.
     tol : float
         Stop once the objective falls by less than this share per iteration, over ten iterations: a share of what the
         model explains or of what it leaves, whichever is less. "sanls" looks at it after every tenth iteration.
     max_iter : int
-        The most iterations.
+        The most iterations. A fit that they end before `tol` is reached gives a ConvergenceWarning.
     time_budget : float or None
         The most seconds for the whole fit; one iteration and the last solve are always done.
     alpha_W, alpha_H : float; alpha_H may be "same"
-        Penalties, in units that do not depend on the numbers of rows and columns.
+        Penalties, in units that do not depend on the numbers of rows and columns. A penalty on one factor alone has no
+        best model, since that factor can shrink while the other grows: this gives an IllPosedWarning.
     l1_ratio : float in [0, 1]
         The share of L1 in the penalties.
     random_state : int, RandomState or None
         Same seed, same bytes at a fixed number of threads.
     verbose : int
         1 shows progress with an estimate of the time left.
+    shuffle : bool
+        Whether to update components in an order drawn from `random_state`, the same in all iterations.
     dtype : float32, float64 or None
         The precision to compute in; None keeps that of X.
     n_threads : int or None
@@ -113,6 +122,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         *,
         solver: str | UpdateRule = "hals",
         init: str | None = "auto",
+        beta_loss: str | float = "frobenius",
         tol: float = 1e-4,
         max_iter: int = 500,
         time_budget: float | None = None,
@@ -124,12 +134,14 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         missing: str = "refuse",
         random_state: Any = None,
         verbose: int = 0,
+        shuffle: bool = False,
         dtype: Any = None,
         n_threads: int | None = None,
     ) -> None:
         self.n_components = n_components
         self.solver = solver
         self.init = init
+        self.beta_loss = beta_loss
         self.tol = tol
         self.max_iter = max_iter
         self.time_budget = time_budget
@@ -141,6 +153,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self.missing = missing
         self.random_state = random_state
         self.verbose = verbose
+        self.shuffle = shuffle
         self.dtype = dtype
         self.n_threads = n_threads
 
@@ -236,32 +249,54 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         seed = whole_seed(self.random_state)
         sketch = sketch_of(self.solver, self.sketch, self.sketch_ratio)
         most, workers = int(self.max_iter), threads_of(self.n_threads)
-        settings = RowFit(rank, self._solver(), init, seed, most, stop, workers, sketch, game_of(self.solver))
+        settings = RowFit(
+            rank, self._solver(), init, seed, most, stop, workers, sketch, game_of(self.solver), bool(self.shuffle)
+        )
         title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
         exchanges = most if sketch is None else 2 * most + 1
         with progress(self.verbose, exchanges, self.time_budget, title) as bar:
             run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
+        if run.outcome is Outcome.MAX_ROUNDS and self.tol > 0:
+            warnings.warn(
+                f"Maximum number of iterations {most} reached. Increase it to improve convergence.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         self._keep(done, run, rank)
         self.n_samples_: int | None = matrix.shape[0]
         self.seed_ = seed
         return done
+
+    def _rows_for(self, X: Any, H: Any) -> tuple[np.ndarray, np.ndarray]:
+        """W for rows and an H that is given, and that H."""
+        self._check_settings()
+        if H is None:
+            raise ParameterError("update_H=False needs H (k × m).")
+        matrix = self._matrix(X, precision_of(self.dtype), reset=True)
+        rank = rank_of(self._wanted_rank(H, is_custom=True), matrix.shape)
+        given = given_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False)
+        Ht = np.ascontiguousarray(given.T, matrix.dtype)
+        with runtime.kernels_on(threads_of(self.n_threads)):
+            return self._solver().solve_rows(matrix, Ht), given
 
     def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:
         if self.init == "custom":
             return given_beginning(matrix, rank, W, H)
         if W is not None or H is not None:
             warnings.warn(
-                f"W and H are ignored with init={self.init!r}. Set init='custom' to start from them.",
+                f"When init!='custom', provided W or H are ignored; init is {self.init!r}. Pass init='custom' to start "
+                "from them.",
                 RuntimeWarning,
                 stacklevel=4,
             )
         return None
 
-    def _wanted_rank(self, H: Any) -> Any:
+    def _wanted_rank(self, H: Any, *, is_custom: bool = False) -> Any:
         """The rank asked for; where none is, that of a given H."""
         if self.n_components is not None and not (isinstance(self.n_components, str) and self.n_components == "auto"):
             return self.n_components
-        return len(H) if self.init == "custom" and H is not None and getattr(H, "ndim", 2) == 2 else None
+        is_used = is_custom or self.init == "custom"
+        return len(H) if is_used and H is not None and getattr(H, "ndim", 2) == 2 else None
 
     def _matrix(self, X: Any, precision: Any, *, reset: bool) -> Matrix:
         if self.missing == "ignore":
@@ -275,7 +310,10 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         """All that can be refused before any data are looked at."""
         self._solver()
         sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        require_squared_error(self.beta_loss, self.solver)
         require_missing(self.missing, self.solver)
+        if not isinstance(self.shuffle, (bool, np.bool_)):
+            raise ParameterError(f"shuffle must be True or False; got {self.shuffle!r}.")
         if self.init is not None:
             one_of("init", self.init, INITS)
         whole_number("max_iter", self.max_iter)
@@ -297,3 +335,38 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self.reconstruction_err_ = float(np.sqrt(done.squared_error))
         self.relative_error_ = done.relative_error
         self.explained_variance_ = 1.0 - done.relative_error**2
+
+
+def non_negative_factorization(
+    X: Any,
+    W: Any = None,
+    H: Any = None,
+    n_components: int | str | None = "auto",
+    *,
+    init: str | None = None,
+    update_H: bool = True,
+    solver: str | UpdateRule = "hals",
+    beta_loss: str | float = "frobenius",
+    tol: float = 1e-4,
+    max_iter: int = 500,
+    alpha_W: float = 0.0,
+    alpha_H: float | str = "same",
+    l1_ratio: float = 0.0,
+    random_state: Any = None,
+    verbose: int = 0,
+    shuffle: bool = False,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """W (n × k), H (k × m) and the number of iterations, with the signature of scikit-learn's function.
+
+    A call of `NMF`, for code that was written for scikit-learn. With `update_H=False` H is taken as it is given and W
+    is the non-negative least squares fit to it, in one step; tol, max_iter and init mean nothing then.
+    """
+    model = NMF(
+        n_components, solver=solver, init=init, beta_loss=beta_loss, tol=tol, max_iter=max_iter, alpha_W=alpha_W,
+        alpha_H=alpha_H, l1_ratio=l1_ratio, random_state=random_state, verbose=verbose, shuffle=shuffle,
+    )  # fmt: skip
+    if update_H:
+        return model.fit_transform(X, W=W, H=H), model.components_, model.n_iter_
+    if W is not None:
+        warnings.warn("When update_H=False, the provided initial W is not used.", RuntimeWarning, stacklevel=2)
+    return *model._rows_for(X, H), 1

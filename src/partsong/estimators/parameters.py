@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from partsong.core.parameters import real_number, whole_number
 from partsong.data.conversion import array_of
 from partsong.data.issues import SHOWN
 from partsong.data.validation import cell_errors
-from partsong.errors import ParameterError, ShapeError, UnreadableError, first_few
+from partsong.errors import DataTypeError, ParameterError, ShapeError, UnreadableError, first_few
 from partsong.methods import recipes
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, reach_of
 from partsong.methods.recipes import game_told, solver_of
@@ -42,29 +42,51 @@ def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:
     if H is None:
         raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
     n, m = matrix.shape
-    columns = _factor("H", H, (rank, m))
-    rows = None if W is None else _factor("W", W, (n, rank))
+    columns = given_factor("H", H, (rank, m), matrix.dtype)
+    rows = None if W is None else given_factor("W", W, (n, rank), matrix.dtype)
     start = matrix.native(np.ascontiguousarray(columns.T))
     return Beginning(kernels.of(start).rows_of(start.T), None if rows is None else matrix.native(rows.copy(order="C")))
 
 
-def _factor(name: str, factor: Any, shape: tuple[int, int]) -> np.ndarray:
+def given_factor(name: str, factor: Any, shape: tuple[int, int], dtype: Any, *, is_start: bool = True) -> np.ndarray:
+    """W or H as a caller gives it: of that shape and type, finite, non-negative; a start is not all zeros."""
     values = numeric(name, factor)
     if values.shape != shape:
-        raise ShapeError(f"{name} must have shape {shape}; got {values.shape}. Give one {_SIDES[name]}.")
+        which = "second" if values.ndim == 2 and values.shape[0] == shape[0] else "first"
+        raise ShapeError(
+            f"Array with wrong {which} dimension passed to NMF (input {name}): {name} must have shape {shape}; got "
+            f"{values.shape}. Give one {_SIDES[name]}."
+        )
+    wanted = str(dtype).removeprefix("torch.")
+    if getattr(factor, "dtype", None) in (np.float32, np.float64) and values.dtype != np.dtype(wanted):
+        raise DataTypeError(
+            f"{name} should have the same dtype as X, {wanted}; got {values.dtype}. Pass {name}.astype('{wanted}')."
+        )
     _require_none(name, values, ~np.isfinite(values), "finite", "Replace them, for example by small positive numbers.")
-    _require_none(name, values, values < 0, "non-negative", f"Clip them: {name}.clip(0).")
+    if (values < 0).any():
+        told = _at_positions(values, values < 0)
+        raise ParameterError(
+            f"Negative values in data passed to NMF (input {name}): {name} must be non-negative, and is not at {told}. "
+            f"Clip them: {name}.clip(0)."
+        )
+    if is_start and not values.any():
+        raise ParameterError(
+            f"Array passed to NMF (input {name}) is full of zeros, which update rules cannot leave. "
+            "Give some positive numbers."
+        )
     return values
 
 
 def _require_none(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str, way_out: str) -> None:
     """Refuse values by their positions, counted from 0."""
     if wrong.any():
-        places = [tuple(map(int, place)) for place in np.argwhere(wrong)]
-        told = [f"({', '.join(map(str, place))}): {values[place]}" for place in places[:SHOWN]]
-        raise ParameterError(
-            f"{name} must be {wanted}, and is not at {first_few(told, len(places), 'position')}. {way_out}"
-        )
+        raise ParameterError(f"{name} must be {wanted}, and is not at {_at_positions(values, wrong)}. {way_out}")
+
+
+def _at_positions(values: np.ndarray, wrong: np.ndarray) -> str:
+    places = [tuple(map(int, place)) for place in np.argwhere(wrong)]
+    told = [f"({', '.join(map(str, place))}): {values[place]}" for place in places[:SHOWN]]
+    return first_few(told, len(places), "position")
 
 
 def given_weights(W: Any, rank: int) -> np.ndarray:
@@ -236,6 +258,17 @@ def count_told(settings: Mapping[str, Any], name: str, least: int = 1) -> int | 
     """A number of things, such as rows, in the settings of a model file; None where it does not tell."""
     found = settings.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= least else None
+
+
+def require_squared_error(beta_loss: Any, solver: Any) -> None:
+    """Refuse losses other than "frobenius" (2)."""
+    is_number = isinstance(beta_loss, Real) and not isinstance(beta_loss, bool)
+    if beta_loss == "frobenius" if isinstance(beta_loss, str) else is_number and beta_loss == 2:
+        return
+    raise ParameterError(
+        f"Invalid beta_loss parameter: solver {solver!r} does not handle beta_loss = {beta_loss!r}. Use 'frobenius', "
+        "the squared error. Losses for counts, 'kullback-leibler' first, are planned."
+    )
 
 
 def stop_of(tol: Any, time_budget: Any) -> Stop:

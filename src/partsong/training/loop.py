@@ -38,7 +38,7 @@ from partsong.core.runtime import Interrupts, held
 from partsong.core.streams import stream
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.local import Sequential
-from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartyError, first_few
+from partsong.errors import DivergenceWarning, FeatureError, IllPosedWarning, ParameterError, PartyError, first_few
 from partsong.methods.dsanls import SketchExchange, SketchParty
 from partsong.methods.exact import SharedStatistics, is_known
 from partsong.methods.game import PlayInStrata, PlayParty
@@ -69,6 +69,9 @@ TRIAL_ROWS = 400
 LOOK_EVERY = 10
 """Sketched iterations from one look at the error to the next: it costs a pass over the data."""
 
+TRIAL_STEPS = 50
+"""Iterations of a fit from another start, where the first has led to nothing."""
+
 NOTHING = 1e-9
 """A share of ‖X‖² that is nothing but rounding."""
 
@@ -88,7 +91,7 @@ class RowFit:
     """Centralised NMF as a value: rank, solver, start, and when to stop.
 
     With a `sketch` steps see sketched data; with a `game` players meet over single cells, and the solver fits rows to
-    what they end with.
+    what they end with. `shuffle` draws the order of components from the seed.
     """
 
     rank: int
@@ -100,6 +103,7 @@ class RowFit:
     threads: int = 1
     sketch: Proportion | None = None
     game: Game | None = None
+    shuffle: bool = False
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
@@ -164,12 +168,43 @@ def fit_rows(
     """X ≈ W H of the rows of a matrix; `beginning` replaces the start that the settings name."""
     began = time.perf_counter() if began is None else began
     task = rows_task(matrix, settings, beginning)
+    warn_if_ill_posed(settings.solver)
     with held() as interrupts:
         run = pursue(task, earlier=earlier, began=began, watch=watch, interrupts=interrupts)
         warn_of_divergence(run)
         done = conclude(task, run)
-        warn_of_nothing(task, done, beginning)
+        if is_zero(done):
+            is_asked = isinstance(settings.solver, Alternate) and settings.solver.is_penalised and beginning is None
+            warn_of_nothing(task, done, _from_elsewhere(matrix, settings) if is_asked else "")
         return run, done
+
+
+def is_zero(done: Finished) -> bool:
+    """Whether W H explains nothing of an X that is not zero."""
+    return done.squared_norm > 0 and done.squared_error >= (1 - NOTHING) * done.squared_norm
+
+
+def _from_elsewhere(matrix: Matrix, settings: RowFit) -> str:
+    """Whether another start leads to a better model than zero, in words with both objectives."""
+    other = "nndsvda" if settings.init == "random" and settings.rank <= min(matrix.shape) else "random"
+    run = pursue(rows_task(matrix, replace(settings, init=other, max_iter=min(settings.max_iter, TRIAL_STEPS))))
+    least = min((row.objective for row in run.history if math.isfinite(row.objective)), default=1.0)
+    told = f"The objective of the zero model is 1 (in units of ½‖X‖²); a fit from init={other!r} ends at {least:.4g}."
+    return f"{told} Use that start." if least < 1 - NOTHING else told
+
+
+def warn_if_ill_posed(solver: Any) -> None:
+    """Say so where only one factor has a penalty: c W and H / c have the same product, and c has no best value."""
+    on_W, on_H = getattr(solver, "penalty_W", None), getattr(solver, "penalty_H", None)
+    if bool(on_W) == bool(on_H):
+        return
+    free, held_back = ("W", "H") if on_H else ("H", "W")
+    warnings.warn(
+        f"Only {held_back} has a penalty (alpha_{held_back}), so that the objective has no minimum: {free} grows and "
+        f"{held_back} shrinks without end. Set alpha_{free} above 0 as well.",
+        IllPosedWarning,
+        stacklevel=2,
+    )
 
 
 def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
@@ -184,13 +219,21 @@ def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = No
 
     def begin() -> Checkpoint:
         with runtime.kernels_on(settings.threads):
-            chosen = balanced(matrix, beginning if beginning is not None else beginning_of(matrix, settings), solver)
+            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
+            chosen = balanced(matrix, _shuffled(chosen, settings) if settings.shuffle else chosen, solver)
         server, model = program.start_from(chosen.Ht)
         return Checkpoint(0, {"all": Rows(chosen.W)}, server, model)
 
     schedule, shards = Schedule(settings.max_iter, kernel_threads=settings.threads), [Shard("all", matrix)]
     error_of = error_over(shards, settings.threads)
     return Task(program, shards, schedule, settings.stop, begin=begin, threads=settings.threads, error_of=error_of)
+
+
+def _shuffled(beginning: Beginning, settings: RowFit) -> Beginning:
+    """The same components in another order, which rules that update one after another go by."""
+    order = stream(settings.seed, "order").permutation(settings.rank)
+    factors = (beginning.Ht, beginning.W)
+    return Beginning(*(None if F is None else kernels.of(F).rows_of(F[:, order].T) for F in factors))
 
 
 def error_over(shards: Sequence[Shard], threads: int) -> Callable[[Round], float]:
@@ -325,18 +368,17 @@ def warn_of_divergence(run: Run) -> None:
         warnings.warn(f"{told} {run.trouble}".rstrip(), DivergenceWarning, stacklevel=2)
 
 
-def warn_of_nothing(task: Task, done: Finished, beginning: Beginning | None = None) -> None:
-    """Say so, and why, where W H is zero and X is not."""
-    if done.squared_norm <= 0 or done.squared_error < (1 - NOTHING) * done.squared_norm:
+def warn_of_nothing(task: Task, done: Finished, from_elsewhere: str = "") -> None:
+    """Say where W H is zero, and why; `from_elsewhere` is what a fit from another start has shown."""
+    if not is_zero(done):
         return
     solver = task.program.solver
-    if beginning is not None and any(factor is not None and not factor.any() for factor in (beginning.Ht, beginning.W)):
-        why = "It began with zeros, which the update rule cannot leave. Give H and W with positive numbers."
-    elif getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
+    if getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
         why = (
             f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, at least from this "
-            "start. Lower them: alpha_W and alpha_H, or those of the program's solver; or try another start."
+            "start. Lower them: alpha_W and alpha_H, or those of the program's solver."
         )
+        why = f"{why} {from_elsewhere}".rstrip()
     else:
         why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
     warnings.warn(f"The model is zero: W H explains nothing of X. {why}", EmptyModelWarning, stacklevel=2)
@@ -418,6 +460,11 @@ def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
     if init == "random" or is_partly_known:
         return random_beginning(matrix, settings.rank, generator)
     if init in FILLS:
+        if settings.rank > min(matrix.shape):
+            raise ParameterError(
+                f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
+                f"{settings.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'."
+            )
         fill = FILLS[init] * matrix.mean
         return double_svd(matrix, settings.rank, generator, fill, is_random=init == "nndsvdar")
     beginning = anchors(matrix, settings.rank, generator)

@@ -15,6 +15,9 @@ from partsong.training.stopping import Run
 
 Result = TypeVar("Result")
 
+ROUNDING = 1e-15
+"""A share of ‖X‖ that is nothing."""
+
 
 class Gathering(Protocol):
     """Who completes a model together, each with shards of its own, and how what one has becomes what all have."""
@@ -117,18 +120,23 @@ def complete(
     known from all rows, would tell of them.
     """
 
-    def solved(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray]:
+    def solved(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray, np.ndarray]:
         weights = among.jointly(lambda: _solve(solver, shards, Ht, exactly))
-        return weights, _shares(among.total(_gram(weights, Ht)), Ht)
+        gram = among.total(_gram(weights, Ht))
+        return weights, _shares(gram, Ht), gram
 
     if rescale:
         Ht = _unit_columns(Ht)
     if not keeps_order:
-        Ht = _sorted(Ht, solved(Ht, exactly=False)[1])
-    weights, shares = solved(Ht)
+        _, shares, gram = solved(Ht, exactly=False)
+        if not rescale:
+            norm = among.total(np.array([sum(shard.matrix.squared_norm for shard in shards)]))
+            Ht = _without_rounding(Ht, gram, float(norm[0]))
+        Ht = _sorted(Ht, shares)
+    weights, shares, _ = solved(Ht)
     if not keeps_order and (np.diff(shares) > 0).any():  # close calls
         Ht = _sorted(Ht, shares)
-        weights, shares = solved(Ht)
+        weights, shares, _ = solved(Ht)
     error, norm = among.total(among.jointly(lambda: _squares(shards, weights, Ht)))
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
     return Finished(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
@@ -155,6 +163,13 @@ def _sorted(F: Array, shares: np.ndarray) -> Array:
     """Columns of F by falling share, in contiguous memory."""
     order = np.argsort(-shares, kind="stable")
     return kernels.of(F).like(np.take(kernels.of(F).to_numpy(F), order, axis=1), F)
+
+
+def _without_rounding(Ht: Array, gram: np.ndarray, norm: float) -> Array:
+    """Hᵀ with components set to zero that contribute less than rounding: penalties shrink them for ever, never to 0."""
+    values = kernels.of(Ht).to_numpy(Ht)
+    sizes = np.einsum("ij,ij->j", values, values, dtype=np.float64) * gram.diagonal()
+    return kernels.of(Ht).like(values * (sizes > ROUNDING**2 * norm), Ht)
 
 
 def _unit_columns(Ht: Array) -> Array:

@@ -41,6 +41,7 @@ from partsong.training.loop import (
     conclude,
     error_over,
     pursue,
+    warn_if_ill_posed,
     warn_of_divergence,
     warn_of_nothing,
 )
@@ -135,6 +136,7 @@ def simulation_by_name(
 def conclude_aloud(task: Task, run: Run) -> Finished:
     """The model of a run, with a warning where it is not what was hoped for."""
     warn_of_divergence(run)
+    warn_if_ill_posed(task.program.solver)
     done = conclude(task, run)
     warn_of_nothing(task, done)
     return done
