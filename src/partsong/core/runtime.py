@@ -9,6 +9,7 @@ worker everything is serial: parties that run in parallel do not multiply thread
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -138,18 +139,47 @@ _lock = threading.Lock()
 _blas_users = 0
 _blas_limit: Any = None
 _controller: Any = None
+_outer_threads: float = math.inf
 
 
 def available() -> int:
-    """The threads this process may use: PARTSONG_NUM_THREADS, else the cores it is allowed to run on."""
+    """The threads this process may use: PARTSONG_NUM_THREADS, else the cores it is allowed to run on.
+
+    Fewer where somebody has set a lower limit for others: OMP_NUM_THREADS and NUMBA_NUM_THREADS (as joblib does in its
+    workers), or threadpoolctl's limit on BLAS.
+    """
     wanted = os.environ.get("PARTSONG_NUM_THREADS", "").strip()
     if wanted:
         if not wanted.isdigit() or int(wanted) < 1:
             raise ParameterError(f"PARTSONG_NUM_THREADS must be a whole number of at least 1; it is {wanted!r}.")
         return int(wanted)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    first = (os.environ.get(name, "").split(",")[0].strip() for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"))
+    limits = [int(value) for value in first if value.isdigit() and int(value) > 0]
+    return int(min(cores, *limits, _blas_threads()))
+
+
+def _blas_threads() -> float:
+    """The least number of threads that a BLAS is set to by others; our own limit, while it holds, is none of theirs."""
+    with _lock:
+        return _outer_threads if _blas_users else _least_threads()
+
+
+def _least_threads() -> float:
+    found = (lib.info() for lib in _blas().select(user_api="blas").lib_controllers)
+    threaded = [info["num_threads"] for info in found if info.get("threading_layer") != "disabled"]
+    return min(threaded, default=math.inf)
+
+
+def _blas() -> Any:
+    """threadpoolctl's view of the BLAS libraries that are loaded."""
+    global _controller
+    if _controller is None:
+        from threadpoolctl import ThreadpoolController
+
+        import_module("scipy.linalg.cython_blas")  # what compiled code calls; controllers see what is loaded
+        _controller = ThreadpoolController()
+    return _controller
 
 
 @contextmanager
@@ -205,21 +235,17 @@ def _shared_pool() -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(max(available(), 8), thread_name_prefix="partsong-kernel")
+            _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 8), thread_name_prefix="partsong-kernel")
         return _pool
 
 
 def _hold_blas() -> None:
-    global _blas_users, _blas_limit, _controller
+    global _blas_users, _blas_limit, _outer_threads
     with _lock:
         if _blas_users == 0:
-            if _controller is None:
-                from threadpoolctl import ThreadpoolController
-
-                import_module("scipy.linalg.cython_blas")  # what compiled code calls; controllers see what is loaded
-                _controller = ThreadpoolController()
+            _outer_threads = _least_threads()
             _take_control()
-            _blas_limit = _controller.limit(limits=1, user_api="blas")
+            _blas_limit = _blas().limit(limits=1, user_api="blas")
         _blas_users += 1
 
 

@@ -100,7 +100,8 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     dtype : float32, float64 or None
         The precision to compute in; None keeps that of X.
     n_threads : int or None
-        Threads for kernels and products; None takes all cores (or PARTSONG_NUM_THREADS).
+        Threads for kernels and products. None takes PARTSONG_NUM_THREADS, or else all cores, within OMP_NUM_THREADS,
+        NUMBA_NUM_THREADS and limits of threadpoolctl; so inside joblib's workers the share of a worker.
 
     Attributes
     ----------
