@@ -235,6 +235,14 @@ def _turn_columns(Ht, before, gram, inverse, cross, product, v, method, pull, ce
         _mix(Ht, amount, centre, weights)
 
 
+@compiled(fastmath=FAST, inline="always")
+def _copy(A, out):  # type: ignore[no-untyped-def]
+    """out ← A; as out[:] = A it would be compiled for a second, with all its errors."""
+    for i in range(A.shape[0]):
+        for j in range(A.shape[1]):
+            out[i, j] = A[i, j]
+
+
 @compiled(fastmath=FAST)
 def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
     """out ← FᵀF, with products of some rows in the type of F and sums of these in float64."""
@@ -243,7 +251,7 @@ def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
         rows = F[a : min(a + SUMMED, F.shape[0])]
         np.dot(rows.T, rows, piece)
         sums += piece
-    out[:] = sums
+    _copy(sums, out)
 
 
 @compiled(fastmath=FAST)
@@ -278,7 +286,7 @@ def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, c
             sums += piece
             np.dot(rows.T, tile, part)
             total += part
-        gram[:] = sums
+        _copy(sums, gram)
         _transpose(total, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
         _turn_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)

@@ -152,6 +152,9 @@ def inner_rows(A, B):  # type: ignore[no-untyped-def]
 
 # ---- compiled pivoting ------------------------------------------------------------------------------------------
 
+# Loops stand where NumPy has a word for it (x[:] = z, x.sum(), x > 0): numba compiles such a word for a second or more,
+# with all its errors, and these kernels are compiled when somebody first fits a model.
+
 PATIENCE = 3
 """Exchanges that do not lower the number of infeasible variables before pivoting gives up."""
 SLACK, SOLVED, STEEP = 1e-13, 1e-12, 1e-14
@@ -166,7 +169,9 @@ def _factorize(gram, cross, members, count, R, inverse, flat):  # type: ignore[n
     time, those not yet made as zeros. A member whose pivot (of a diagonal near one) is at most `flat` depends on those
     before it and is left out: its row and its inverse pivot are zero.
     """
-    row = np.zeros(R.shape[1])
+    row = np.empty(R.shape[1])
+    for b in range(R.shape[1]):
+        row[b] = 0.0
     for t in range(count):
         last = count - 1 - t
         own = gram[members[last]]
@@ -193,7 +198,7 @@ def _factorize(gram, cross, members, count, R, inverse, flat):  # type: ignore[n
 def _solve(gram, cross, passive, x, work):  # type: ignore[no-untyped-def]
     """x with gram x = cross on the passive set and zero elsewhere."""
     members, R, inverse, right, flat = work
-    count = 0
+    count = np.int64(0)  # a literal 0 would be compiled for as well
     for j in range(x.shape[0]):
         x[j] = 0.0
         if passive[j]:
@@ -267,7 +272,9 @@ def _advance(x, z, passive):  # type: ignore[no-untyped-def]
 def _descend(gram, cross, size, x, y, work):  # type: ignore[no-untyped-def]
     """Lawson & Hanson's active set method from the feasible point x: the objective never rises on the way."""
     k = x.shape[0]
-    z, passive, barred = np.empty(k), x > 0.0, np.zeros(k, np.bool_)
+    z, passive, barred = np.empty(k), np.empty(k, np.bool_), np.empty(k, np.bool_)
+    for j in range(k):
+        passive[j], barred[j] = x[j] > 0.0, False
     entering = -1
     for _ in range(10 * k + 50):
         _solve(gram, cross, passive, z, work)
@@ -277,7 +284,8 @@ def _descend(gram, cross, size, x, y, work):  # type: ignore[no-untyped-def]
             entering = -1
             continue
         else:
-            barred[:] = False
+            for j in range(k):
+                barred[j] = False
         _slope(gram, cross, x, y)
         entering, steepest = -1, -STEEP * size
         for j in range(k):
@@ -298,11 +306,31 @@ def _take_unless_worse(gram, cross, z, precision, x):  # type: ignore[no-untyped
     here, there = np.empty(k), np.empty(k)
     _slope(gram, cross, x, here)
     _slope(gram, cross, z, there)
-    rise = precision * (z.sum() ** 2 - x.sum() ** 2)
+    rise = precision * (_total(z) ** 2 - _total(x) ** 2)
     for j in range(k):
         rise += 0.5 * (z[j] - x[j]) * (here[j] + there[j])
     if rise <= 0.0:
-        x[:] = z
+        _copy(z, x)
+
+
+@compiled(inline="always")
+def _total(x):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for j in range(x.shape[0]):
+        total += x[j]
+    return total
+
+
+@compiled(inline="always")
+def _copy(x, out):  # type: ignore[no-untyped-def]
+    for j in range(x.shape[0]):
+        out[j] = x[j]
+
+
+@compiled(inline="always")
+def _mark_positive(x, passive):  # type: ignore[no-untyped-def]
+    for j in range(x.shape[0]):
+        passive[j] = x[j] > 0.0
 
 
 @compiled()
@@ -313,25 +341,36 @@ def solve_rows(gram, scale, cross, start, flat, out):  # type: ignore[no-untyped
     makes solutions unique; pivoting from where it ends takes that back where the equations allow it.
     """
     n, k = cross.shape
-    work = (np.empty(k, np.int64), np.zeros((k + 8, k + 16)), np.empty(k), np.empty(k), flat)
-    c, x, y, z = np.empty(k), np.empty(k), np.empty(k), np.empty(k)
-    firm = gram + 2.0 * flat * np.eye(k)
+    work = (np.empty(k, np.int64), np.empty((k + 8, k + 16)), np.empty(k), np.empty(k), flat)
+    for a in range(k + 8):
+        for b in range(k + 16):
+            work[1][a, b] = 0.0
+    c, x, y, z, passive = np.empty(k), np.empty(k), np.empty(k), np.empty(k), np.empty(k, np.bool_)
+    firm = np.empty((k, k))
+    for a in range(k):
+        for b in range(k):
+            firm[a, b] = gram[a, b] + (2.0 * flat if a == b else 0.0)
     for i in range(n):
         size = 1e-300
         for j in range(k):
             c[j] = cross[i, j] * scale[j]
             x[j] = start[i, j] / scale[j] if scale[j] > 0.0 else 0.0
             size = max(size, abs(c[j]))
-        if not _pivot(gram, c, size, x > 0.0, z, y, work):
-            z[:] = x
-            _descend(firm, c, size, z, y, work)
+        _mark_positive(x, passive)
+        for attempt in range(2):  # pivoting is called, and compiled, in one place
+            is_solved = _pivot(gram, c, size, passive, z, y, work)
+            if is_solved and attempt == 0 and _total(z) <= 2.0 * _total(x):
+                _copy(z, x)
+                break
+            if not is_solved:
+                if attempt == 1:
+                    break
+                _copy(x, z)
+                _descend(firm, c, size, z, y, work)
             _take_unless_worse(gram, c, z, flat, x)
-            if _pivot(gram, c, size, x > 0.0, z, y, work):
-                _take_unless_worse(gram, c, z, flat, x)
-        elif z.sum() > 2.0 * x.sum():
-            _take_unless_worse(gram, c, z, flat, x)
-        else:
-            x[:] = z
+            if is_solved:
+                break
+            _mark_positive(x, passive)
         for j in range(k):
             out[i, j] = max(x[j], 0.0) * scale[j]
 

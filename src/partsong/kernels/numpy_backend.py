@@ -65,18 +65,19 @@ def extrapolate(new: Floats, old: Floats, amount: float) -> Floats:
 def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
     """argmin over F ≥ 0 of ½ tr(F gram Fᵀ) − ⟨F, cross⟩, from F; what is promised of it: local.pivoting.
 
-    Components are first brought to a length near one by powers of two, which rounds nothing.
+    Components are first brought to a length near one by powers of two, which rounds nothing. All of it is in float64,
+    so that one kernel is compiled for every type.
     """
     diagonal = np.diagonal(gram).astype(np.float64)
     scale = np.where(diagonal > 0, np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2)), 0.0)
     scaled = scale[:, None] * np.asarray(gram, np.float64) * scale
-    start, cross = np.ascontiguousarray(F), np.ascontiguousarray(cross)
+    start, cross = np.ascontiguousarray(F, np.float64), np.ascontiguousarray(cross, np.float64)
     flat = 16 * float(np.finfo(F.dtype).eps)
-    out = np.empty(F.shape, F.dtype)
+    out = np.empty(F.shape)
     runtime.over(
         _pieces(F, F.shape[1] ** 2), lambda a, b: solve_rows(scaled, scale, cross[a:b], start[a:b], flat, out[a:b])
     )
-    return out
+    return out.astype(F.dtype, copy=False)
 
 
 def gram(F: Floats, exactly: bool = True) -> Floats:
