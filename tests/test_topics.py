@@ -7,8 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import get_tags
 
 import partsong
 from partsong.engines.local import Sequential
@@ -669,3 +673,20 @@ def test_words_are_agreed_on_with_the_extra_alone(monkeypatch):
         partsong.FederatedTopicModel(2, random_state=0).fit(two)
     listed = partsong.FederatedTopicModel(2, random_state=0, vocabulary=["cat", "dog", "piano", "oboe"], rounds=2)
     assert listed.fit(two).n_topics_ == 2
+
+
+def test_a_topic_model_is_a_transformer_of_scikit_learn():
+    pandas = pytest.importorskip("pandas")
+    words = ["apple tree fruit", "apple pie fruit", "car road wheel", "truck road wheel"] * 6
+    texts, labels = pandas.Series(words, index=range(5, 29)), [0, 0, 1, 1] * 6
+    model = partsong.TopicModel(2, random_state=0).set_output(transform="pandas")
+    weights = model.fit_transform(texts)
+    assert list(weights.columns) == ["topicmodel0", "topicmodel1"] == list(model.get_feature_names_out())
+    assert list(weights.index) == list(texts.index)
+    assert_allclose(model.transform(texts).to_numpy(), weights.to_numpy())
+    tags = get_tags(model)
+    assert tags.input_tags.string
+    assert not tags.input_tags.two_d_array
+    assert tags.transformer_tags is not None
+    chained = make_pipeline(partsong.TopicModel(2, random_state=0), LogisticRegression(C=100)).fit(words, labels)
+    assert chained.score(words, labels) == 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from partsong.aggregation.plaintext import InTheOpen
@@ -444,7 +444,7 @@ history_, n_iter_, outcome_, seed_ :
 # `partsong.TopicModel`: topics of texts that you hold.
 
 
-class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
+class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FittedTopics, BaseEstimator):  # type: ignore[misc]
     """Topics of texts: X ≈ W H, with a row of X for each text and a row of H for each topic.
 
     method="nmf" factorizes tf-idf by alternating sweeps; it is fast, and was best on short titles (docs/topics.md).
@@ -566,7 +566,24 @@ class TopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
         """Learn topics and return the weights of the texts, as `transform` gives them."""
         documents = as_documents(texts)
         self._fit(documents)
-        return self.transform(documents)
+        return super().transform(documents)
+
+    def transform(self, texts: Any) -> np.ndarray:
+        """Weights of texts (n × k): a non-negative least squares fit, or for LDA shares that add up to one.
+
+        Of a text without a word of the vocabulary all weights are zero. `set_output` chooses a data frame instead.
+        """
+        return super().transform(texts)
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     def coherence(self, kind: str = "npmi", texts: Any = None, *, n: int = TOP, vectors: Any = None) -> Coherence:
         """Do the n strongest words of each topic belong together: `.mean`, and `.topics` for each.
