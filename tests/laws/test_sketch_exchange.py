@@ -25,7 +25,7 @@ from partsong.methods.dsanls import SketchExchange, SketchParty, SketchServer
 from partsong.methods.exact import SharedStatistics
 from partsong.sketch.crossing import Proportion, placed_rows, transposed_times, walk
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.solvers.alternating import Alternate, Extrapolation, Rows, start_rows
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import Penalty, RuleState
 from partsong.solvers.update_rules import (
@@ -132,11 +132,11 @@ def test_the_number_of_parties_changes_nothing(kind, form):
 def test_without_sketch_and_damping_it_is_exact_hals(parts, penalty):
     """Ratio 1 keeps all coordinates: S = I, and the factors are those of shared statistics."""
     X, solver = data(), Alternate(CoordinateDescent(), penalty, penalty)
-    exact = list(
-        Sequential().run(
-            SharedStatistics(K, solver), [Shard("all", as_matrix(X))], Schedule(12, SEED), reduction=InTheOpen()
-        )
-    )
+    shared, shards = SharedStatistics(K, solver), [Shard("all", as_matrix(X))]
+    Ht = shared.start_server(Layout.of(shards, SEED))[0].Ht
+    given = {"all": Rows(start_rows(Ht.T @ Ht, X @ Ht))}  # a start without W settles its scale first
+    begun = Checkpoint(0, given, *shared.start_from(Ht))
+    exact = list(Sequential().run(shared, shards, Schedule(12, SEED), reduction=InTheOpen(), resume=begun))
     rounds = run(program(ratio=1.0, solver=solver), shards_of(X, parts))
     for t, done in enumerate(exact):
         W, H = factors(rounds[2 * t + 1])

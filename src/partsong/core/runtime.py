@@ -140,6 +140,7 @@ _blas_users = 0
 _blas_limit: Any = None
 _controller: Any = None
 _outer_threads: float = math.inf
+_is_forked = False
 
 
 def available() -> int:
@@ -162,7 +163,7 @@ def available() -> int:
 def _blas_threads() -> float:
     """The least number of threads that a BLAS is set to by others; our own limit, while it holds, is none of theirs."""
     with _lock:
-        return _outer_threads if _blas_users else _least_threads()
+        return _outer_threads if _blas_users or _is_forked else _least_threads()
 
 
 def _least_threads() -> float:
@@ -243,7 +244,7 @@ def _hold_blas() -> None:
     global _blas_users, _blas_limit, _outer_threads
     with _lock:
         if _blas_users == 0:
-            _outer_threads = _least_threads()
+            _outer_threads = _outer_threads if _is_forked else _least_threads()
             _take_control()
             _blas_limit = _blas().limit(limits=1, user_api="blas")
         _blas_users += 1
@@ -269,7 +270,8 @@ def _release_blas() -> None:
 
 
 def _forget_after_fork() -> None:
-    global _pool, _lock, _blas_users, _blas_limit
+    global _pool, _lock, _blas_users, _blas_limit, _is_forked
+    _is_forked = _is_forked or _blas_users > 0  # BLAS is still on the one thread that a fit of the parent set
     _pool, _lock, _blas_users, _blas_limit = None, threading.Lock(), 0, None
 
 

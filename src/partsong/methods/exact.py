@@ -29,6 +29,9 @@ class SharedStatistics:
         local:   W_p ← rule(W_p; H Hᵀ, X_p Hᵀ)          sent: W_pᵀW_p (k × k), W_pᵀX_p (k × m), totals (3)
         finish:  H   ← rule(H; Σ W_pᵀW_p, Σ W_pᵀX_p)    broadcast: H (k × m), pace (2)
 
+    The pace is how far to extrapolate, and 0, or what to multiply W by before starting again from it: 1, or once, under
+    penalties, the scale on which they are least.
+
     The same numbers as factorizing the stacked rows, to rounding. Never sent: X_p, W_p. The sums of one party reveal
     its rows when it has few of them; only a reduction that hides single uploads protects against that.
     """
@@ -51,9 +54,10 @@ class SharedStatistics:
         return Rows()
 
     def start_server(self, layout: Layout) -> tuple[Columns, Message]:
-        """Random H from the shared seed."""
+        """Random H from the shared seed; under penalties its scale is settled by the first sums."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
-        return self.start_from(Ht)
+        columns = replace(self.solver.begin(Ht), is_unscaled=self.solver.has_scale)
+        return columns, _model(columns)
 
     def start_from(self, Ht: Array) -> tuple[Columns, Message]:
         """The server's start from a given Hᵀ."""
@@ -64,8 +68,10 @@ class SharedStatistics:
         """One pass over the party's rows."""
         matrix = shard.matrix
         H = matrix.native(model["H"])
-        amount, must_restart = (float(value) for value in model["pace"])
-        rows, totals = self.solver.row_step_at(matrix, party, kernels.of(H).rows_of(H), amount, must_restart > 0)
+        amount, restart = (float(value) for value in model["pace"])
+        if restart not in (0.0, 1.0) and party.W is not None:
+            party = Rows(party.W * kernels.of(party.W).like(np.array(restart), party.W))
+        rows, totals = self.solver.row_step_at(matrix, party, kernels.of(H).rows_of(H), amount, restart > 0)
         scalars = np.array([totals.rows, totals.energy, totals.mass])
         return rows, Message({"gram": totals.gram, "cross": totals.cross.T, "totals": scalars})
 
@@ -73,6 +79,9 @@ class SharedStatistics:
         """The update of H from the sums."""
         totals = _totals(aggregate)
         columns = _in_the_type_of(totals.cross, server)
+        if columns.is_unscaled:
+            columns = self.solver.settle_scale(columns, totals)
+            return columns, _model(columns)
         moved = self.solver.move_columns(columns, totals)
         del aggregate, totals  # as large as H, and not needed for its extrapolation
         columns = self.solver.settle(columns, moved)
@@ -119,7 +128,8 @@ def _totals(aggregate: Message) -> Totals:
 
 
 def _model(columns: Columns) -> Message:
-    pace = np.array([columns.pace.amount, float(columns.pace.must_restart)])
+    restart = columns.scale if columns.scale != 1.0 else float(columns.pace.must_restart)
+    pace = np.array([columns.pace.amount, restart])
     return Message({"H": columns.point.T, "pace": pace})
 
 

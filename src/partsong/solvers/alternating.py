@@ -142,9 +142,24 @@ class Revival:
         return now < trial.objective - self.slow * abs(trial.objective)
 
 
+def least_penalised(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    """Where c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c² is least: the slope in log c rises, and bisection finds its zero."""
+    has_both = ((a1 + a2) > 0) & ((b1 + b2) > 0)
+    low, high = np.full(len(a1), -BALANCE_RANGE), np.full(len(a1), BALANCE_RANGE)
+    for _ in range(60):
+        middle = (low + high) / 2
+        c = np.exp(middle)
+        rises = c * a1 + c**2 * a2 > b1 / c + b2 / c**2
+        low, high = np.where(rises, low, middle), np.where(rises, middle, high)
+    return np.where(has_both, np.exp((low + high) / 2), 1.0)
+
+
 # ---- alternate --------------------------------------------------------------------------------------------------
 
 REVIVAL = Revival()
+
+BALANCE_RANGE = 60.0
+"""Scales between e^−60 and e^60 are looked at."""
 
 SUPPORT_SWEEPS = 20
 """Sweeps that find most of the support before an exact solve."""
@@ -166,7 +181,8 @@ class Rows:
 class Columns:
     """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' objective.
 
-    `reported` is the objective where it is not that of the pace, which begins again with a split.
+    `reported` is the objective where it is not that of the pace, which begins again with a split. Under penalties a
+    start `is_unscaled` until its first sums tell on which scale they are least; W is then multiplied by `scale`.
     """
 
     Ht: Array
@@ -177,6 +193,8 @@ class Columns:
     squared_norm: float = float("nan")
     trial: Trial = Trial()
     reported: float = float("nan")
+    is_unscaled: bool = False
+    scale: float = 1.0
 
     @property
     def objective(self) -> float:
@@ -231,6 +249,16 @@ class Alternate:
         """Whether the scale of each factor matters, and components may be zero."""
         return bool(self.penalty_W or self.penalty_H)
 
+    @property
+    def has_scale(self) -> bool:
+        """Whether penalties on both factors tell how to share out the scale of a component."""
+        return bool(self.penalty_W and self.penalty_H)
+
+    @property
+    def without_penalties(self) -> Alternate:
+        """The same steps on the error alone."""
+        return replace(self, penalty_W=Penalty(), penalty_H=Penalty())
+
     def begin(self, Ht: Array) -> Columns:
         """The shared half before the first step."""
         return Columns(Ht, Ht, self.rule.init(Ht), self.momentum.begin())
@@ -243,6 +271,13 @@ class Alternate:
         self, matrix: Matrix, rows: Rows, Ht: Array, amount: float, must_restart: bool
     ) -> tuple[Rows, Totals]:
         """`row_step` from what a server sends: the point Hᵀ, how far to extrapolate, whether to start again from W."""
+        if rows.W is None and self.has_scale:  # the scale of a start says nothing, and on a wrong one W would be zero
+            return self.without_penalties._row_step(matrix, rows, Ht, amount, must_restart, has_mass=True)
+        return self._row_step(matrix, rows, Ht, amount, must_restart, has_mass=bool(self.penalty_W.l1))
+
+    def _row_step(
+        self, matrix: Matrix, rows: Rows, Ht: Array, amount: float, must_restart: bool, *, has_mass: bool
+    ) -> tuple[Rows, Totals]:
         on = kernels.of(Ht)
         point = rows.W if must_restart or rows.point is None else rows.point
         W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
@@ -266,7 +301,7 @@ class Alternate:
                 ahead[start:stop] = on.extrapolate(W[start:stop], rows.W[start:stop], amount)  # type: ignore[index]
 
         gram, cross = matrix.visit(Ht, update, ahead)
-        mass = float(ahead.sum()) if self.penalty_W.l1 else 0.0
+        mass = float(ahead.sum()) if has_mass else 0.0
         totals = Totals(gram, cross, float(matrix.shape[0]), matrix.squared_norm, mass)
         return Rows(W, None if ahead is W else ahead, replace(memory, count=memory.count + 1, scale=scales[0])), totals
 
@@ -285,6 +320,24 @@ class Alternate:
             return self.rule.step(factor, equations, past if past is not None else self.rule.init(factor))
 
         return solve
+
+    def settle_scale(self, columns: Columns, totals: Totals) -> Columns:
+        """The first step of H, on the error alone, and the scale c on which penalties of c W and H / c are least."""
+        moved = self.without_penalties.move_columns(columns, totals)
+        on, n, m = kernels.of(moved.Ht), totals.rows, moved.Ht.shape[0]
+        a = m * self.penalty_W.l1 * totals.mass, m * self.penalty_W.l2 * float(totals.gram.diagonal().sum())
+        b = n * self.penalty_H.l1 * float(moved.Ht.sum()), n * self.penalty_H.l2 * on.inner(moved.Ht, moved.Ht)
+        scale = float(least_penalised(*(np.array([term]) for term in (*a, *b)))[0])
+        start = self.begin(moved.Ht * on.like(np.array(1 / scale), moved.Ht))
+        penalties = scale * a[0] + 0.5 * scale**2 * a[1] + b[0] / scale + 0.5 * b[1] / scale**2
+        return replace(
+            start,
+            pace=replace(start.pace, must_restart=start.pace.amount > 0),
+            squared_error=moved.squared_error,
+            squared_norm=moved.energy,
+            reported=0.5 * moved.squared_error + penalties,
+            scale=scale,
+        )
 
     def column_step(self, columns: Columns, totals: Totals) -> Columns:
         """H ← rule(H; WᵀW, WᵀX), from sums alone, and the point to step from next."""

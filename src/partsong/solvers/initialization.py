@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.kernels import numpy_backend
-from partsong.solvers.alternating import Alternate, rounded, start_rows
+from partsong.solvers.alternating import Alternate, least_penalised, rounded, start_rows
 from partsong.solvers.normal_equations import Penalty
 
 ANCHOR_EFFORT = 50_000_000
@@ -23,9 +23,6 @@ DRAWN = 1 << 20
 
 MOSTLY_ZERO = 0.1
 ENTRIES_LOOKED_AT = 1 << 18
-
-BALANCE_RANGE = 60.0
-"""Scales between e^−60 and e^60 are looked at."""
 
 ROUNDING = 1e-6
 """Singular values below this share of the largest are taken for rounding."""
@@ -47,13 +44,13 @@ def balanced(matrix: Matrix, beginning: Beginning, solver: Alternate) -> Beginni
     for c w_j and h_j / c, with a₁ = m l1_W ‖w_j‖₁, a₂ = m l2_W ‖w_j‖² and b₁, b₂ alike for h_j. A start says nothing
     about this scale, and on a wrong one the first penalised step sets components to zero for good.
     """
-    if not (solver.penalty_W and solver.penalty_H):
+    if not solver.has_scale:
         return beginning
-    plain = replace(solver, penalty_W=Penalty(), penalty_H=Penalty())
+    plain = solver.without_penalties
     W = beginning.W if beginning.W is not None else plain.solve_rows(matrix, beginning.Ht, exactly=False)
     n, m = matrix.shape
     a, b = _terms(W, solver.penalty_W, m), _terms(beginning.Ht, solver.penalty_H, n)
-    scale = _least(*a, *b)
+    scale = least_penalised(*a, *b)
     up, down = (kernels.of(W).like(values, W) for values in (scale, 1 / scale))
     return Beginning(beginning.Ht * down, W * up)
 
@@ -65,18 +62,6 @@ def _terms(factor: Array, penalty: Penalty, size: int) -> tuple[np.ndarray, np.n
         size * penalty.l1 * values.sum(0, dtype=np.float64),
         size * penalty.l2 * np.square(values, dtype=np.float64).sum(0),
     )
-
-
-def _least(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
-    """Where c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c² is least: the slope in log c rises, and bisection finds its zero."""
-    has_both = ((a1 + a2) > 0) & ((b1 + b2) > 0)
-    low, high = np.full(len(a1), -BALANCE_RANGE), np.full(len(a1), BALANCE_RANGE)
-    for _ in range(60):
-        middle = (low + high) / 2
-        c = np.exp(middle)
-        rises = c * a1 + c**2 * a2 > b1 / c + b2 / c**2
-        low, high = np.where(rises, low, middle), np.where(rises, middle, high)
-    return np.where(has_both, np.exp((low + high) / 2), 1.0)
 
 
 def is_mostly_zero(matrix: Any) -> bool:
