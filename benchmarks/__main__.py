@@ -10,7 +10,10 @@ from pathlib import Path
 from benchmarks import machine
 
 FLOWER = ("flower-long", "flower-overhead", "flower-layer", "flower-report")
-PARTS = ("speed", "floor", "memory", "compiling", "tuning", "federation", "ranks-memory", "game", "report", *FLOWER)
+PARTS = (
+    "speed", "floor", "memory", "compiling", "tuning", "federation", "ranks-memory", "game", "defaults", "report",
+    *FLOWER,
+)  # fmt: skip
 USUAL = ("speed", "floor", "memory", "compiling")
 
 
@@ -49,7 +52,9 @@ def main(words: list[str]) -> None:
             _over_ranks(chosen, words)
         if "game" in parts:
             _play(chosen)
-        if set(parts) - {"tuning", "federation", "ranks-memory", "game", *FLOWER}:
+        if "defaults" in parts:
+            _defaults(chosen, words)
+        if set(parts) - {"tuning", "federation", "ranks-memory", "game", "defaults", *FLOWER}:
             _measure(chosen, parts, words)
 
 
@@ -135,6 +140,18 @@ def _draw(results, output: Path) -> dict[str, str]:  # type: ignore[no-untyped-d
             pictures[name] = f"{output.stem}-{name}.svg"
             (output.parent / pictures[name]).write_text(drawn(first, results.best(name)), encoding="utf-8")
     return pictures
+
+
+def _defaults(chosen: argparse.Namespace, words: list[str]) -> None:
+    from benchmarks import defaults
+
+    seeds = chosen.seeds or 5
+    found = defaults.measure(seeds, keep=chosen.keep, say=say)
+    page = defaults.report(found, machine.command(words), seeds)
+    if chosen.output:
+        chosen.output.write_text(page, encoding="utf-8")
+    else:
+        say(page)
 
 
 def _play(chosen: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,9 @@ from partsong.training.loop import RowFit, fit_rows, progress
 from partsong.training.result import Finished, top_features
 from partsong.training.stopping import Run, Stop
 
+SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu"), 0.01
+"""Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""
+
 
 class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Non-negative matrix factorization X ≈ W H of the rows you hold.
@@ -81,7 +85,8 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         The squared error. Other losses are planned, and an error until then.
     tol : float
         Stop once the objective falls by less than this share per iteration, over ten iterations: a share of what the
-        model explains or of what it leaves, whichever is less. "sanls" looks at it after every tenth iteration.
+        model explains or of what it leaves, whichever is less. "sanls" looks at it after every tenth iteration; "cd"
+        and "mu", whose steps are short, ask for a hundredth of it and so go about as far as scikit-learn's.
     max_iter : int
         The most iterations. A fit that they end before `tol` is reached gives a ConvergenceWarning.
     time_budget : float or None
@@ -320,7 +325,9 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         whole_number("max_iter", self.max_iter)
         threads_of(self.n_threads)
         require_verbosity(self.verbose)
-        return stop_of(self.tol, self.time_budget)
+        stop = stop_of(self.tol, self.time_budget)
+        is_slow = isinstance(self.solver, str) and self.solver in SLOW_SOLVERS
+        return replace(stop, tol=SLOW_SHARE * stop.tol) if is_slow else stop
 
     def _keep(self, done: Finished, run: Run, rank: int) -> None:
         forget_origin(self)
