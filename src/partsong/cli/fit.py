@@ -155,8 +155,8 @@ def fit(
             panel=STOPPING,
             min=0.0,
             callback=finite,
-            help="Stop once an iteration lowers the squared error by less than this share of it; 0: never. asyn-… over "
-            "ranks: once it changes by less from turn to turn, in which every worker is heard.",
+            help="Stop once ten iterations lower the squared error by less than this share each, of what is explained "
+            "or of what is left, whichever is less; 0: never. asyn-… over ranks: once it changes by less per turn.",
         ),
     ] = 1e-4,
     max_iter: Annotated[

@@ -67,7 +67,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         Rank k; None and "auto" take that of a given H (init="custom"), or else min(n, m, 20). It may exceed n and m,
         within reason.
     solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls", "game"}, an update rule or a Game
-        "hals" makes several sweeps per product and extrapolates; the others are the plain rules. "sanls" sees only a
+        "hals" makes five sweeps per product (one on sparse data) and extrapolates; others are plain. "sanls" sees a
         random sketch of X in each step, and its steps are held back more and more (Qian et al., 2020): for matrices so
         large that one product with all of X is a lot. "game" lets rows of W and columns of H play single cells
         (Singh, 2021): an iteration is a sweep over all cells, and `partsong.solvers.game.Game` has its variants.
