@@ -245,7 +245,7 @@ def test_a_penalty_on_one_factor_alone_is_told(alphas):
 
 
 def test_a_warning_of_zero_has_both_objectives():
-    with pytest.warns(EmptyModelWarning, match=r"zero model is 1.*from init='random' ends at 1") as told:
+    with pytest.warns(EmptyModelWarning, match=r"zero model is 1.*solver='cd' from init='random' ends at 1") as told:
         partsong.NMF(4, alpha_W=1e4, random_state=0).fit(planted())
     assert "best" not in str(told[0].message)
 
@@ -297,6 +297,25 @@ def test_start_factors_have_the_type_of_the_data():
     with pytest.raises(DataTypeError, match=r"H should have the same dtype as X, float64; got float32"):
         partsong.NMF(4, init="custom").fit(X, H=H)
     partsong.NMF(4, init="custom").fit(X, H=H.astype(int))
+    partsong.NMF(4, init="custom", dtype="float32").fit(X, H=H.astype(float))
+
+
+def test_plain_steps_are_tried_before_zero_is_called_the_model():
+    """Just below the penalty at which zero is best, 1 − (s − a √(n m))² / ‖X‖² < 1 is."""
+    X = np.random.default_rng(3).random((200, 50))
+    alpha = 0.97 * np.linalg.svd(X, compute_uv=False)[0] / np.sqrt(X.size)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = partsong.NMF(3, alpha_W=alpha, random_state=0).fit(X)
+    is_zero = not model.components_.any()
+    assert not is_zero or any("ends at 0.999" in str(warning.message) for warning in told)
+
+
+def test_data_that_fit_perfectly_give_no_warning():
+    X = np.random.default_rng(1).random((300, 4)) @ np.random.default_rng(2).random((4, 80))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        partsong.NMF(4, random_state=0).fit(X)
 
 
 def test_components_that_are_best_zero_stay_zero():

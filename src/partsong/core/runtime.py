@@ -156,7 +156,7 @@ def available() -> int:
         return int(wanted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     first = (os.environ.get(name, "").split(",")[0].strip() for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"))
-    limits = [int(value) for value in first if value.isdigit() and int(value) > 0]
+    limits = [int(value) for value in first if value.isascii() and value.isdigit() and int(value) > 0]
     return int(min(cores, *limits, _blas_threads()))
 
 

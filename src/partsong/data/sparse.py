@@ -21,6 +21,10 @@ CHUNK = 1 << 20
 """Entries looked at together."""
 TRUSTED = 1e-11
 """Squared errors below this share of ‖X‖² are mostly rounding where they are a difference of sums."""
+KNOWN = 1e-13
+"""The least that such a difference can tell."""
+MOST_ENTRYWISE = 2e8
+"""Multiply-adds for which all entries of W H are looked at, zeros of X included."""
 EXACT_SUMS = 1 << 21
 """Sums up to this number are held in float64."""
 SECOND_COPY_BYTES = 16 << 20
@@ -176,7 +180,10 @@ class SparseMatrix:
         inner = hals.inner_with_rows
         parts = runtime.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
         squared = self.squared_norm - 2 * sum(parts) + float(np.vdot(numpy_backend.gram(W), numpy_backend.gram(Ht)))
-        return squared if squared > TRUSTED * self.squared_norm else self._distance_by_entries(W, Ht)
+        if squared > TRUSTED * self.squared_norm:
+            return squared
+        is_affordable = float(self.shape[0]) * self.shape[1] * Ht.shape[1] <= MOST_ENTRYWISE
+        return self._distance_by_entries(W, Ht) if is_affordable else max(squared, KNOWN * self.squared_norm)
 
     def _distance_by_entries(self, W: np.ndarray, Ht: np.ndarray) -> float:
         """‖X − W H‖² with some rows of W H at a time: n·m·k operations, for models that fit nearly perfectly."""

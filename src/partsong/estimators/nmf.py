@@ -47,10 +47,13 @@ from partsong.solvers.initialization import Beginning
 from partsong.solvers.observed import ObservedRows
 from partsong.training.loop import RowFit, fit_rows, progress
 from partsong.training.result import Finished, top_features
-from partsong.training.stopping import Run, Stop
+from partsong.training.stopping import WINDOW, Run, Stop
 
 SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu"), 0.01
 """Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""
+
+NEGLIGIBLE = (1e-6, 1e-3)
+"""Relative errors, for float64 and float32, at which nobody has to be told that more iterations would lower them."""
 
 
 class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -262,7 +265,8 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         exchanges = most if sketch is None else 2 * most + 1
         with progress(self.verbose, exchanges, self.time_budget, title) as bar:
             run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
-        if run.outcome is Outcome.MAX_ROUNDS and self.tol > 0:
+        is_perfect = done.relative_error < NEGLIGIBLE["float32" in str(matrix.dtype)] and run.rounds > WINDOW
+        if run.outcome is Outcome.MAX_ROUNDS and self.tol > 0 and not is_perfect:
             warnings.warn(
                 f"Maximum number of iterations {most} reached. Increase it to improve convergence.",
                 ConvergenceWarning,
@@ -280,14 +284,16 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             raise ParameterError("update_H=False needs H (k × m).")
         matrix = self._matrix(X, precision_of(self.dtype), reset=True)
         rank = rank_of(self._wanted_rank(H, is_custom=True), matrix.shape)
-        given = given_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False)
-        Ht = np.ascontiguousarray(given.T, matrix.dtype)
+        given = given_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False).astype(
+            matrix.dtype, copy=False
+        )
+        Ht = np.ascontiguousarray(given.T)
         with runtime.kernels_on(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, Ht), given
 
     def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:
         if self.init == "custom":
-            return given_beginning(matrix, rank, W, H)
+            return given_beginning(matrix, rank, W, H, is_cast=self.dtype is not None)
         if W is not None or H is not None:
             warnings.warn(
                 f"When init!='custom', provided W or H are ignored; init is {self.init!r}. Pass init='custom' to start "
@@ -302,7 +308,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         if self.n_components is not None and not (isinstance(self.n_components, str) and self.n_components == "auto"):
             return self.n_components
         is_used = is_custom or self.init == "custom"
-        return len(H) if is_used and H is not None and getattr(H, "ndim", 2) == 2 else None
+        return len(H) if is_used and hasattr(H, "__len__") and getattr(H, "ndim", 2) == 2 else None
 
     def _matrix(self, X: Any, precision: Any, *, reset: bool) -> Matrix:
         if self.missing == "ignore":

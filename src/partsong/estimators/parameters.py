@@ -37,13 +37,14 @@ from partsong.training.stopping import Stop
 _SIDES = {"H": "row per component and one column per feature", "W": "row per sample and one column per component"}
 
 
-def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning:
-    """The factors of init='custom', checked."""
+def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool = False) -> Beginning:
+    """The factors of init='custom', checked; where X is cast to another type they are as well."""
     if H is None:
         raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
     n, m = matrix.shape
-    columns = given_factor("H", H, (rank, m), matrix.dtype)
-    rows = None if W is None else given_factor("W", W, (n, rank), matrix.dtype)
+    dtype = None if is_cast else matrix.dtype
+    columns = given_factor("H", H, (rank, m), dtype)
+    rows = None if W is None else given_factor("W", W, (n, rank), dtype)
     start = matrix.native(np.ascontiguousarray(columns.T))
     return Beginning(kernels.of(start).rows_of(start.T), None if rows is None else matrix.native(rows.copy(order="C")))
 
@@ -57,7 +58,7 @@ def given_factor(name: str, factor: Any, shape: tuple[int, int], dtype: Any, *, 
             f"Array with wrong {which} dimension passed to NMF (input {name}): {name} must have shape {shape}; got "
             f"{values.shape}. Give one {_SIDES[name]}."
         )
-    wanted = str(dtype).removeprefix("torch.")
+    wanted = str(dtype or values.dtype).removeprefix("torch.")
     if getattr(factor, "dtype", None) in (np.float32, np.float64) and values.dtype != np.dtype(wanted):
         raise DataTypeError(
             f"{name} should have the same dtype as X, {wanted}; got {values.dtype}. Pass {name}.astype('{wanted}')."

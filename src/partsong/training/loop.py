@@ -44,7 +44,7 @@ from partsong.methods.exact import SharedStatistics, is_known
 from partsong.methods.game import PlayInStrata, PlayParty
 from partsong.privacy.ledger import Spending, accounted
 from partsong.sketch.crossing import Proportion
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation, Rows
 from partsong.solvers.game import Game, balance, first_weights
 from partsong.solvers.initialization import (
     Beginning,
@@ -69,7 +69,7 @@ TRIAL_ROWS = 400
 LOOK_EVERY = 10
 """Sketched iterations from one look at the error to the next: it costs a pass over the data."""
 
-TRIAL_STEPS = 50
+TRIAL_STEPS = 200
 """Iterations of a fit from another start, where the first has led to nothing."""
 
 NOTHING = 1e-9
@@ -175,7 +175,8 @@ def fit_rows(
         done = conclude(task, run)
         if is_zero(done):
             is_asked = isinstance(settings.solver, Alternate) and settings.solver.is_penalised and beginning is None
-            warn_of_nothing(task, done, _from_elsewhere(matrix, settings) if is_asked else "")
+            is_asked = is_asked and run.outcome is not Outcome.TIME_SPENT and not interrupts.count
+            warn_of_nothing(task, done, _from_elsewhere(matrix, settings, interrupts) if is_asked else "")
         return run, done
 
 
@@ -184,13 +185,17 @@ def is_zero(done: Finished) -> bool:
     return done.squared_norm > 0 and done.squared_error >= (1 - NOTHING) * done.squared_norm
 
 
-def _from_elsewhere(matrix: Matrix, settings: RowFit) -> str:
-    """Whether another start leads to a better model than zero, in words with both objectives."""
+def _from_elsewhere(matrix: Matrix, settings: RowFit, interrupts: Interrupts) -> str:
+    """Whether plain steps from another start lead to a better model than zero, in words with both objectives."""
+    assert isinstance(settings.solver, Alternate)
     other = "nndsvda" if settings.init == "random" and settings.rank <= min(matrix.shape) else "random"
-    run = pursue(rows_task(matrix, replace(settings, init=other, max_iter=min(settings.max_iter, TRIAL_STEPS))))
+    plain = replace(settings.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
+    trial = replace(settings, solver=plain, init=other, max_iter=min(settings.max_iter, TRIAL_STEPS))
+    run = pursue(rows_task(matrix, trial), interrupts=interrupts)
     least = min((row.objective for row in run.history if math.isfinite(row.objective)), default=1.0)
-    told = f"The objective of the zero model is 1 (in units of ½‖X‖²); a fit from init={other!r} ends at {least:.4g}."
-    return f"{told} Use that start." if least < 1 - NOTHING else told
+    how = f"solver='cd' from init={other!r}"
+    told = f"The objective of the zero model is 1 (in units of ½‖X‖²); a fit with {how} ends at {least:.5g}."
+    return f"{told} Use these." if least < 1 - NOTHING else told
 
 
 def warn_if_ill_posed(solver: Any) -> None:
