@@ -250,6 +250,18 @@ def test_a_warning_of_zero_has_both_objectives():
     assert "best" not in str(told[0].message)
 
 
+def test_a_start_that_ends_at_zero_is_replaced_where_another_does_better():
+    """A block in sparse noise: from random numbers every component dies, from the SVD one finds the block."""
+    rng = np.random.default_rng(0)
+    X = rng.random((300, 400)) * (rng.random((300, 400)) < 0.02)
+    X[:40, :30] += rng.random((40, 30)) < 0.5
+    settings = {"alpha_W": 0.014, "l1_ratio": 0.5, "random_state": 0, "max_iter": 1000}
+    with pytest.warns(EmptyModelWarning, match=r"From init='random' .* objective of 1 .* is returned instead"):
+        model = partsong.NMF(5, init="random", **settings).fit(sp.csr_array(X))
+    assert model.explained_variance_ > 0.1
+    assert model.n_iter_ == len(model.history_)
+
+
 def test_fits_that_max_iter_ends_give_a_warning_as_in_scikit_learn():
     X = planted()
     with pytest.warns(ConvergenceWarning, match="Maximum number of iterations 2 reached"):

@@ -49,7 +49,7 @@ from partsong.training.loop import RowFit, fit_rows, progress
 from partsong.training.result import Finished, top_features
 from partsong.training.stopping import WINDOW, Run, Stop
 
-SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu"), 0.01
+SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu", "bpp"), 0.01
 """Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""
 
 NEGLIGIBLE = (1e-6, 1e-3)
@@ -88,8 +88,9 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         The squared error. Other losses are planned, and an error until then.
     tol : float
         Stop once the objective falls by less than this share per iteration, over ten iterations: a share of what the
-        model explains or of what it leaves, whichever is less. "sanls" looks at it after every tenth iteration; "cd"
-        and "mu", whose steps are short, ask for a hundredth of it and so go about as far as scikit-learn's.
+        model explains or of what it leaves, whichever is less; what it leaves, f, counts as √(f/5) below a fifth.
+        "sanls" looks at it after every tenth iteration; "cd", "mu" and "bpp", which do not extrapolate, ask for a
+        hundredth of it and so go about as far as scikit-learn's.
     max_iter : int
         The most iterations. A fit that they end before `tol` is reached gives a ConvergenceWarning.
     time_budget : float or None

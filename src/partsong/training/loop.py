@@ -176,7 +176,10 @@ def fit_rows(
         if is_zero(done):
             is_asked = isinstance(settings.solver, Alternate) and settings.solver.is_penalised and beginning is None
             is_asked = is_asked and run.outcome is not Outcome.TIME_SPENT and not interrupts.count
-            warn_of_nothing(task, done, _from_elsewhere(matrix, settings, interrupts) if is_asked else "")
+            if not is_asked:
+                warn_of_nothing(task, done)
+                return run, done
+            return _compared_with_zero(task, (run, done), settings, interrupts)
         return run, done
 
 
@@ -185,17 +188,28 @@ def is_zero(done: Finished) -> bool:
     return done.squared_norm > 0 and done.squared_error >= (1 - NOTHING) * done.squared_norm
 
 
-def _from_elsewhere(matrix: Matrix, settings: RowFit, interrupts: Interrupts) -> str:
-    """Whether plain steps from another start lead to a better model than zero, in words with both objectives."""
+def _compared_with_zero(
+    task: Task, found: tuple[Run, Finished], settings: RowFit, interrupts: Interrupts
+) -> tuple[Run, Finished]:
+    """A penalised fit that ended at zero, or one by plain steps from another start where that is better; both warn."""
     assert isinstance(settings.solver, Alternate)
+    matrix = task.shards[0].matrix
     other = "nndsvda" if settings.init == "random" and settings.rank <= min(matrix.shape) else "random"
     plain = replace(settings.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
-    trial = replace(settings, solver=plain, init=other, max_iter=min(settings.max_iter, TRIAL_STEPS))
-    run = pursue(rows_task(matrix, trial), interrupts=interrupts)
+    trial = rows_task(matrix, replace(settings, solver=plain, init=other, max_iter=min(settings.max_iter, TRIAL_STEPS)))
+    run = pursue(trial, interrupts=interrupts)
     least = min((row.objective for row in run.history if math.isfinite(row.objective)), default=1.0)
-    how = f"solver='cd' from init={other!r}"
-    told = f"The objective of the zero model is 1 (in units of ½‖X‖²); a fit with {how} ends at {least:.5g}."
-    return f"{told} Use these." if least < 1 - NOTHING else told
+    how = f"a fit with solver='cd' from init={other!r} ends at {least:.5g}"
+    if least >= 1 - NOTHING:
+        warn_of_nothing(task, found[1], f"The objective of the zero model is 1 (in units of ½‖X‖²); {how}.")
+        return found
+    warnings.warn(
+        f"From init={settings.init!r} the fit ends at the zero model, with an objective of 1 (in units of ½‖X‖²); "
+        f"{how}, and is returned instead.",
+        EmptyModelWarning,
+        stacklevel=2,
+    )
+    return run, conclude(trial, run)
 
 
 def warn_if_ill_posed(solver: Any) -> None:

@@ -27,12 +27,20 @@ PERFECT = 1e-24
 """An objective, as a share of ½‖X‖², that is zero but for rounding."""
 
 
+SMALL = 0.2
+"""An objective, as a share of ½‖X‖², below which a share of what is left is more than users ask for."""
+
+
 def yardstick(objective: float) -> float:
     """What progress is measured against: the smaller of what the model leaves (f) and what it explains (1 − f).
 
     Nearly all of f is noise where data are sparse, so that a share of f may be a large share of what is explained.
+    Where f is small, a share of f is next to nothing of the data, and √(f · SMALL) is asked for instead: a model that
+    leaves .2 % stops at a tenth of the relative precision, and rank-k data do not run on until f is rounding.
     """
-    return min(objective, 1 - objective) if 0 <= objective < 1 else abs(objective)
+    if not 0 <= objective < 1:
+        return abs(objective)
+    return min(max(objective, math.sqrt(SMALL * objective)), 1 - objective)
 
 
 class HistoryRow(NamedTuple):
