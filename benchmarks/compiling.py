@@ -10,28 +10,47 @@ import tempfile
 import time
 from pathlib import Path
 
+KINDS = ("dense float64", "dense float32", "sparse float64", "sparse float32")
+
+
+def first_fits(times: int = 3) -> dict[str, list[float]]:
+    """Seconds of the first fit of each kind, import not included, in processes that find nothing compiled."""
+    return {kind: [_alone(kind) for _ in range(times)] for kind in KINDS}
+
+
+def _alone(kind: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return float(next(iter(_run(folder, kind).values())))
+
+
+def _run(cache: str, *words: str) -> dict[str, float]:
+    root = Path(__file__).resolve().parents[1]
+    paths = os.pathsep.join([str(root), *filter(None, sys.path)])
+    environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "benchmarks.compiling", *words]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
 
 def measure() -> dict[str, dict[str, float]]:
     """Seconds of a process for each of: import, first dense fit, first sparse fit, and both once more."""
-    root = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "NUMBA_CACHE_DIR": folder,
-            "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
-        }
-        found = {}
-        for name in ("nothing compiled yet", "compiled by an earlier process"):
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.compiling"],
-                cwd=root,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            found[name] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return {name: _run(folder) for name in ("nothing compiled yet", "compiled by an earlier process")}
+
+
+def _first(kind: str) -> dict[str, float]:
+    import numpy as np
+    from scipy.sparse import random_array
+
+    from partsong import NMF
+
+    form, precision = kind.split()
+    held = random_array((200, 50), density=0.08, rng=np.random.default_rng(0), dtype=precision).tocsr()
+    X = held if form == "sparse" else held.toarray() + np.array(0.1, precision)
+    began = time.perf_counter()
+    NMF(5, random_state=0).fit(X)
+    return {kind: time.perf_counter() - began}
 
 
 def _child() -> dict[str, float]:
@@ -56,4 +75,4 @@ def _child() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_child()))
+    print(json.dumps(_first(sys.argv[1]) if sys.argv[1:] else _child()))

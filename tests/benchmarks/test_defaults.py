@@ -33,6 +33,7 @@ def test_the_page_says_what_was_measured(monkeypatch, tmp_path):
     few = tuple(data for data in defaults.SETS if data.name in ("digits", "wine"))
     monkeypatch.setattr(defaults, "SETS", (*few, *(d for d in defaults.SETS if d.name == "spam" and d.is_there)))
     monkeypatch.setattr(defaults, "GRID_SETS", ())
+    monkeypatch.setattr(defaults.compiling, "first_fits", lambda: {"dense float64": [3.0, 1.0, 2.0]})
     kept = tmp_path / "kept.json"
     defaults.measure(1, ranks=(3,), keep=kept, say=lambda line: None)
     found = defaults.measure(1, ranks=(3,), keep=kept, say=pytest.fail)  # kept, and not measured again
@@ -43,3 +44,4 @@ def test_the_page_says_what_was_measured(monkeypatch, tmp_path):
     assert "| wine * | 3 |" in page
     assert "on average: " in page
     assert "Within 2% of the best: 0 of 0." in page
+    assert "- dense float64: 2.00 (3.00, 1.00, 2.00)" in page
