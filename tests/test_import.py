@@ -61,7 +61,7 @@ assert len(names) > 5
 for name in names:
     importlib.import_module(f"partsong.kernels.{name}")
 X = numpy.random.default_rng(0).random((30, 12))
-print(partsong.NMF(3, max_iter=5, random_state=0).fit_transform(X).shape)
+print(partsong.NMF(3, max_iter=5, tol=0, random_state=0).fit_transform(X).shape)
 """
 
 

@@ -20,6 +20,7 @@ from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.service import Site
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
+from partsong.privacy.exposure import Exposure
 from partsong.privacy.randomness import InsecureSource
 
 COLUMNS = tuple(f"gene-{number}" for number in range(12))
@@ -54,9 +55,11 @@ class Federation:
     run: str = "run-1"
     sites: dict = field(default_factory=dict)
     unheard: int | None = None
+    exposure: Exposure = Exposure.ROWS  # tables of 16 rows: test_exposure.py is about the limit
 
     def site(self, name, **changes):
-        made = Site(name, self.folder / name, Data(rows_of(name), COLUMNS, secret_of(name)), self.policy)
+        policy = replace(self.policy, maximum_exposure=self.exposure)
+        made = Site(name, self.folder / name, Data(rows_of(name), COLUMNS, secret_of(name)), policy)
         return replace(made, build=self.build, **changes)
 
     def transport(self):

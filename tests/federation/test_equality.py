@@ -329,16 +329,20 @@ def test_a_folder_belongs_to_one_run(tmp_path):
 @pytest.mark.parametrize("method", ["exact", "asyn-sd"])
 def test_a_site_that_was_restored_from_an_older_copy_is_noticed_in_another_run(tmp_path, method):
     federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=2 if method == "asyn-sd" else None))
+
+    def another(seed):
+        return replace(federation.experiment, seed=seed)
+
     shared = {"timeout": 5.0, "serials": tmp_path / "serials.json"}
     list(conduct(federation.experiment, federation.transport(), tmp_path / "a", "run-a", **shared))
     shutil.copytree(tmp_path / "north", tmp_path / "copy")
-    list(conduct(federation.experiment, federation.transport(), tmp_path / "b", "run-b", **shared))
+    list(conduct(another(1), federation.transport(), tmp_path / "b", "run-b", **shared))
     shutil.rmtree(tmp_path / "north")
     shutil.copytree(tmp_path / "copy", tmp_path / "north")
     with pytest.raises(SiteRefused, match=r"'north'.*'behind'"):
-        list(conduct(federation.experiment, federation.transport(), tmp_path / "c", "run-c", **shared))
+        list(conduct(another(2), federation.transport(), tmp_path / "c", "run-c", **shared))
     released = federation.site("east").ledger.serial
-    without = replace(federation.experiment, faulty="leave out")
+    without = replace(another(3), faulty="leave out")
     rounds = list(conduct(without, federation.transport(), tmp_path / "d", "run-d", **shared))
     assert all("north" not in done.participants for done in rounds)
     assert federation.site("east").ledger.serial > released

@@ -18,8 +18,8 @@ from partsong.federation.transports.base import InProcess, by_seed
 
 SITES = demo.NAMES[:3]
 ROUNDS = {
-    "rounds": ('method = "exact"\nrank = 3\nrounds = 3\nseed = 5\n', 3),
-    "arrivals": ('method = "asyn-sd"\nrank = 3\nrounds = 2\nlocal_steps = 1\nseed = 5\n', 6),
+    "rounds": ('method = "exact"\nrank = 3\nrounds = 3\n', 3),
+    "arrivals": ('method = "asyn-sd"\nrank = 3\nrounds = 2\nlocal_steps = 1\n', 6),
 }
 
 
@@ -62,7 +62,7 @@ def test_every_exchange_has_one_line_wherever_the_process_was_killed(monkeypatch
     (server, sites), (text, exchanges) = made, ROUNDS[kind]
     place = server.run(f"{kind}-{characters}")
     place.folder.mkdir()
-    place.experiment.write_text(text)
+    place.experiment.write_text(f"seed = {characters}\n{text}")
     place.settings.write_text("{}")
 
     def transport():

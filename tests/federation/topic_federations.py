@@ -12,7 +12,6 @@ from partsong.core.streams import key, sampled
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.federation.site.plan import Data
-from partsong.federation.site.service import Site
 
 WORDS = ("apple", "bread", "chess", "dance", "eagle", "flute", "grape", "horse", "jacket", "kettle", "lemon", "maple")
 N_DOCUMENTS = 16
@@ -38,8 +37,8 @@ class Counting(Federation):
     """Sites with counts."""
 
     def site(self, name, **changes):
-        made = Site(name, self.folder / name, Data(counts_of(name), WORDS, secret_of(name)), self.policy)
-        return replace(made, build=self.build, **changes)
+        made = Federation.site(self, name)
+        return replace(made, data=Data(counts_of(name), WORDS, secret_of(name)), **changes)
 
     def sequentially(self):
         """The rounds of one process, with the participation that follows from the seed."""

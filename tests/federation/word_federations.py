@@ -18,6 +18,7 @@ from partsong.federation.site.plan import plan_of
 from partsong.federation.site.service import Site
 from partsong.federation.texts import SUFFIX, Texts, run_key
 from partsong.federation.transports.base import InProcess
+from partsong.privacy.exposure import Exposure
 from partsong.topics.agreement.protocol import agree, masks_for_words
 from partsong.topics.agreement.tables import word_shards
 from partsong.topics.vocabulary import matrix_of
@@ -62,7 +63,8 @@ class TextFederation:
         key = self.keys.get(name, KEY)
         columns, words = (b"", b"") if key is None else (key.key_for("columns"), key.key_for("words"))
         texts = Texts(self.documents(name), words, secret_of(name))
-        own = (texts.unread, self.policies.get(name, Policy()), self.roster(), columns)
+        policy = replace(self.policies.get(name, Policy()), maximum_exposure=Exposure.ROWS)
+        own = (texts.unread, policy, self.roster(), columns)
         return replace(Site(name, self.folder / name, *own, texts=texts), **changes)
 
     def transport(self):

@@ -453,7 +453,7 @@ def run(
 
     public = None if names is None else _names_in(names)
     server = ServerFolder.at(folder)
-    place = _prepared(server, experiment, name or experiment.stem, resume, engine)
+    place, seed = _prepared(server, experiment, name or experiment.stem, resume, engine)
     settings = _settings(place, timeout, public)
     given = public or []
     if resume and (before := _done_before(place, settings["names"])) is not None:
@@ -467,6 +467,8 @@ def run(
     def tell(line: Mapping[str, Any]) -> None:
         if not as_json:
             typer.echo(line_of(line))
+
+    typer.echo(f"seed {seed}", err=as_json)
 
     try:
         with _commanding(place):
@@ -586,9 +588,9 @@ def _names_in(path: Path) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line))
 
 
-def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine) -> RunPlace:
-    """The folder of a run with its experiment; everything that can be checked here is."""
-    from partsong.federation.experiment import Experiment
+def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine) -> tuple[RunPlace, int]:
+    """The folder of a run with its experiment, and its seed; everything that can be checked here is."""
+    from partsong.federation.experiment import Experiment, with_seed
     from partsong.federation.flower.control import require_flower
     from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in
     from partsong.federation.server.setup_phase import require_same_sites
@@ -596,12 +598,12 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     from partsong.federation.setup.server_folder import require_not_ended
     from partsong.federation.site.state import make_folder
 
+    before = Experiment.read(server.known_run(name).experiment) if resume else None
     with _about(experiment):
-        wanted = Experiment.read(experiment)
+        wanted, written = with_seed(experiment, before)
     place = server.run(name)
     is_free, is_other = place.is_begun and not has_begun(place.state), False
-    if resume:
-        before = Experiment.read(server.known_run(name).experiment)
+    if before is not None:
         is_other = before.told() != wanted.told()
         if is_other and not is_free:
             raise ParameterError(
@@ -624,8 +626,8 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     if is_free and (is_other or not resume):
         _forget(place)
     make_folder(place.folder)
-    write(place.experiment, experiment.read_bytes())
-    return place
+    write(place.experiment, written)
+    return place, wanted.seed
 
 
 def _forget(place: RunPlace) -> None:

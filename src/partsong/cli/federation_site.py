@@ -78,6 +78,8 @@ TEXTS_LEAVES = """What leaves this site, and what does not:
            ({masked}), so that the server sees sums over at least {fewest} sites alone
   always   names of arrays, refusals as codes, and counts; the reasons stay here, and no word is in them
 A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
+What can be computed from it:
+{exposure}
 Every message is written to {audit} before it leaves.
 {policy}"""
 
@@ -117,6 +119,7 @@ def leaves_of_texts(wished: Joining) -> str:
         texts=len(texts_at(site.data, dict(site.reading))),
         masked="it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own",
         fewest=policy.minimum_parties,
+        exposure=wished.terms().of_texts(),
         audit=site.path / "state" / "audit.jsonl",
         policy=where_policy_is(wished),
     )
@@ -157,6 +160,8 @@ LEAVES = """What leaves this site, and what does not:
   a round  what the recipe sends: sums or factors of k × {columns} numbers, of all {rows} rows; masked where site.toml
            says so ({masked}), so that the server sees sums over at least {parties} sites alone
   always   names of arrays, refusals as codes, and counts; the reasons stay here
+What can be computed from it:
+{exposure}
 Every message is written to {audit} before it leaves.
 {policy}"""
 
@@ -183,6 +188,13 @@ def join(
         OptionalPath,
         typer.Option(
             help="The folder that these rows were in before: its ledger and audit log go on.", show_default=False
+        ),
+    ] = None,
+    rare_columns: Annotated[
+        OptionalText,
+        typer.Option(
+            help="Columns that too few rows use: refuse the run, or set them to zero in it (refuse, zero).",
+            show_default="asked once",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
@@ -224,7 +236,7 @@ def join(
     reading |= {"text_column": text_column, "encoding": encoding}
     options = {name: value for name, value in reading.items() if value is not None}
     wished = _going_on(Joining(_wanted(place, read, data, options, as_json), read, shared, continues))
-    _show_and_ask(wished, yes, as_json)
+    wished = _show_and_ask(_with_answer(wished, rare_columns), yes, as_json)
     site = _agreed(wished, as_json)
     before = site.roster()
     listed = Listed.read(roster) if roster is not None else _in_kit(read, before, fingerprint)
@@ -341,28 +353,56 @@ def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     return table
 
 
-def _show_and_ask(wished: Joining, yes: bool, as_json: bool) -> None:
-    site = wished.site
+def _with_answer(wished: Joining, rare_columns: str | None) -> Joining:
+    """With what was said of rare columns; refused where site.toml says something else."""
+    if rare_columns is None:
+        return wished
+    if rare_columns not in ("refuse", "zero"):
+        raise ParameterError(f"--rare-columns is refuse or zero; got {rare_columns!r}.")
+    if not wished.asks_of_rare_columns and wished.policy().rare_columns != rare_columns:
+        raise ParameterError(
+            f'{wished.site.path / "site.toml"} says rare_columns = "{wished.policy().rare_columns}", which stays. '
+            "Change it there."
+        )
+    return replace(wished, rare_columns=rare_columns)
+
+
+def _show_and_ask(wished: Joining, yes: bool, as_json: bool) -> Joining:
+    """Show what will leave, and ask; the same with the answer about columns that few rows use."""
+    site, has_rare = wished.site, False
     typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
-    typer.echo(leaves_of_texts(wished) if site.holds_texts else _leaves(wished), err=as_json)
+    if site.holds_texts:
+        typer.echo(leaves_of_texts(wished), err=as_json)
+    else:
+        said, has_rare = _leaves(wished)
+        typer.echo(said, err=as_json)
     if wished.shared_key() is None:
         warn(NO_SHARED_KEY_OF_WORDS if site.holds_texts else NO_SHARED_KEY)
     if not yes and not typer.confirm("Join on these terms?", err=as_json):
         was = "is as it was before" if site.path.exists() else "was not made"
         raise ParameterError(f"Not joined. The folder {site.path} {was}.")
+    if has_rare and not yes and wished.rare_columns is None and wished.asks_of_rare_columns:
+        question = "May columns that too few rows use be set to zero in runs? Otherwise such runs are refused."
+        answer = "zero" if typer.confirm(question, default=False, err=as_json) else "refuse"
+        return replace(wished, rare_columns=answer)
+    return wished
 
 
-def _leaves(wished: Joining) -> str:
+def _leaves(wished: Joining) -> tuple[str, bool]:
+    """What leaves, in words, and whether some columns are used by too few rows."""
     from partsong.io.read import read_wanted
 
     site = wished.site
     table = read_wanted(site.data, Wanted(**site.reading))
     policy, n_columns = wished.policy(), int(table.X.shape[1])
-    leaving = n_columns
+    leaving, names = n_columns, tuple(f"column {number}" for number in range(n_columns))
     if table.feature_names is not None:
-        leaving = _require_different(table.feature_names, policy, site.data)
+        leaving, names = _require_different(table.feature_names, policy, site.data), tuple(table.feature_names)
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
-    return LEAVES.format(
+    may_leave = set(policy.leaving(names))
+    exposure, has_rare = wished.terms().of_table(table.X, [at for at, name in enumerate(names) if name in may_leave])
+    said = LEAVES.format(
+        exposure=exposure,
         rows=int(table.X.shape[0]),
         columns=leaving,
         keyed="with the key that sites share" if wished.shared_key() else "WITHOUT a key that sites share",
@@ -372,6 +412,7 @@ def _leaves(wished: Joining) -> str:
         audit=site.path / "state" / "audit.jsonl",
         policy=where_policy_is(wished),
     )
+    return said, has_rare
 
 
 def _require_different(names: Sequence[str], policy: Policy, data: Path) -> int:

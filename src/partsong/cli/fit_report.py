@@ -33,6 +33,7 @@ from partsong.io.party_folder import in_one_order, listed, read_part
 from partsong.io.weights import write_weights
 from partsong.io.write import replacing, write_json
 from partsong.methods.registry import ASYNCHRONOUS, ONE_ROUND
+from partsong.privacy.exposure import PartyExposure
 from partsong.privacy.ledger import Spending
 from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
@@ -239,6 +240,7 @@ class Result:
     seconds: float
     left_out: Sequence[LeftOut] = ()
     spending: Spending | None = None
+    exposure: PartyExposure | None = None
 
     @property
     def history(self) -> tuple[HistoryRow, ...]:
@@ -296,7 +298,8 @@ class Result:
         game = {"game": self.settings.rules()} if self.settings.is_game else {}
         privacy = {} if self.spending is None else {**self.spending.told(), "simulated": list(SIMULATED_HERE)}
         is_masked = getattr(self.settings, "masked", None) is not None
-        masked = {"masked": is_masked} if self.holdings.is_federation else {}
+        masked: dict[str, Any] = {"masked": is_masked} if self.holdings.is_federation else {}
+        masked |= {} if self.exposure is None else {"exposure": self.exposure.as_dict()}
         parties, senders = len(self.holdings.tables), {party for _, party, up, _ in self.sent if up}
         return {
             "model": self.model,
@@ -373,6 +376,8 @@ def _lines(result: Result) -> list[tuple[str, str]]:
         lines.append(
             ("sent per party", f"{said['bytes_up_per_party']:,} bytes up, {said['bytes_down_per_party']:,} down")
         )
+    if result.exposure is not None:
+        lines.append(("exposure", visible(str(result.exposure).removeprefix("Exposure: "))))
     for party, told in said["left_out"].items():
         rounds = f"{told['rounds']} of {said['iterations']} rounds, first {told['first']}"
         lines.append(("left out", f"{visible(party)}: {rounds}"))

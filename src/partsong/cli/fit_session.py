@@ -96,6 +96,7 @@ from partsong.io.weights import write_weights
 from partsong.methods.privacy_request import masks_for, privacy_told
 from partsong.methods.recipes import game_named
 from partsong.methods.registry import GAME
+from partsong.privacy.exposure import exposures_of, worst_party
 from partsong.privacy.ledger import Spending, without_names
 from partsong.training import run_folder
 from partsong.training.distributed import (
@@ -406,7 +407,11 @@ def _fit(session: Session) -> bool:
         earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
         seconds = earlier_seconds + time.perf_counter() - began
         left_out = session.attendance.left_out
-        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds, left_out, spending)
+        exposure = None
+        if session.holdings.is_federation:
+            exposure = worst_party(exposures_of(task.program, task.shards, len(run.history)).values())
+        end = (left_out, spending, exposure)
+        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds, *end)
         _save(session, done, result)
         if witness is not None and options.report is not None:
             write_fit_report(options.report, task, result, witness)

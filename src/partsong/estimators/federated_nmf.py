@@ -60,6 +60,7 @@ from partsong.methods.registry import (
     start_of,
 )
 from partsong.privacy.accounting import Accounts
+from partsong.privacy.exposure import exposures_of, worst_party
 from partsong.privacy.ledger import SIMULATED, USUAL_DELTA, Spending, spent_from, without_names
 from partsong.solvers.observed import ObservedRows
 from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut, Pursuit, Task, progress
@@ -251,6 +252,9 @@ class FederatedNMF(
     accounts_, epsilon_spent_, privacy_report_ :
         With privacy: what each party has released, the ε that this has cost the one that has spent most, together with
         earlier runs that `privacy` names, and both in plain values. Without: None, infinity and None.
+    exposure_ : Exposure, exposures_ : dict of PartyExposure
+        What may be computed from all that was sent, for the party that it is worst for, and for each with its numbers:
+        "bounded" (noise), "unknown" (only H was sent), "guess", "membership", "entries" or "rows" (docs/privacy.md).
     simulated_ : tuple of names
         With privacy: what this object knows because all parties run in one process, and what no party would have
         released. None of it is in `components_`, or in files that `save` writes.
@@ -272,7 +276,8 @@ class FederatedNMF(
     fitted = (
         "components_", "component_shares_", "n_components_", "parties_", "n_parties_", "n_samples_", "n_iter_",
         "party_components_", "alignments_", "outcome_", "history_", "left_out_", "relative_error_",
-        "explained_variance_", "seed_", "solver_", "accounts_", "epsilon_spent_", "privacy_report_", "simulated_",
+        "explained_variance_", "seed_", "solver_", "exposure_", "exposures_", "accounts_", "epsilon_spent_",
+        "privacy_report_", "simulated_",
     )  # fmt: skip
 
     def __init__(
@@ -496,3 +501,5 @@ class FederatedNMF(
         self.explained_variance_ = 1.0 - done.relative_error**2
         self.seed_ = task.schedule.seed
         self.solver_ = task.program.solver
+        self.exposures_ = exposures_of(task.program, task.shards, len(run.history))
+        self.exposure_ = worst_party(self.exposures_.values()).level

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -370,6 +372,23 @@ class Experiment:
         counts_sums = self.is_asynchronous or self.method in IN_SUMS
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
         return Wish(self.method, self.rank, rounds, drawn(n_parties, self.topics.fraction), self.masked)
+
+
+SEED_BITS = 53
+"""Of a seed that is drawn: any program reads such a number exactly."""
+
+
+def with_seed(path: Path, before: Experiment | None) -> tuple[Experiment, bytes]:
+    """Read an experiment and its file, with a seed: as given, as in the run that is resumed, or a new one.
+
+    No two runs may begin with one model: sites refuse the second, because two answers to it differ by the rows that
+    were added in between.
+    """
+    wanted, text = Experiment.read(path), path.read_bytes()
+    if "seed" in read_toml(path):
+        return wanted, text
+    seed = secrets.randbits(SEED_BITS) if before is None else before.seed
+    return replace(wanted, seed=seed), f"seed = {seed}\n".encode() + text.removeprefix(codecs.BOM_UTF8)
 
 
 # ---- early checks -----------------------------------------------------------------------------------------------

@@ -247,16 +247,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an attempt costs (None: no noise), out of which budget, and how many there may be."""
+    """What an attempt costs (None: no noise), out of which budget, how many there may be, and how many combinations of
+    rows it sends without noise.
+    """
 
     release: Release | None = None
     allowance: Allowance | None = None
     bounds: Bounds | None = None
+    directions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A line: which attempt of a round it is for, of which request and model, and how much noise that had."""
+    """A line: which attempt of a round it is for, of which request and model, how much noise that had, and how many
+    combinations of rows it sent without noise (None: the line is of a version that did not count them).
+    """
 
     number: int
     round: int
@@ -264,11 +269,13 @@ class Charge:
     digest: str
     about: str | None
     noise: float | None
+    directions: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """All lines together: charges by run, releases by what they cost, and how many had no noise.
+    """All lines together: charges by run, releases by what they cost, and how many had no noise. `made_up`: number and
+    count of lines without noise that are of no run.
 
     Lines that were made up, for releases of which no more is known, are of no run, and one can stand for many: `serial`
     is the number of releases, `lines` that of lines. `unheard`: the numbers of those of which nothing had left when the
@@ -281,26 +288,59 @@ class Books:
     runs: Mapping[str, tuple[Charge, ...]] = field(default_factory=dict)
     releases: Mapping[Release, int] = field(default_factory=dict)
     noiseless: int = 0
+    made_up: tuple[tuple[int, int], ...] = ()
+
+    def directions(self, since: int = 0, run: str | None = None) -> int:
+        """Combinations of rows that were sent without noise, in all runs or in one, by lines after number `since`.
+        Attempts of a round send the same combinations, and count once.
+        """
+        rounds: dict[tuple[str, int], int] = {}
+        for name, charges in self.runs.items() if run is None else [(run, self.runs.get(run, ()))]:
+            for one in charges:
+                if one.number > since:
+                    rounds[name, one.round] = max(rounds.get((name, one.round), 0), one.directions or 0)
+        return sum(rounds.values())
+
+    def uncounted(self, since: int = 0) -> int:
+        """Releases without noise, by lines after number `since`, of which it is not known how many combinations of rows
+        they sent: those of partsong 0.1.0, and lines that were made up.
+        """
+        own = sum(one.directions is None and one.number > since for charges in self.runs.values() for one in charges)
+        return own + sum(count for number, count in self.made_up if number > since)
+
+    def answered(self, about: str, run: str) -> int | None:
+        """The line by which a model was answered with combinations of rows in another run; None: it never was."""
+        lines = (
+            one.number
+            for name, charges in self.runs.items()
+            for one in charges
+            if name != run and one.about == about and one.noise is None and one.directions != 0
+        )
+        return next(lines, None)
 
     def with_lines(self, lines: Sequence[Line]) -> Books:
         """With more of them."""
         runs, releases, noiseless, serial = dict(self.runs), dict(self.releases), self.noiseless, self.serial
         new: dict[str, list[Charge]] = {}
+        made_up = list(self.made_up)
         for line in lines:
             release = None if line["release"] is None else Release.from_json(line["release"])
             (run, number, attempt), noise = line["attempt"], None if release is None else release.noise_multiplier
             count = int(line.get("count", 1))
             serial += count
+            directions = 0 if release is not None else line.get("directions")
             if run:
-                charge = Charge(line["number"], number, attempt, line["digest"], line.get("about"), noise)
+                charge = Charge(line["number"], number, attempt, line["digest"], line.get("about"), noise, directions)
                 new.setdefault(run, []).append(charge)
+            elif release is None:
+                made_up.append((line["number"], count))
             if release is None:
                 noiseless += count
             else:
                 releases[release] = releases.get(release, 0) + count
         runs |= {run: (*runs.get(run, ()), *charges) for run, charges in new.items()}
         unheard = self.unheard | {line["number"] - 1 for line in lines if line.get("unheard")}
-        return Books(serial, lines[-1]["number"], unheard, runs, releases, noiseless)
+        return Books(serial, lines[-1]["number"], unheard, runs, releases, noiseless, tuple(made_up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +393,8 @@ class SiteLedger:
         if cost.allowance is not None:
             self.require_within(cost.allowance, cost.release)
         more = {"about": about, **({"unheard": True} if unheard else {})}
-        self._append({"attempt": own, "digest": digest, "count": 1, **more}, cost.release)
+        counted = {} if cost.release is not None else {"directions": cost.directions}
+        self._append({"attempt": own, "digest": digest, "count": 1, **counted, **more}, cost.release)
         return was_charged
 
     def require_within(self, allowance: Allowance, release: Release | None, count: int = 1) -> None:
@@ -382,7 +423,8 @@ class SiteLedger:
         self, count: int, release: Release | None, why: str, attempt: tuple[str, int, int] = ("", 0, 0)
     ) -> None:
         """Charge releases that this copy of the ledger does not know of, in one line: for sites restored from an older
-        copy. `attempt`: run, round and attempt, where that is known; else they are of no run.
+        copy. `attempt`: run, round and attempt, where that is known; else they are of no run. How many combinations of
+        rows they sent is not known.
         """
         self._append({"attempt": list(attempt), "digest": why, "count": count}, release)
 

@@ -96,7 +96,7 @@ class HeldData(Data):
         """The run that an agreement is for."""
         return name.removesuffix(SUFFIX)
 
-    def matrix(self, order: tuple[int, ...] | None = None) -> Matrix:
+    def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
         """What the protocol asks for."""
         return cast(Matrix, self.rows)
 

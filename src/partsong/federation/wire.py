@@ -305,7 +305,9 @@ CODES: Mapping[str, str] = {
     "no-columns": "the site's policy lets no column leave",
     "layout": "number type or columns of the site do not fit what was agreed on",
     "data": "the site's data are not fit for a run, or have changed since this one began",
-    "model": "the model with which the run would end is none: not finite, negative, or too large",
+    "model": "the model is none: not finite, negative, or too large",
+    "exposure": "more combinations of the site's rows would leave without noise than its policy allows, over all runs",
+    "answered": "the site has answered this model in an earlier run; begin the run with another seed",
     "experiment": "the experiment cannot be read, or its parts do not go together",
     "privacy-needed": "the site has a privacy budget, and the program adds no noise",
     "privacy-unit": "the program's promise is about another unit or relation than the site's ledger",
@@ -357,11 +359,23 @@ def refusal_of(error: PartsongError) -> Refusal:
     return Refusal(next((code for kind, code in kinds if isinstance(error, kind)), "failed"))
 
 
+def within_exposure(counts: Mapping[str, int]) -> str:
+    """What a site says would be allowed; under masks it is rounded down to a power of two."""
+    rounds, rank = counts.get("rounds", 0), counts.get("rank", 0)
+    if not rounds and not rank:
+        return "No exact round is allowed; use noise"
+    allowed = [f"{rounds} rounds of this rank"] if rounds else []
+    allowed += [f"rank {rank} in as many rounds"] if rank else []
+    return f"At most {', or '.join(allowed)}, would be allowed"
+
+
 def error_of(party: str, refusal: Refusal, index: int) -> PartyError:
     """The error at the server; one of a kind that callers know, where there is one."""
     kind = KINDS.get(refusal.code, SiteRefused)
     counts = "".join(f", {name}: {count}" for name, count in sorted(refusal.counts.items()))
     meaning = CODES.get(refusal.code, "a code that is not known here")
+    if refusal.code == "exposure" and refusal.counts:
+        meaning += f". {within_exposure(refusal.counts)}"
     return kind(
         f"Site {party!r} refuses in round {index} (code {refusal.code!r}{counts}): {meaning}. The reason is in the log "
         "of the site; ask there."
@@ -479,7 +493,7 @@ USUAL = (
 )
 POLICY = frozenset({
     "recipe", "rounds", "runs", "rows", "parties", "masks", "mask-bound", "words", "no-columns", "texts", "experiment",
-    "privacy-needed", "privacy-unit", "insecure-noise", "noiseless", "budget",
+    "privacy-needed", "privacy-unit", "insecure-noise", "noiseless", "budget", "exposure",
 })  # fmt: skip
 """Codes that the same experiment gets again, as long as the site's settings stay what they are."""
 LOST = frozenset({"not-started", "out-of-turn", "out-of-step"})
@@ -518,6 +532,8 @@ def way_on(refusal: Refusal | None, site: str, run: str) -> str:
             "may keep its name as long as no site has begun with the run; later it needs another --name, and another "
             "seed."
         )
+    if code == "answered":
+        return "Begin a new run, under another --name and with another seed, or without one: then it is drawn."
     if code == "roster":
         return (
             "Before a run has begun, all sites have to pin the same roster, which has its parties and no others "

@@ -105,6 +105,10 @@ class SharedStatistics:
         penalties = 2 * server.objective / server.squared_norm - squared
         return {"relative_error": math.sqrt(stated), "objective": stated + penalties}
 
+    def directions(self, model: Message | None) -> int:
+        """WᵀX is k combinations of rows."""
+        return self.rank
+
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """Products and totals of non-negative matrices."""
         k, m = self.rank, layout.n_features

@@ -166,6 +166,10 @@ class FederatedLDA:
         """exp(−bound / words): the perplexity of those who took part, under the model that they were sent."""
         return {"perplexity": server.perplexity}
 
+    def directions(self, model: Message | None) -> int:
+        """Expected counts of words are k combinations of documents."""
+        return self.rank
+
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """Expected counts and totals, which are not negative, and a logarithm, which may be."""
         counts, totals = Form((self.rank, layout.n_features), non_negative=True), Form((3,), non_negative=True)

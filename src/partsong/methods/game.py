@@ -108,6 +108,15 @@ class PlayInStrata:
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
                 raise ParameterError(f"PlayInStrata needs a whole number {name} ≥ 1; got {value!r}.")
 
+    def directions(self, model: Message | None) -> int:
+        """Each column is played once a sweep, and moves along k numbers: k in all exchanges of a sweep together."""
+        blocks = 1 if model is None else int(model["turn"][2])
+        return -(-self.rank // blocks)
+
+    def directions_after(self, exchanges: int, parties: int) -> int:
+        """As many in each exchange."""
+        return exchanges * -(-self.rank // parties)
+
     def exchanges_among(self, parties: int) -> int:
         """A sweep takes an exchange for each party."""
         return parties

@@ -23,6 +23,7 @@ from partsong.core.interfaces import (
 )
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.exact import SharedStatistics
+from partsong.privacy.exposure import directions_after, directions_of
 from partsong.solvers.alternating import Rows
 
 LEG = "leg"
@@ -177,6 +178,16 @@ class Relay:
         if server.rounds == self.rounds:
             return {}
         return (self.second if server.rounds > self.rounds else self.first).metrics(server.inner)
+
+    def directions(self, model: Message | None) -> int:
+        """Those of the leg that the model names; None: those of the exact one."""
+        is_first = model is not None and not _is_second(model)
+        return directions_of(self.first if is_first else self.second, model)
+
+    def directions_after(self, exchanges: int, parties: int) -> int:
+        """Those of the first leg, and of all exact rounds after it."""
+        first = min(exchanges, self.rounds)
+        return directions_after(self.first, first, parties) + directions_after(self.second, exchanges - first, parties)
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """What either leg sends."""

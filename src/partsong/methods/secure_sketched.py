@@ -413,6 +413,14 @@ class SketchedStatistics:
         """Nothing: the server sees errors of sketches only."""
         return {}
 
+    def directions(self, model: Message | None) -> int:
+        """A sketch of X is d combinations of rows; the first exchange only counts rows."""
+        return 0 if model is not None and int(model["turn"][0]) == 0 else self.rows_sketch.dimension
+
+    def directions_after(self, exchanges: int, parties: int) -> int:
+        """All but the first exchange."""
+        return max(0, exchanges - 1) * self.rows_sketch.dimension
+
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
         """Sketches, which have signs, or the number of rows."""
         d = self.rows_sketch.dimension

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from partsong.core.interfaces import Shard
 from partsong.errors import ParameterError
 
 
@@ -67,6 +68,10 @@ MEANING = {
 }
 
 
+BLOCK = 1 << 22
+"""Numbers that are looked at together, so that a mapped file is never held as a whole."""
+
+
 def worst(levels: Iterable[Exposure]) -> Exposure:
     """The worst of these; `BOUNDED` where there are none."""
     return max(levels, key=lambda one: one.severity, default=Exposure.BOUNDED)
@@ -79,15 +84,29 @@ def parse_limit(value: Any, name: str = "maximum_exposure") -> Exposure:
     raise ParameterError(f"{name} must be one of {', '.join(LIMITS)}; got {value!r}.")
 
 
+def per_direction(limit: Exposure) -> int:
+    """Rows that must use a column for each direction that leaves, so that a limit is kept."""
+    return 10 if limit is Exposure.GUESS else 2
+
+
 def column_supports(X: Any) -> np.ndarray:
-    """For each column, the number of rows with a value above zero (m), whatever the storage format."""
+    """Count the rows with a value above zero in each column (m): of arrays, sparse arrays, tensors, or a `Matrix`."""
+    for name in ("row_block", "by_row", "X"):  # what a Matrix is made of
+        if hasattr(X, name):
+            return column_supports(getattr(X, name))
     if sp.issparse(X):
         held = sp.coo_array(X)
         held.sum_duplicates()
         return np.bincount(held.col[held.data > 0], minlength=held.shape[1])
-    if hasattr(X, "detach"):  # a tensor
-        return np.asarray((X > 0).sum(0).cpu(), dtype=np.int64)
-    return np.count_nonzero(np.asarray(X) > 0, axis=0)
+    if hasattr(X, "detach"):
+        dense = X if str(X.layout) == "torch.strided" else X.to_dense()
+        return np.asarray((dense > 0).sum(0).cpu(), dtype=np.int64)
+    values = np.asarray(X)
+    counts = np.zeros(values.shape[1], np.int64)
+    step = max(1, BLOCK // max(1, values.shape[1]))
+    for start in range(0, len(values), step):
+        counts += np.count_nonzero(values[start : start + step] > 0, axis=0)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +156,109 @@ class Support:
         raise ParameterError(f"maximum_exposure must be one of {', '.join(LIMITS)}; got {limit!r}.")
 
 
+# Programs say what their uploads are by two methods:
+#
+#     directions(model) -> int          combinations of rows in the upload that answers this model
+#     directions_after(exchanges, parties) -> int    in all uploads of a party; else exchanges × directions(None)
+#
+# One that has neither sends H, for which no law is known.
+
+
 def directions_of(program: Any, model: Any = None) -> int:
-    """Directions in the upload that answers `model` (None: the most that any upload of this program has).
-
-    0 where every upload has noise or none is a combination of rows, as for H.
-    """
-    if getattr(program, "release", None) is not None:
-        return 0
+    """Count the directions in the upload that answers `model`; 0 where it has noise, or is no combination of rows."""
     hook = getattr(program, "directions", None)
-    return 0 if hook is None else int(hook(model))
+    return 0 if hook is None or getattr(program, "release", None) is not None else int(hook(model))
 
 
-def planned_directions(program: Any, exchanges: int) -> int:
-    """Directions in all uploads of a run of so many exchanges."""
+def directions_after(program: Any, exchanges: int, parties: int = 1) -> int:
+    """Count the directions in all uploads of one of so many parties in so many exchanges."""
+    hook = getattr(program, "directions_after", None)
+    if hook is None or getattr(program, "release", None) is not None:
+        return exchanges * directions_of(program)
+    return int(hook(exchanges, parties))
+
+
+def level_of(program: Any, directions: int, support: Support) -> Exposure:
+    """The word for a party that has sent so many directions of rows with this support by a program."""
     if getattr(program, "release", None) is not None:
-        return 0
-    hook = getattr(program, "planned_directions", None)
-    return exchanges * directions_of(program) if hook is None else int(hook(exchanges))
+        return Exposure.BOUNDED
+    return support.exposure(directions) if directions else Exposure.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class PartyExposure:
+    """What a run of `exchanges` exchanges of a rank has given away of a party, by the law alone.
+
+    `most_exchanges` and `most_rank`: how many exchanges of this rank, or which rank with as many exchanges, would have
+    stayed within `membership`; 0: none.
+    """
+
+    party: str
+    level: Exposure
+    directions: int
+    exchanges: int
+    rank: int
+    support: Support
+    most_exchanges: int = 0
+    most_rank: int = 0
+
+    @staticmethod
+    def of(party: str, program: Any, exchanges: int, support: Support, parties: int = 1) -> PartyExposure:
+        """From a program, how often the party has answered, and how many parties there are."""
+        rank, sent = int(program.rank), directions_after(program, exchanges, parties)
+        most = support.rarest // 2
+        longest = most_exchanges(program, most, parties)
+        highest = 0 if not sent else most * rank // sent
+        return PartyExposure(
+            party, level_of(program, sent, support), sent, exchanges, rank, support, longest, min(highest, rank)
+        )
+
+    def __str__(self) -> str:
+        if self.level is Exposure.UNKNOWN:
+            return f"Exposure: unknown. {MEANING[self.level]}"
+        if self.level is Exposure.BOUNDED:
+            return f"Exposure: bounded. {MEANING[self.level]}"
+        return (
+            f"Exposure: {self.level}. {self.exchanges} rounds × {self.rank} components sent {self.directions} "
+            f"combinations of the {self.support.rows} rows of {self.party}, rarest column {self.support.rarest}. "
+            f"{MEANING[self.level]} {self.way_on}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        own = {"level": str(self.level), "party": self.party, "directions": self.directions, "rounds": self.exchanges}
+        support = {"rank": self.rank, "rows": self.support.rows, "rarest_column": self.support.rarest}
+        return {**own, **support, "most_rounds": self.most_exchanges, "most_rank": self.most_rank}
+
+    @property
+    def way_on(self) -> str:
+        """What would have stayed within `membership`."""
+        if self.level.within(Exposure.MEMBERSHIP):
+            return f"At most {self.most_exchanges} rounds of this rank stay at membership."
+        if not self.most_exchanges and not self.most_rank:
+            return "No exact round stays at membership here; use noise."
+        return f"At most {self.most_exchanges} rounds (or rank {self.most_rank}) stay at membership."
+
+
+def most_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 << 20) -> int:
+    """Find the largest number of exchanges of a program whose directions are at most `most`."""
+    if directions_after(program, ceiling, parties) <= most:
+        return ceiling
+    low, high = 0, ceiling
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if directions_after(program, middle, parties) <= most else (low, middle)
+    return low
+
+
+def exposures_of(program: Any, shards: Sequence[Shard], exchanges: int) -> dict[str, PartyExposure]:
+    """What a run of a program has given away of each party, by name; as if none had missed an exchange."""
+    return {
+        shard.name: PartyExposure.of(shard.name, program, exchanges, Support.of(shard.matrix), len(shards))
+        for shard in shards
+    }
+
+
+def worst_party(parties: Iterable[PartyExposure]) -> PartyExposure:
+    """The party that a run has exposed most; among equals the one with the smallest support for what it sent."""
+    return max(parties, key=lambda one: (one.level.severity, one.directions / max(1, one.support.rarest)))

@@ -34,6 +34,7 @@ from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import SERVER_RATE
 from partsong.methods.privacy_request import masks_for
 from partsong.methods.registry import ALONE, COHERENCES, TOGETHER, TOP, rounds_for
+from partsong.privacy.exposure import PartyExposure, Support, worst_party
 from partsong.reporting.topic_page import TopicPage, facts_of, render_topics, write_topic_page
 from partsong.topics.agreement.protocol import Agreement
 from partsong.topics.documents import as_documents
@@ -259,6 +260,8 @@ history_, n_iter_, outcome_, seed_ :
         As in `TopicModel`, over all parties' texts; `history_` tells bytes_up (all parties) and bytes_down (each).
     agreement_ : Agreement or None
         How the words were found: rule, probability of a false pass, bytes.
+    exposure_, exposures_ :
+        As in `FederatedNMF`. Most words are in few documents, so that exact sums of texts give "rows".
     parties_ : list of str
     empty_documents_ : dict of arrays of bool
         By party, which texts have no word of the vocabulary. They are kept, with weights of zero; a party of which all
@@ -354,6 +357,12 @@ history_, n_iter_, outcome_, seed_ :
             found = learn(program, prepared.rows, course, dtype, bar)
         self._keep(found, prepared, program.solver, seed, self.counts_words)
         self._keep_parties(prepared)
+        rows = prepared.rows.items()
+        self.exposures_ = {
+            name: PartyExposure.of(name, program, len(found.history), Support.of(own.rows), len(rows))
+            for name, own in rows
+        }
+        self.exposure_ = worst_party(self.exposures_.values()).level
         return self
 
     def coherence(self, kind: str = "npmi", texts: Any = None, *, n: int = TOP, vectors: Any = None) -> Coherence:

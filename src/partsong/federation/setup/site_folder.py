@@ -40,6 +40,7 @@ from partsong.federation.setup.credentials import (
     toml_of,
     write,
 )
+from partsong.federation.setup.exposure_terms import Terms
 from partsong.federation.setup.site_keys import (
     CHAINS,
     KEY,
@@ -513,13 +514,15 @@ def _whole_lines(path: Path) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Joining:
     """`site`: the folder as it would be. `shared`: a key that it would keep; None: the one that it has stays.
-    `earlier`: the folder whose ledger and audit log would go on there.
+    `earlier`: the folder whose ledger and audit log would go on there. `rare_columns`: what site.toml will say of
+    columns that few rows use; None: what it says already.
     """
 
     site: SiteFolder
     kit: Kit
     shared: SharedKey | None = None
     earlier: Path | None = None
+    rare_columns: str | None = None
 
     def __post_init__(self) -> None:
         self.site.require_idle(self.shared)
@@ -532,6 +535,19 @@ class Joining:
         found = [place / "site.toml" for place in places if has_policy(place)]
         return Policy.read(found[0]) if found else Policy.from_table(tomllib.loads(POLICY))
 
+    @property
+    def asks_of_rare_columns(self) -> bool:
+        """Whether site.toml does not say yet what to do about columns that few rows use."""
+        places = [self.site.path] if self.earlier is None else [self.site.path, self.earlier]
+        return not any("rare_columns" in read_toml(place / "site.toml") for place in places if has_policy(place))
+
+    def terms(self) -> Terms:
+        """What can be computed from its uploads, for the site to read."""
+        policy, place = self.policy(), self.site.path if self.earlier is None else self.earlier
+        books, stated = SiteLedger(place / "state" / LEDGER).books(), policy.directions_before
+        sent = books.directions(policy.other_rows_since) + (stated or 0)
+        return Terms(policy, sent, books.uncounted(policy.other_rows_since) if stated is None else 0)
+
     def shared_key(self) -> SharedKey | None:
         """The one that would be used."""
         return self.shared or self.site.shared_key()
@@ -540,4 +556,13 @@ class Joining:
         """Write all of it down; how many releases there were in the folder that goes on here."""
         releases = 0 if self.earlier is None else continue_from(self.earlier, self.site)
         self.site.make(self.kit.authority, self.shared)
+        if self.rare_columns is not None and self.asks_of_rare_columns:
+            place = self.site.path / "site.toml"
+            write(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), self.rare_columns))
         return releases
+
+
+def with_rare_columns(policy: str, answer: str) -> str:
+    """The text of a site.toml that also says what to do about columns that few rows use."""
+    line, commented = f'rare_columns = "{answer}"', '# rare_columns = "refuse"'
+    return policy.replace(commented, line, 1) if commented in policy else f"{line}\n{policy}"

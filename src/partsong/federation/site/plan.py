@@ -14,8 +14,9 @@ from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Bounds
 from partsong.federation.policy import Wish
-from partsong.federation.site.state import Attempt
+from partsong.federation.site.state import Attempt, supports_of, without_rare
 from partsong.federation.wire import Denied
+from partsong.privacy.exposure import directions_after
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import MaskedSum
 
@@ -56,10 +57,21 @@ class Data:
             raise Denied("columns", told, {"missing": len(missing), "extra": 0})
         return tuple(places[name] for name in columns)
 
-    def matrix(self, order: tuple[int, ...] | None = None) -> Matrix:
-        """Some of the columns, in this order; the rows as they are where that is all of them."""
+    def supports(self, columns: Sequence[str]) -> np.ndarray:
+        """How many rows have a value above zero in each of these columns."""
+        return supports_of(self.rows)[list(self.order(columns))]
+
+    def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
+        """Some of the columns, in this order; the rows as they are where that is all of them. Columns that fewer than
+        `least` rows use are zero.
+        """
         is_matrix = hasattr(self.rows, "squared_norm")
-        if order is None or order == tuple(range(len(self.columns))):
+        if least and is_matrix:
+            raise Denied("layout", "Rare columns of these rows cannot be set to zero; give them as a table.")
+        whole = tuple(range(len(self.columns)))
+        if least:
+            return as_matrix(without_rare(self.rows, whole if order is None else order, least))
+        if order is None or order == whole:
             return self.rows if is_matrix else as_matrix(self.rows)
         if is_matrix:
             raise Denied("layout", "These rows cannot be rearranged; bring the columns to the agreed order.")
@@ -85,6 +97,11 @@ class Plan:
     def release(self) -> Any:
         """What one upload costs in privacy; None without noise."""
         return getattr(self.program, "release", None)
+
+    @property
+    def directions(self) -> int:
+        """Combinations of rows that all exchanges together send without noise."""
+        return directions_after(self.program, self.exchanges, self.wish.parties)
 
     @property
     def mask_bound(self) -> float | None:

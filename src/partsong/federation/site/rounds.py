@@ -23,6 +23,7 @@ from partsong.federation.policy import Consent, known_in_sum
 from partsong.federation.site.plan import Plan, attempt_in, names_in
 from partsong.federation.site.state import Attempt, RunFolder, Sent, Started, Tally, Worked
 from partsong.federation.wire import Denied, Nonce, Reply, Request, refusal_of
+from partsong.privacy.exposure import directions_of
 
 INNOCENT = (Denied, FileError, TooFewParties, OSError, MemoryError)
 """Errors of work that say nothing of the numbers in the data."""
@@ -61,6 +62,7 @@ class Workplace:
             raise Denied(
                 "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not begin with phase {phase}."
             )
+        self.consent.require_upload(self.plan, request, self.started)
         place = self._in_step(request, at)
         occasion, company = place._occasion(request, participants)
         worked = self._charged(request, at)
@@ -147,7 +149,9 @@ class Workplace:
         and for a charge of its own where there were others since.
         """
         ledger, worked = self.consent.ledger, self.files.worked(at)
-        books, cost = ledger.books(), Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds)
+        directions = directions_of(self.plan.program, request.body)
+        cost = Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds, directions)
+        books = ledger.books()
         unheard = is_last_unheard(books, self.audit.departures())
         if ledger.charge(request, cost, unheard=unheard) and worked is None:
             self._require_unheard(request.nonce)
@@ -217,7 +221,7 @@ class Workplace:
 
     def _worked(self, request: Request, at: Attempt) -> Worked:
         started, program, name, data = self.started, self.plan.program, self.consent.name, self.consent.data
-        shard = Shard(name, data.matrix(data.order(started.columns)), data.secret)
+        shard = Shard(name, data.matrix(data.order(started.columns), started.least_support), data.secret)
         counted = None if self.tally.counted is None else self.files.worked(self.tally.counted)
         before = started.state if counted is None else counted.state
         with runtime.kernels_on(self.kernel_threads):

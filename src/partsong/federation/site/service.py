@@ -50,6 +50,7 @@ from partsong.federation.site.state import (
     mark_of,
     require_same,
     require_sound,
+    told_of_rare,
     write_down,
 )
 from partsong.federation.texts import (
@@ -96,6 +97,8 @@ def require_willing(site: Site, request: Request) -> None:
     _require_plan(site, plan, parties, request.nonce.run)
     site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
     site.consent.require_budget(plan, request.nonce.run)
+    if experiment_in(request.note).get("columns", SAME) == SAME:  # else it is known at the start which columns leave
+        site.consent.require_exposure(plan, request.nonce.run, site.policy.leaving(site.data.columns))
 
 
 def start(site: Site, request: Request) -> Answered:
@@ -111,22 +114,25 @@ def start(site: Site, request: Request) -> Answered:
         layout, experiment = layout_in(request.note), experiment_in(request.note)
         plan = site.build(experiment, len(layout.parties), site.roster)
         order = _order(site, request)
-        shard = Shard(site.name, site.data.matrix(order), site.data.secret)
+        columns = tuple(site.data.columns[at] for at in order)
         _require_plan(site, plan, layout.parties, request.nonce.run)
-        _check(plan, layout, shard, len(order))
         site.consent.require_budget(plan, request.nonce.run)
+        least = site.consent.require_exposure(plan, request.nonce.run, columns)
+        shard = Shard(site.name, site.data.matrix(order, least), site.data.secret)
+        _check(plan, layout, shard, len(order))
         require_sound(site.data)
         with runtime.kernels_on(site.kernel_threads):
             state = plan.program.start_party(shard, layout)
         standing = plan.reduction.enrol(site.name, site.data.secret, layout)
         files.save_tally(Tally(None, standing, passed=passed), plan.source)
-        columns = tuple(site.data.columns[at] for at in order)
         rows = (site.data.n_rows, site.data.type)
         mark = mark_of(site.data, order)
         of_words = site.data.context if isinstance(site.data, CountedData) else ""
         context = of_words + context_of(experiment, request.body["columns"], layout)
         keys = keys_among(site.roster, layout.parties)
-        files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys))
+        files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys, least))
+        if least and (zeroed := told_of_rare(site.data, order, least)):
+            site.log(request.nonce, "note", zeroed)
         if isinstance(site.data, CountedData) and (empty := told_of_empty(site.data.rows)):
             site.log(request.nonce, "note", empty)
         if long := told_of_long(state, plan.program):

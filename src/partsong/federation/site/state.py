@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partsong.core.interfaces import Layout, Message, State
+from partsong.data.conversion import as_matrix
 from partsong.data.validation import require_factorizable
 from partsong.errors import FileError, PartsongError
 from partsong.federation.wire import Denied, load_state, save_state
+from partsong.privacy.exposure import column_supports
 from partsong.topics.agreement.tables import HeldWords
 from partsong.topics.vocabulary import Vocabulary
 
@@ -50,7 +52,7 @@ class Started:
     """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
     type they had, the first state, the mark by which the same rows are known again (`data_state`), the context of
     masks (`told_alike`), and the parties' public keys in hexadecimal digits (none where no roster was pinned, and in
-    runs that an older version has begun).
+    runs that an older version has begun). `least_support`: columns that fewer rows use are set to zero in this run.
     """
 
     digest: str
@@ -62,6 +64,7 @@ class Started:
     mark: str
     context: str
     keys: Mapping[str, str] = field(default_factory=dict)
+    least_support: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class RunFolder:
             raise FileError(f"{self.path}: this run was begun by an older partsong, and cannot go on. Begin a new one.")
         state, layout = agreed
         columns, rows = tuple(note["columns"]), (note["rows"], note["type"])
-        marks = note["mark"], note["context"], note.get("keys", {})
+        marks = note["mark"], note["context"], note.get("keys", {}), note.get("least_support", 0)
         return Started(note["digest"], note["experiment"], layout, columns, rows, state, *marks)
 
     def save_start(self, started: Started) -> None:
@@ -138,7 +141,8 @@ class RunFolder:
         make_folder(self.path)
         agreed = {"digest": started.digest, "experiment": started.experiment, "columns": list(started.columns)}
         marks = {"mark": started.mark, "context": started.context, "keys": dict(started.keys)}
-        note = {**agreed, "rows": started.rows[0], "type": started.rows[1], **marks}
+        rows = {"rows": started.rows[0], "type": started.rows[1], "least_support": started.least_support}
+        note = {**agreed, **rows, **marks}
         save_state(self.path / "start", (started.state, started.layout), note)
 
     def tally(self, source: Any) -> Tally:
@@ -282,6 +286,59 @@ def require_sound(data: Data) -> None:
 def mark_of(data: Data, order: tuple[int, ...]) -> str:
     """By which the same rows are known again."""
     return _mark(Rows(data.rows), order)
+
+
+def supports_of(rows: Any) -> np.ndarray:
+    """How many rows have a value in each column; counted once in a process for a table that stays as it is."""
+    return _supports(Rows(rows))
+
+
+def without_rare(rows: Any, order: tuple[int, ...], least: int) -> Any:
+    """These columns, in this order, with zeros in those that fewer rows use; made once in a process."""
+    return _without_rare(Rows(rows), order, least)
+
+
+@lru_cache(maxsize=2)
+def _supports(rows: Rows) -> np.ndarray:
+    return column_supports(rows.held)
+
+
+@lru_cache(maxsize=1)
+def _without_rare(rows: Rows, order: tuple[int, ...], least: int) -> Any:
+    rare = supports_of(rows.held)[list(order)] < least
+    chosen = rows.held[:, list(order)]
+    if hasattr(chosen, "tocsr"):
+        kept = chosen.tocsr().copy()
+        kept.data[rare[kept.indices]] = 0
+        kept.eliminate_zeros()
+        return kept
+    kept = np.array(chosen)
+    kept[:, rare] = 0
+    return kept
+
+
+def rare_columns(rows: Any, order: tuple[int, ...], least: int) -> tuple[int, float]:
+    """How many of these columns are used by some rows, and by fewer than `least`; and their share of ‖X‖²."""
+    counts, energies = supports_of(rows)[list(order)], _energies(Rows(rows))[list(order)]
+    rare = (counts > 0) & (counts < least)
+    return int(rare.sum()), float(energies[rare].sum() / (energies.sum() or 1.0))
+
+
+@lru_cache(maxsize=1)
+def _energies(rows: Rows) -> np.ndarray:
+    matrix = rows.held if hasattr(rows.held, "column_energies") else as_matrix(rows.held)
+    return np.asarray(matrix.column_energies(), np.float64)
+
+
+def told_of_rare(data: Data, order: tuple[int, ...], least: int) -> str:
+    """For the log of a site: what is set to zero in a run; nothing where no column is."""
+    count, share = rare_columns(data.rows, order, least)
+    if not count:
+        return ""
+    return (
+        f"{count} of {len(order)} columns are zero in this run, because fewer than {least} rows use them "
+        f'(rare_columns = "zero"). They hold {share:.2%} of the squared norm.'
+    )
 
 
 def require_same(data: Data, started: Started) -> None:

@@ -1,0 +1,228 @@
+"""Laws of the moment attack: when XᵀX and rows follow from sums that a party sent, and when they do not."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks import moment as attack
+from partsong.core.interfaces import Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.errors import ParameterError
+from partsong.methods import recipes
+
+
+def sparse(n, m, density, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(1.0, size=(n, m)) * (rng.random((n, m)) < density)
+
+
+def recorded(parts, rank, rounds, *, seed=3, dtype=np.float64):
+    """(gram, cross) of every round, by party, as the program sends them."""
+    names = [f"p{i:02d}" for i in range(len(parts))]
+    shards = [Shard(name, as_matrix(part.astype(dtype)), key(7, name)) for name, part in zip(names, parts, strict=True)]
+    program = recipes.shared_statistics(rank, sweeps=3)
+    sent = {name: [] for name in names}
+    for done in Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen()):
+        for name, _, upload in done.traffic:
+            sent[name].append((np.asarray(upload["gram"]), np.asarray(upload["cross"])))
+    return [sent[name] for name in names]
+
+
+def summed(parties):
+    return [
+        tuple(np.sum(arrays, axis=0) for arrays in zip(*pairs, strict=True)) for pairs in zip(*parties, strict=True)
+    ]
+
+
+def moment_of(pairs, n, unit, **more):
+    span = attack.row_span([cross for _, cross in pairs], n, unit)
+    return None if span is None else attack.second_moment(pairs, span, unit, **more)
+
+
+def error_of(moment, X):
+    return np.linalg.norm(moment.second_moment() - X.T @ X) / np.linalg.norm(X.T @ X)
+
+
+def right(rows, X):
+    """Mark rows that are rows of X to 1 %."""
+    apart = np.linalg.norm(rows[:, None] - X[None], axis=2) / np.linalg.norm(X, axis=1)
+    found, true = linear_sum_assignment(apart)
+    return apart[found, true] <= 0.01
+
+
+def ratio(pairs, n):
+    return sum(len(gram) * (len(gram) + 1) for gram, _ in pairs) / (n * (n + 1))
+
+
+DOUBLE, SINGLE = attack.unit_of("float64"), attack.unit_of("float32")
+
+
+# ---- XᵀX --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("density", [0.1, 0.3])
+@pytest.mark.parametrize(("n", "below", "above"), [(20, 3, 4), (40, 12, 16)])
+def test_the_second_moment_follows_exactly_from_enough_equations(n, below, above, density):
+    X = sparse(n, 300, density)
+    few = recorded([X, sparse(n, 300, density, 1)], 10, below)[0]
+    moment = moment_of(few, n, DOUBLE)
+    assert ratio(few, n) < 0.85
+    assert not moment.is_recovered
+    assert moment.doubt > 1e-3
+    assert error_of(moment, X) > 0.1
+    for rounds in (above, 2 * above):
+        enough = recorded([X, sparse(n, 300, density, 1)], 10, rounds)[0]
+        moment = moment_of(enough, n, DOUBLE)
+        assert ratio(enough, n) > 1.04
+        assert moment.is_recovered
+        assert error_of(moment, X) < 1e-8
+
+
+def test_a_moment_at_the_least_number_of_equations_is_recognised():
+    X = sparse(40, 300, 0.1)
+    pairs = recorded([X, sparse(40, 300, 0.1, 1)], 11, 13)[0]
+    moment = moment_of(pairs, 40, DOUBLE)
+    assert 1.04 < ratio(pairs, 40) < 1.05
+    assert moment.is_recovered
+    assert error_of(moment, X) < 1e-8
+
+
+def test_two_runs_of_different_rank_add_up():
+    X = sparse(30, 200, 0.2)
+    others = sparse(30, 200, 0.2, 1)
+    one, two = recorded([X, others], 8, 8, seed=1)[0], recorded([X, others], 9, 8, seed=2)[0]
+    for alone in (one, two):
+        assert not moment_of(alone, 30, DOUBLE).is_recovered
+    both = moment_of([*one, *two], 30, DOUBLE)
+    assert both.is_recovered
+    assert error_of(both, X) < 1e-8
+
+
+def test_one_round_is_enough_for_fewer_rows_than_components():
+    X = sparse(6, 50, 0.5)
+    pairs = recorded([X, sparse(20, 50, 0.5, 1)], 10, 1)[0]
+    moment = moment_of(pairs, 6, DOUBLE)
+    assert moment.is_recovered
+    assert error_of(moment, X) < 1e-8
+
+
+@pytest.mark.parametrize("bits", [25, 30])
+def test_sums_under_masks_give_the_rows_of_all_parties_together(bits):
+    parts = [sparse(10, 200, 0.2, seed) for seed in range(3)]
+    X = np.vstack(parts)
+    sums = summed(recorded(parts, 15, 8))
+    sizes = [np.sqrt(np.mean(np.square(array))) for pair in sums for array in pair]
+    step = 2.0**-bits * max(sizes)  # masks hide whole multiples of a step
+    rounded = [tuple(step * np.round(array / step) for array in pair) for pair in sums]
+    moment = moment_of(rounded, 30, attack.unit_of("float64", step / min(sizes)))
+    assert moment.is_recovered
+    assert error_of(moment, X) < 1e-3
+    assert right(attack.rows_by_turning(moment, rounded).rows, X).sum() >= 28
+
+
+def test_the_number_of_rows_is_seen_in_the_crosses():
+    for dtype, unit in ((np.float64, DOUBLE), (np.float32, SINGLE)):
+        crosses = [
+            cross for _, cross in recorded([sparse(20, 100, 0.3), sparse(20, 100, 0.3, 1)], 10, 4, dtype=dtype)[0]
+        ]
+        assert attack.row_span(crosses, None, unit).rank == 20
+        assert attack.row_span(crosses[:1], None, unit) is None
+        assert attack.row_span(crosses, 21, unit) is None
+
+
+def test_few_combinations_of_many_dense_rows_give_nothing():
+    n, m = 100, 300
+    X = np.random.default_rng(0).gamma(2.0, size=(n, m))
+    pairs = recorded([X, X[::-1] + 1], 5, 2)[0]  # T·k = n/10
+    assert moment_of(pairs, n, DOUBLE) is None
+    taken = attack.row_span([cross for _, cross in pairs], 10, DOUBLE)
+    assert not attack.second_moment(pairs, taken, DOUBLE).is_recovered
+
+
+def test_more_rows_than_columns_have_no_span():
+    crosses = [cross for _, cross in recorded([sparse(40, 30, 0.3), sparse(40, 30, 0.3, 1)], 10, 8)[0]]
+    assert attack.row_span(crosses, 40, DOUBLE) is None
+
+
+def test_conjugate_gradients_agree_with_the_dense_solution(monkeypatch):
+    X = sparse(24, 120, 0.3)
+    pairs = recorded([X, sparse(24, 120, 0.3, 1)], 12, 8)[0]
+    dense = moment_of(pairs, 24, DOUBLE)
+    monkeypatch.setattr(attack, "DENSE", 0)
+    iterative = moment_of(pairs, 24, DOUBLE)
+    assert iterative.is_recovered
+    np.testing.assert_allclose(iterative.second_moment(), dense.second_moment(), atol=1e-8 * np.linalg.norm(X) ** 2)
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("density", [0.3, 0.5, 0.7])
+def test_rows_with_zeros_are_found(density):
+    X = sparse(20, 300, density)
+    pairs = recorded([X, sparse(20, 300, density, 1)], 10, 6)[0]
+    turned = attack.rows_by_turning(moment_of(pairs, 20, DOUBLE), pairs)
+    assert right(turned.rows, X).sum() >= 19
+    assert turned.n_found >= 19
+    assert right(turned.rows, X)[turned.is_found].all()
+
+
+@pytest.mark.parametrize("density", [0.1, 0.45])
+def test_float32_hides_no_rows(density):
+    X = sparse(30, 300, density)
+    pairs = recorded([X, sparse(30, 300, density, 1)], 15, 8, dtype=np.float32)[0]
+    turned = attack.rows_by_turning(moment_of(pairs, 30, SINGLE), pairs)
+    assert right(turned.rows, X).sum() >= 28
+    assert right(turned.rows, X)[turned.is_found].sum() >= 28
+
+
+@pytest.mark.parametrize("m", [120, 300])
+def test_rows_are_found_from_forty_rounds_of_a_solver_that_converges(m):
+    parts = [sparse(40, m, 0.1, seed) for seed in range(5)]
+    pairs = recorded(parts, 15, 40, dtype=np.float32)[0]
+    turned = attack.rows_by_turning(moment_of(pairs, 40, SINGLE), pairs)
+    assert right(turned.rows, parts[0]).sum() >= 38
+    assert turned.n_found >= 38
+
+
+@pytest.mark.parametrize("size", [(30, 60), (30, 324)])
+def test_rows_that_may_turn_do_not_count_as_found(size):
+    rng = np.random.default_rng(1)
+    X, others = rng.gamma(1.0, size=size), rng.gamma(1.0, size=size)
+    pairs = recorded([X, others], 15, 8)[0]
+    moment = moment_of(pairs, len(X), DOUBLE)
+    assert moment.is_recovered
+    turned = attack.rows_by_turning(moment, pairs)
+    assert right(turned.rows, X)[turned.is_found].all()
+    assert turned.n_found <= len(X) / 10
+
+
+def test_a_share_of_negative_numbers_is_not_found():
+    turned = attack.TurnedRows(np.ones((2, 3)), 1e-3, np.array([True, True]), attack.NEGATIVE)
+    assert turned.n_found == 0
+
+
+# ---- limits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_ends_the_search():
+    X = sparse(40, 120, 0.3)
+    pairs = recorded([X, sparse(40, 120, 0.3, 1)], 15, 10)[0]
+    assert moment_of(pairs, 40, DOUBLE, deadline=time.monotonic() - 1) is None
+    moment = moment_of(pairs, 40, DOUBLE)
+    assert attack.rows_by_turning(moment, pairs, deadline=time.monotonic() - 1) is None
+
+
+def test_units_are_those_of_the_number_type_or_the_masks():
+    assert attack.unit_of("float32") == 2.0**-24
+    assert attack.unit_of("float64") == 2.0**-53
+    assert attack.unit_of("float64", 1e-7) == 1e-7
+    with pytest.raises(ParameterError, match="float16"):
+        attack.unit_of("float16")
