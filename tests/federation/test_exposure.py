@@ -1,0 +1,290 @@
+"""Laws of the exposure limit: what leaves without noise is counted over all runs and refused before it is too much."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from federations import NAMES, Federation, secret_of
+
+from partsong.core.interfaces import Message
+from partsong.errors import ParameterError, SiteRefused
+from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import Chain, SiteLedger
+from partsong.federation.policy import Allowance, Policy
+from partsong.federation.site.plan import Data
+from partsong.federation.site.state import RunFolder
+from partsong.federation.wire import Request
+from partsong.privacy.exposure import Exposure, column_supports
+
+COLUMNS = tuple(f"gene-{number}" for number in range(12))
+
+
+def dense(name, rows):
+    return np.random.default_rng(NAMES.index(name)).random((rows, len(COLUMNS))) + 0.1
+
+
+@dataclass
+class Tables(Federation):
+    """Sites with tables of their own, held to `membership`."""
+
+    tables: dict = field(default_factory=dict)
+    columns: dict = field(default_factory=dict)
+    exposure: Exposure = Exposure.MEMBERSHIP
+
+    def site(self, name, **changes):
+        data = Data(self.tables[name], self.columns.get(name, COLUMNS), secret_of(name))
+        return Federation.site(self, name, data=data, **changes)
+
+
+def made(folder, experiment, rows=100, **changes):
+    tables = {name: dense(name, rows) for name in NAMES[:3]}
+    return Tables(folder, experiment, **{"tables": tables, **changes})
+
+
+def again(federation, run, **changes):
+    """Another run of the same sites, with a server's folder of its own."""
+    shutil.rmtree(federation.folder / "server", ignore_errors=True)
+    return replace(federation, run=run, experiment=replace(federation.experiment, **changes))
+
+
+def refusal(federation):
+    with pytest.raises(SiteRefused) as caught:
+        list(federation.rounds())
+    return str(caught.value)
+
+
+def log_of(federation, name="east"):
+    return (federation.folder / name / "site.log").read_text()
+
+
+def directions(federation, name="east"):
+    return federation.site(name).ledger.books().directions()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_run_within_the_limit_is_charged_round_by_round(tmp_path, masked):
+    federation = made(tmp_path, Experiment("exact", 5, 6, masked=masked))
+    assert len(list(federation.rounds())) == 6
+    assert directions(federation) == 30
+    assert [line["directions"] for line in Chain(tmp_path / "east" / "ledger.jsonl").lines()] == [5] * 6
+
+
+def test_a_run_beyond_the_limit_is_refused_before_it_begins_with_the_rounds_that_are_allowed(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 40))
+    said = refusal(federation)
+    assert "code 'exposure'" in said
+    assert "rounds: 10" in said  # 10 × 5 = 100 / 2
+    assert "At most 10 rounds of this rank, or rank 1 in as many rounds, would be allowed" in said
+    assert "At most 10 rounds of this rank, or rank 1" in log_of(federation)
+    assert not (tmp_path / "east" / "ledger.jsonl").exists()
+
+
+def test_under_masks_tables_with_as_many_binary_digits_are_answered_alike(tmp_path):
+    answers = {}
+    for rows in (128, 200, 255):
+        federation = made(tmp_path / str(rows), Experiment("exact", 5, 40, masked=True), rows)
+        answers[rows] = refusal(federation)
+        assert f"of {rows} rows" in log_of(federation)
+    assert len(set(answers.values())) == 1
+    assert "rank: 1, rounds: 8" in answers[128]  # 64 / 5 = 12, rounded down
+    allowed = made(tmp_path / "allowed", Experiment("exact", 4, 16, masked=True), 128)
+    assert len(list(allowed.rounds())) == 16
+    too_many = made(tmp_path / "too-many", Experiment("exact", 5, 13, masked=True), 255)
+    assert "exposure" in refusal(too_many)  # 65 count as 128
+
+
+def test_where_no_round_is_allowed_that_is_said(tmp_path):
+    tables = {name: dense(name, 100) for name in NAMES[:3]}
+    tables["east"][1:, 3] = 0  # one row alone has a value
+    federation = made(tmp_path, Experiment("exact", 5, 2), tables=tables)
+    assert "No exact round is allowed; use noise" in refusal(federation)
+    assert "No exact round is allowed; use noise" in log_of(federation)
+    assert "1 of 12 columns have a value in fewer than 20 rows" in log_of(federation)
+
+
+CHANGES = {
+    "one row": lambda X: np.vstack([X[:-1], X[-1:] + 1]),
+    "one more row": lambda X: np.vstack([X, X[:1] + 1]),
+    "the type": lambda X: X.astype(np.float32),
+    "the storage": sp.csr_array,
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("change", ["nothing", *CHANGES, "the order of columns"])
+def test_two_runs_add_up_whatever_was_changed_in_between(tmp_path, masked, change):
+    federation = made(tmp_path, Experiment("exact", 5, 6, masked=masked))
+    list(federation.rounds())
+    if change in CHANGES:
+        federation.tables["east"] = CHANGES[change](federation.tables["east"])
+    if change == "the order of columns":
+        federation.tables["east"] = federation.tables["east"][:, ::-1]
+        federation.columns["east"] = COLUMNS[::-1]
+    said = refusal(again(federation, "run-2", seed=1))
+    assert "'east'" in said
+    assert "code 'exposure'" in said
+    assert directions(federation) == 30
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_first_model_that_was_answered_before_is_refused(tmp_path, masked):
+    """Two answers to one model differ by the row that was added in between."""
+    federation = made(tmp_path, Experiment("exact", 3, 2, masked=masked))
+    list(federation.rounds())
+    federation.tables["east"] = np.vstack([federation.tables["east"], np.ones((1, 12))])
+    said = refusal(again(federation, "run-2"))
+    assert "code 'answered'" in said
+    assert "another seed" in said
+    assert directions(federation) == 6
+    assert len(list(again(federation, "run-3", seed=1).rounds())) == 2
+    assert directions(federation) == 12
+
+
+def test_a_model_with_negative_entries_is_refused(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 3, 2))
+
+    class Lying(type(federation.transport())):
+        __slots__ = ()
+
+        def ask(self, requests, timeout):
+            changed = {}
+            for name, data in requests.items():
+                request = Request.read(data)
+                if "H" in request.body.arrays:
+                    H = np.array(request.body["H"])
+                    H[0, 0] = -H[0, 0]
+                    request = replace(request, body=Message({**request.body.arrays, "H": H}, request.body.weight))
+                changed[name] = request.written()
+            return super().ask(changed, timeout)
+
+    with pytest.raises(SiteRefused, match="'model'"):
+        list(federation.rounds(Lying(federation.transport().sites)))
+    assert directions(federation) == 0
+
+
+def test_restarts_and_repeated_attempts_count_once_and_are_charged_before_anything_leaves(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 6))
+    rounds = federation.rounds()
+    next(rounds)
+    rounds.close()
+    assert directions(federation) == 5
+    assert len(list(federation.rounds())) == 5
+    assert directions(federation) == 30
+
+
+def test_private_runs_are_charged_to_the_budget_alone(tmp_path):
+    private = {"unit": "row", "epsilon": 1.0, "row_bound": 4.0}
+    policy = Policy(privacy=Allowance(9.0))
+    federation = made(tmp_path, Experiment("exact", 5, 40, privacy=private), 20, policy=policy)
+    next(iter(federation.rounds()))
+    books = federation.site("east").ledger.books()
+    assert (books.directions(), books.uncounted(), books.noiseless) == (0, 0, 0)
+
+
+def test_uploads_of_h_are_not_counted_and_exact_rounds_after_them_are(tmp_path):
+    alone = made(tmp_path / "a", Experiment("fedavg", 5, 30))
+    list(alone.rounds())
+    assert directions(alone) == 0
+    federation = made(tmp_path / "b", Experiment("fnmf", 10, 5))
+    list(federation.rounds())
+    assert directions(federation) == 40  # 4 exact rounds of rank 10, at 100 rows in which every column has a value
+
+
+def test_rare_columns_are_set_to_zero_where_the_site_says_so(tmp_path):
+    tables = {name: dense(name, 100) for name in NAMES[:3]}
+    for table in tables.values():
+        table[7:, 3] = 0
+    policy = Policy(rare_columns="zero")
+    federation = made(tmp_path, Experiment("exact", 5, 6), tables=tables, policy=policy)
+    *_, last = federation.rounds()
+    H = np.asarray(federation.plan().program.components(last.checkpoint.server))
+    assert not H[:, 3].any()
+    assert np.delete(H, 3, axis=1).any(axis=0).all()
+    assert "1 of 12 columns are zero in this run, because fewer than 60 rows use them" in log_of(federation)
+    assert RunFolder(tmp_path / "east" / "runs" / "run-1").started().least_support == 60
+    assert "No exact round" not in log_of(federation)
+    # the rarest column that is left allows 50 in all: after 30 another 30 are too many
+    assert "code 'exposure'" in refusal(again(federation, "run-2", seed=1))
+    assert len(list(again(federation, "run-3", seed=1, rounds=4).rounds())) == 4
+
+
+def test_a_policy_that_is_tightened_holds_in_a_run_under_way(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 6))
+    rounds = federation.rounds()
+    next(rounds)
+    next(rounds)
+    rounds.close()
+    federation.exposure = Exposure.GUESS
+    assert "code 'exposure'" in refusal(federation)
+    assert directions(federation) == 10
+
+
+def test_rows_that_are_others_since_a_line_begin_with_nothing_sent(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 10))
+    list(federation.rounds())
+    assert "exposure" in refusal(again(federation, "run-2", seed=1))
+    federation.policy = Policy(other_rows_since=10)
+    assert len(list(again(federation, "run-3", seed=1).rounds())) == 10
+
+
+def without_directions(place):
+    """A ledger as partsong 0.1.0 wrote it."""
+    lines = [{key: value for key, value in line.items() if key != "directions"} for line in Chain(place).lines()]
+    place.unlink()
+    for line in lines:
+        Chain(place).append({key: value for key, value in line.items() if key not in ("number", "before", "hash")})
+
+
+def test_a_ledger_of_an_older_version_asks_for_what_it_does_not_say(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 6))
+    list(federation.rounds())
+    for name in NAMES[:3]:
+        without_directions(tmp_path / name / "ledger.jsonl")
+    books = SiteLedger(tmp_path / "east" / "ledger.jsonl").books()
+    assert (books.directions(), books.uncounted()) == (0, 6)
+    shorter = again(federation, "run-2", seed=1, rounds=3)
+    assert "code 'exposure'" in refusal(shorter)
+    assert "set directions_before in site.toml" in log_of(federation)
+    shorter.policy = Policy(directions_before=40)
+    assert "code 'exposure'" in refusal(shorter)
+    shorter.policy = Policy(directions_before=30)
+    assert len(list(shorter.rounds())) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"maximum_exposure": "none"}, "guess, membership, entries, rows"),
+        ({"maximum_exposure": 3}, "maximum_exposure"),
+        ({"rare_columns": "drop"}, '"refuse" or "zero"'),
+        ({"other_rows_since": -1}, "other_rows_since"),
+        ({"directions_before": 1.5}, "directions_before"),
+    ],
+)
+def test_settings_of_the_limit_that_mean_nothing_are_errors(table, said):
+    with pytest.raises(ParameterError, match=said):
+        Policy.from_table(table)
+
+
+def test_the_usual_limit_is_membership_and_every_column_counts_whatever_the_format():
+    assert Policy().maximum_exposure is Policy.from_table({}).maximum_exposure is Exposure.MEMBERSHIP
+    X = np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 3.0]])
+    stored_zero = sp.csr_array((np.array([1.0, 0.0]), (np.array([0, 1]), np.array([1, 1]))), shape=(2, 3))
+    assert column_supports(X).tolist() == [0, 1, 2]
+    assert column_supports(stored_zero).tolist() == [0, 1, 0]
+    for form in (sp.csc_array, sp.coo_array, sp.csr_matrix):
+        assert column_supports(form(X)).tolist() == [0, 1, 2]
+
+
+def test_the_coordinator_reads_no_name_and_no_number_of_rows_under_masks(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 40, masked=True), 201)
+    said = refusal(federation)
+    assert "201" not in said
+    assert "gene" not in said
+    lines = [json.loads(line) for line in (tmp_path / "east" / "audit.jsonl").read_text().splitlines()]
+    assert not any("201" in json.dumps(line.get("counts", {})) for line in lines)
