@@ -17,9 +17,10 @@ ROWS = {"clinic": 1, "large": 20, "largest": 24}
 """All but one party have at least 4k rows, and more rows than columns."""
 KEYS = {
     "run", "method", "n_components", "n_features", "attacker", "masked", "exchanges", "compared_with", "verdict",
-    "parties", "report",
+    "parties", "report", "severity", "by_law", "found", "worst_party", "other_runs",
 }  # fmt: skip
 PARTY_KEYS = {
+    "severity", "by_law", "found", "membership", "largest_share",
     "party", "attacker", "sent", "messages", "bytes_sent", "tried", "recovered", "notes", "is_sum", "verdict",
 }  # fmt: skip
 FINDING_KEYS = {"attack", "array", "shape", "what", "verdict", "doubt", "error", "rows_recovered", "who"}

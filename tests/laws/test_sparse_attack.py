@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import ShapeError
+from partsong.methods.exact import SharedStatistics
 from partsong.methods.recipes import shared_statistics
 
 K = 10
@@ -84,12 +86,17 @@ def test_weights_come_back_with_the_rows() -> None:
     np.testing.assert_allclose(found.weights[:, :K].T @ found.weights[:, :K], pairs[0][0], rtol=1e-5, atol=1e-5)
 
 
-def test_the_estimator_gives_the_same_rows_away() -> None:
-    X = with_support(60, 1500, 5, 2, "float32")
-    sent: list[tuple[np.ndarray, np.ndarray]] = []
-    FederatedNMF(n_components=K, method="exact", max_iter=3, random_state=0)  # replaced below
-    assert sent == []
-    assert X.shape == (60, 1500)
+def test_the_estimator_gives_the_same_rows_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, sent, local = with_support(60, 1500, 5, 2, "float32"), [], SharedStatistics.local
+
+    def recording(program: SharedStatistics, *given: Any) -> Any:
+        party, message = local(program, *given)
+        sent.append((np.asarray(message["gram"]), np.asarray(message["cross"])))
+        return party, message
+
+    monkeypatch.setattr(SharedStatistics, "local", recording)
+    FederatedNMF(K, method="exact", rounds=3, tol=0, random_state=0).fit([X])
+    assert rows_to(0.01, rows_by_dictionary(sent[:3], 60), X) >= 55
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -146,8 +153,17 @@ def test_lone_columns_are_grouped_by_row_from_one_round() -> None:
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_columns_of_two_rows_or_more_form_no_groups(rounds: int) -> None:
-    crosses = [cross for _, cross in recorded(sp.csr_matrix(texts(2000, 6000, 2, 1)), rounds)]
+    X = texts(2000, 6000, 2, 1)
+    X *= np.random.default_rng(1).uniform(0.5, 1.5, X.shape).astype("float32")
+    crosses = [cross for _, cross in recorded(sp.csr_matrix(X), rounds)]
     assert lone_columns(crosses, DIRECTIONS["float32"]).groups == ()
+
+
+def test_columns_of_two_rows_form_a_group_only_where_they_are_proportional() -> None:
+    X = texts(2000, 6000, 2, 1)  # two words, each once in the same two documents
+    groups = lone_columns([recorded(sp.csr_matrix(X), 1)[0][1]], DIRECTIONS["float32"]).groups
+    assert len(groups) < 10
+    assert all(np.linalg.svd(X[:, group], compute_uv=False)[1] < 1e-6 for group in groups)
 
 
 def test_rays_are_the_directions_of_weights() -> None:

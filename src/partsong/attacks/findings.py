@@ -6,9 +6,12 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+
+from partsong.privacy.exposure import Exposure, worst
 
 # ---- leakage findings -------------------------------------------------------------------------------------------
 #
@@ -16,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 
 EXACTLY, NEARLY, ROUGHLY = 1e-6, 0.05, 0.5
 """Relative errors up to which something counts as found exactly, nearly, and roughly."""
-RECOVERED = 1e-3
+RECOVERED = 1e-2
 """The relative error up to which a row counts as recovered."""
 SUPPOSED = ", if it has only one (its number of rows is not sent)"
 UNCLEAR = 0.1
@@ -93,6 +96,29 @@ def cosine_error(found: np.ndarray, rows: np.ndarray) -> float:
     return float(np.linalg.norm(factor * found - rows) / max(float(np.linalg.norm(rows)), 1e-300))
 
 
+def rows_error(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool = True) -> float:
+    """‖found − X‖ / ‖X‖ over the rows that were found (r × m), each beside the row of X that is nearest to it."""
+    relative = _apart(found, rows, is_scaled=is_scaled)
+    at, where = linear_sum_assignment(relative)
+    sizes = (rows[at] ** 2).sum(axis=1)
+    return float(np.sqrt((relative[at, where] ** 2 * sizes).sum() / max(float(sizes.sum()), 1e-300)))
+
+
+def _apart(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool) -> np.ndarray:
+    """Relative distance of each row of X (n × m) to each that was found (r × m), up to a factor unless scaled; ≤ 1."""
+    inner, energies, sizes = rows @ found.T, (rows**2).sum(axis=1)[:, None], (found**2).sum(axis=1)[None]
+    apart = energies - 2 * inner + sizes if is_scaled else energies - inner**2 / np.maximum(sizes, 1e-300)
+    return np.sqrt(np.clip(apart / np.maximum(energies, 1e-300), 0.0, 1.0))
+
+
+def moment_error(half: np.ndarray, rows: np.ndarray) -> float:
+    """‖ZᵀZ − XᵀX‖ / ‖XᵀX‖ for Z (r × m) and X (n × m); neither square is formed."""
+    own, found, mixed = (
+        float((A @ B.T).ravel() @ (A @ B.T).ravel()) for A, B in ((rows, rows), (half, half), (rows, half))
+    )
+    return float(np.sqrt(max(0.0, own + found - 2 * mixed) / max(own, 1e-300)))
+
+
 def span_error(basis: np.ndarray, rows: np.ndarray) -> float:
     """The share of X (n × m) that lies outside the span of orthonormal rows."""
     return float(np.linalg.norm(rows - rows @ basis.T @ basis) / max(float(np.linalg.norm(rows)), 1e-300))
@@ -105,10 +131,7 @@ def rows_within(array: str, found: np.ndarray, rows: np.ndarray, most: float = R
     """
     if not array.startswith("X"):
         return None
-    wanted = rows[:, : found.shape[1]]
-    inner, energies, sizes = wanted @ found.T, (wanted**2).sum(axis=1)[:, None], (found**2).sum(axis=1)[None]
-    apart = energies - inner**2 / np.maximum(sizes, 1e-300) if "factor" in array else energies - 2 * inner + sizes
-    relative = np.sqrt(np.clip(apart / np.maximum(energies, 1e-300), 0.0, 1.0))
+    relative = _apart(found, rows[:, : found.shape[1]], is_scaled="factor" not in array)
     pairs = linear_sum_assignment(relative)
     return int((relative[pairs] <= most).sum())
 
@@ -134,7 +157,7 @@ class SentArray:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One finding without its values: `shape` is that of what was found, `rows_recovered` counts rows within 1e-3.
+    """One finding without its values: `shape` is that of what was found, `rows_recovered` counts rows within 1 %.
 
     `doubt` is what the attacker sees without the truth (0: all that was seen fits); `error` is relative to the truth.
     Both `error` and `rows_recovered` are None where no truth was given.
@@ -156,6 +179,15 @@ class Recovery:
         return self.verdict in FOUND
 
     @property
+    def level(self) -> Exposure | None:
+        """What it means on the ladder of exposures; None where it was not found."""
+        if not self.is_found:
+            return None
+        if self.is_about_rows:
+            return Exposure.ROWS
+        return Exposure.ENTRIES if self.array.startswith("entries") else Exposure.MEMBERSHIP
+
+    @property
     def is_about_rows(self) -> bool:
         """Rows themselves, also up to a factor; in contrast to their span, or to factors."""
         return self.array.startswith("X")
@@ -173,7 +205,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class PartyFindings:
-    """What left a party, what was tried on it, and what was recovered; `is_sum`: of all parties together, from sums."""
+    """What left a party, what was tried on it, and what was recovered; `is_sum`: of all parties together, from sums.
+
+    `by_law`: what follows from the numbers alone (`privacy.exposure`). The severity is the worse of that and what was
+    found. `largest_share`: of one row in a sum, where the rows are known; near one, that row is read as it is.
+    """
 
     party: str
     attacker: str
@@ -184,6 +220,9 @@ class PartyFindings:
     recovered: tuple[Recovery, ...]
     notes: tuple[str, ...] = ()
     is_sum: bool = False
+    by_law: Exposure = Exposure.UNKNOWN
+    membership: tuple[Any, ...] = ()
+    largest_share: float | None = None
 
     @property
     def found(self) -> tuple[Recovery, ...]:
@@ -191,6 +230,18 @@ class PartyFindings:
         return tuple(
             sorted((each for each in self.recovered if each.is_found), key=lambda each: not each.is_about_rows)
         )
+
+    @property
+    def found_level(self) -> Exposure | None:
+        """The worst that was found; None: nothing was."""
+        levels = [level for each in self.recovered if (level := each.level) is not None]
+        return worst(levels) if levels else None
+
+    @property
+    def severity(self) -> Exposure:
+        """The worse of what follows from the numbers and what was found."""
+        found = self.found_level
+        return self.by_law if found is None else worst((self.by_law, found))
 
     @property
     def left(self) -> str:
@@ -206,7 +257,8 @@ class PartyFindings:
         if self.found:
             best = self.found[0]
             return f"{best.array} was found {best.verdict}"
-        return "nothing was found by these attacks" if self.tried else "no attack was tried"
+        tried = "nothing was found by these attacks" if self.tried else "no attack was tried"
+        return f"{tried}; by the numbers: {self.by_law}"
 
 
 def _sides(shape: tuple[int, ...]) -> str:
@@ -225,7 +277,12 @@ def verdict_of(found: Sequence[PartyFindings]) -> str:
     said += [f"On {_counted(untried, parties)} no attack was tried."] if untried else []
     is_sum_found = any(each.is_sum and each.found for each in found)
     said += ["Of all rows together something was found from sums alone."] if is_sum_found else []
-    return " ".join([*said, NO_GUARANTEE])
+    return " ".join([*said, f"By the numbers alone: {worst(each.by_law for each in found)}.", NO_GUARANTEE])
+
+
+def severity_of(found: Sequence[PartyFindings]) -> PartyFindings:
+    """The party, or all of them together, that it is worst for."""
+    return max(found, key=lambda each: each.severity.severity)
 
 
 def first_names(names: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from partsong.attacks.findings import (
     matched_error,
     span_error,
 )
-from partsong.attacks.transcript import Scene, judged, misfit, numbers
+from partsong.attacks.transcript import Scene, judged, numbers
 from partsong.core.interfaces import Message
 from partsong.core.streams import stream
 from partsong.sketch.kinds import ChosenCoordinates
@@ -435,72 +434,9 @@ def _different(found: list[Guess]) -> list[Guess]:
     return kept
 
 
-def row_span(crosses: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray, float] | None:
-    """An orthonormal basis (n × m) of all that X_p's rows can be, and how far it is from being seen; None if too few.
-
-    Each row of W_tᵀX_p is a combination of rows of X_p: T rounds show T·k of them, which span all once T·k ≥ n. The
-    second number is 0 for combinations of n rows exactly, and near 1 where the span is lost in rounding.
-    """
-    stacked = np.vstack([cross / max(np.linalg.norm(cross), 1e-300) for cross in crosses])
-    if n_rows > min(stacked.shape):
-        return None
-    _, values, basis = np.linalg.svd(stacked, full_matrices=False)
-    rounding = np.finfo(np.float64).eps * values[0]
-    beyond = max(values[n_rows], rounding) if len(values) > n_rows else rounding
-    return basis[:n_rows], float(beyond / values[n_rows - 1]) if values[n_rows - 1] > 0 else 1.0
-
-
 def _turned(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
     """exp(A) start, for the skew A with these numbers above its diagonal."""
     n = len(start)
     A = np.zeros((n, n))
     A[np.triu_indices(n, 1)] = turn
     return np.asarray(expm(A - A.T)) @ start
-
-
-# ---- leakage from statistics ------------------------------------------------------------------------------------
-#
-# Attacks on programs that send gram W_pᵀW_p and cross W_pᵀX_p.
-
-MOST_ROWS_TO_TURN = 4
-"""Rotations of more rows than these are not searched."""
-
-
-def from_statistics(scene: Scene, party: str) -> list[Finding]:
-    """One row exactly; up to k rows by turning them; the span of more."""
-    seen = scene.seen(party, "gram", "cross")
-    if not seen:
-        return []
-    is_told = "totals" in seen[0][1].arrays
-    n, k = round(float(seen[0][1]["totals"][0])) if is_told else 1, len(numbers(seen[0][1]["gram"]))
-    pairs = [in_units(scene.program, upload) for _, upload in seen]
-    if n == 1:
-        w, x = row_from_statistics(*pairs[0])
-        doubt = float(np.linalg.norm(np.outer(w, x) - pairs[0][1]) / max(float(np.linalg.norm(pairs[0][1])), 1e-300))
-        if not is_told and doubt > UNCLEAR:
-            return []
-        told = f"its only row, number by number, from one upload of WᵀW and WᵀX{'' if is_told else SUPPOSED}"
-        return judged(scene, Finding("statistics of one row", party, "X_p", x[None], told, doubt), matched_error)
-    findings = []
-    if n <= min(k, MOST_ROWS_TO_TURN):
-        step = partial(misfit, scene.program, scene.layout, party, seen)
-        turned = rows_from_statistics(pairs, n, step)
-        if turned is not None:
-            told = f"its {n} rows: WᵀW and WᵀX leave a rotation open, and signs and the known step of W settle it"
-            finding = Finding("statistics of few rows", party, "X_p", turned[0], told, turned[1])
-            findings += judged(scene, finding, matched_error)
-    span = row_span([cross for _, cross in pairs], n) if n < scene.layout.n_features else None
-    if span is not None and span[1] < SAME:
-        told = f"the span of its {n} rows, {MEMBERSHIP}"
-        finding = Finding("span of the rows", party, "span of X_p", span[0], told, span[1])
-        findings += judged(scene, finding, span_error)
-    return findings
-
-
-def in_units(program: Any, upload: Message) -> tuple[np.ndarray, np.ndarray]:
-    """Gram and cross as real numbers, also of a program with noise, which sends whole numbers of public units."""
-    gram, cross = numbers(upload["gram"]), numbers(upload["cross"])
-    if not hasattr(program, "noise"):
-        return gram, cross
-    bounds = program.noise(cross.shape[1]).bounds
-    return gram * bounds.weight_unit**2, cross * (bounds.weight_unit * bounds.row_unit)

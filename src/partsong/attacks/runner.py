@@ -8,6 +8,7 @@ for each in findings(run, attacker=Attacker.SERVER, truth={"clinic": X}):
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks.exact_sums import from_differences, from_statistics, largest_share, membership
 from partsong.attacks.findings import Finding, Observer, PartyFindings, Recovery, SentArray, first_names, rows_within
-from partsong.attacks.reconstruction import from_factors, from_play, from_raw_sketches, from_sketches, from_statistics
+from partsong.attacks.reconstruction import from_factors, from_play, from_raw_sketches, from_sketches
 from partsong.attacks.sums import (
     Uploads,
+    as_one_party,
     by_subtraction,
     complete_sums,
     from_sums,
@@ -27,9 +30,10 @@ from partsong.attacks.sums import (
     repeated,
     summed,
 )
-from partsong.attacks.transcript import Exchange, Scene, Traffic, numbers, transcript
+from partsong.attacks.transcript import Clock, Exchange, Scene, Traffic, numbers, transcript
 from partsong.core.interfaces import Layout, Program, Reduction, Shard
 from partsong.errors import ParameterError
+from partsong.privacy.exposure import Exposure, Support, directions_of, level_of
 
 # ---- leakage ----------------------------------------------------------------------------------------------------
 #
@@ -66,6 +70,7 @@ def attack(
 
 ATTACKS: tuple[Callable[[Scene, str], list[Finding]], ...] = (
     from_statistics,
+    from_differences,
     from_sketches,
     from_factors,
     from_play,
@@ -91,7 +96,10 @@ def tried_on(scene: Scene, party: str) -> tuple[str, ...]:
     has_factors = [upload for _, upload in scene.seen(party, "H") if "place" not in upload.arrays]
     is_game = hasattr(scene.program, "game") and getattr(scene.program, "repeats", 1) == 1
     attempts = {
-        "rows, or their span, from WᵀW and WᵀX": bool(scene.seen(party, "gram", "cross")),
+        "rows, their span, XᵀX, lone columns and sparse rows from WᵀW and WᵀX": bool(
+            scene.seen(party, "gram", "cross")
+        ),
+        "rows that changed between runs with one first model": bool(scene.others),
         "rows from sketches, by linear algebra or as sparse ones": bool(scene.seen(party, "data", "weights")),
         "what all H_p of a party with few rows have in common": len(has_factors) > 1,
         "the row space of the one H_p of a party with few rows": len(has_factors) == 1,
@@ -107,7 +115,14 @@ def tried_on(scene: Scene, party: str) -> tuple[str, ...]:
 # ---- leakage parties --------------------------------------------------------------------------------------------
 
 MASKED = "Single uploads were masked: only sums were visible, and only they were attacked."
-FROM_SUMS = "rows, or their span, from sums over all parties"
+FROM_SUMS = "rows, their span, XᵀX, lone columns and sparse rows from sums over all parties"
+OUT_OF_TIME = "The time limit was hit ({seconds:g} s in all): the search was cut off, and a longer one may find more."
+NOT_ALL_KNOWN = (
+    "The rarest column is not known without the rows: by the numbers, this is as if every cell had a value, and the "
+    "true word may be worse. Give the rows by --data."
+)
+SECONDS = 120.0
+"""How long all searches together may take, unless told otherwise."""
 NO_ATTACK_ON_SUMS = "No attack is implemented on these sums. That is not a guarantee."
 NO_ATTACK = "No attack is implemented on what it sent. That is not a guarantee."
 NOTHING_SENT = "{party!r} has sent nothing."
@@ -134,7 +149,8 @@ class Attacker(enum.StrEnum):
 class RecordedRun:
     """All that a run has left behind: its traffic from the first round on, and what everybody knows of it.
 
-    `shards` are the rows and secrets of colluders, who do their own work again where masks hide what they have sent.
+    `shards` are the rows and secrets of colluders, who do their own work again where masks hide what they have sent;
+    `truth` are rows by party, to compare with.
     """
 
     traffic: Sequence[Traffic]
@@ -143,6 +159,14 @@ class RecordedRun:
     reduction: Reduction = InTheOpen()
     asynchronous: bool = False
     shards: Mapping[str, Shard] = field(default_factory=dict)
+    truth: Mapping[str, Any] = field(default_factory=dict)
+
+    def scene(self) -> Scene:
+        """The run as an attacker has it."""
+        known = {name: numbers(rows) for name, rows in self.truth.items()}
+        error: Any = getattr(self.reduction, "error", None) if self.reduction.hides_uploads else None
+        step = None if error is None else float(error("cross", len(self.layout.parties)))
+        return Scene(self.exchanges(), self.program, self.layout, known, mask_error=step)
 
     def exchanges(self) -> list[Exchange]:
         """Uploads where they are open, and sums where they are hidden."""
@@ -163,22 +187,102 @@ def findings(
     attacker: Attacker = Attacker.SERVER,
     truth: Mapping[str, Any] | None = None,
     parties: Collection[str] | None = None,
+    others: Sequence[RecordedRun] = (),
+    candidates: Any = None,
+    seconds: float = SECONDS,
 ) -> list[PartyFindings]:
     """What was found of each of these parties (by default all), and last of all their rows together, if anything was.
 
-    `truth` are rows by party: findings then have an error, and tell how many rows were recovered.
+    `truth` are rows by party: findings then have an error, and tell how many rows were recovered. `others` are further
+    recorded runs of the same parties, whose uploads add to these. `candidates` (c × m) are rows that are tested for
+    membership. `seconds` is how long all searches together may take.
     """
     names = [name for name in run.layout.parties if parties is None or name in parties]
-    exchanges = run.exchanges()
-    known = {name: numbers(rows) for name, rows in (truth or {}).items()}
-    scene = Scene(exchanges, run.program, run.layout, known)
+    run = replace(run, truth=run.truth if truth is None else truth)
+    for other in others:
+        _require_same_data(run, other)
+    scene = replace(run.scene(), others=tuple(other.scene() for other in others))
+    search = Search(seconds, len(names) + (parties is None), None if candidates is None else numbers(candidates))
     if attacker is Attacker.COLLUDERS:
-        return [_by_colluders(run, scene, name) for name in names]
-    found = [_by_server(run, scene, name) for name in names]
+        return [search.closed(_by_colluders(run, search.opened(scene), name), scene, name) for name in names]
+    found = [search.closed(_by_server(run, search.opened(scene), name), scene, name) for name in names]
     if parties is not None:
         return found
-    together = _of_sums(run, scene)
+    together = search.closed(_of_sums(run, search.opened(scene)), scene, None)
     return [*found, together] if together.recovered or run.reduction.hides_uploads else found
+
+
+def _require_same_data(run: RecordedRun, other: RecordedRun) -> None:
+    """Refuse a further run that is of other columns, or of nobody who took part in the first one."""
+    if run.layout.n_features != other.layout.n_features:
+        raise ParameterError(
+            f"The runs are of other data: one has {run.layout.n_features} columns, another {other.layout.n_features}. "
+            "Give runs of the same parties and columns."
+        )
+    if not set(run.layout.parties) & set(other.layout.parties):
+        raise ParameterError("The runs have no party in common. Give runs of the same parties and columns.")
+
+
+@dataclass(slots=True)
+class Search:
+    """Time for the searches that are left, and candidates whose membership is tested; each target is closed with what
+    follows from the numbers.
+    """
+
+    seconds: float
+    targets: int
+    candidates: np.ndarray | None
+    began: float = field(default_factory=time.monotonic)
+    clock: Clock = field(default_factory=Clock)
+
+    def opened(self, scene: Scene) -> Scene:
+        """The scene with an even part of the time that is left."""
+        left = max(0.0, self.began + self.seconds - time.monotonic()) / max(1, self.targets)
+        self.targets, self.clock = self.targets - 1, Clock(time.monotonic() + left)
+        return replace(scene, clock=self.clock)
+
+    def closed(self, found: PartyFindings, scene: Scene, party: str | None) -> PartyFindings:
+        """With its word by the law, tests of membership, and notes; None: all parties together."""
+        level, note = by_law(scene, party)
+        notes = [*found.notes, note] if note else [*found.notes]
+        one = scene if party is not None and scene.seen(party, "cross") else as_one_party(scene)
+        name = party if one is scene else None if one is None else one.layout.parties[0]
+        tests: Sequence[Any] = ()
+        share = None
+        if one is not None and name is not None and (party is None) == (one is not scene):
+            tests = () if self.candidates is None else membership(one, name, self.candidates)
+            share = largest_share(one, name)
+        notes += [OUT_OF_TIME.format(seconds=self.seconds)] if self.clock.was_over else []
+        return replace(found, by_law=level, membership=tuple(tests), largest_share=share, notes=tuple(notes))
+
+
+def by_law(scene: Scene, party: str | None) -> tuple[Exposure, str]:
+    """What follows for a party from the numbers of all runs, or for all of them together (None); and what is not known.
+
+    Counted are the party's own rows, under masks too, where they are known.
+    """
+    names = scene.layout.parties if party is None else (party,)
+    sent = 0
+    for one in (scene, *scene.others):
+        for exchange in one.exchanges:
+            model = next((exchange.models[name] for name in names if name in exchange.models), None)
+            sent += 0 if model is None else directions_of(one.program, model)
+    known = [scene.truth[name] for name in names if name in scene.truth]
+    if len(known) == len(names):
+        return level_of(scene.program, sent, Support.of(np.vstack(known))), ""
+    rows = _rows_of(scene, party)
+    if rows is None or not sent:
+        return level_of(scene.program, sent, Support(1, 1, 1.0)), ""
+    return level_of(scene.program, sent, Support(rows, rows, float(rows))), NOT_ALL_KNOWN
+
+
+def _rows_of(scene: Scene, party: str | None) -> int | None:
+    """How many rows a party has, or all of them, by what was sent; under masks that of all stands for one."""
+    seen = [] if party is None else scene.seen(party, "totals", "cross")
+    if not seen:
+        together = as_one_party(scene)
+        seen = [] if together is None else together.seen(together.layout.parties[0], "totals", "cross")
+    return round(float(seen[0][1]["totals"][0])) if seen else None
 
 
 def _of_sums(run: RecordedRun, scene: Scene) -> PartyFindings:

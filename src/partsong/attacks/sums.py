@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.linear import Sum, add, span_of
-from partsong.attacks.findings import MEMBERSHIP, Finding, Observer
-from partsong.attacks.reconstruction import from_statistics, last_addend
+from partsong.attacks.exact_sums import from_differences, from_statistics
+from partsong.attacks.findings import Finding, Observer
+from partsong.attacks.reconstruction import last_addend
 from partsong.attacks.transcript import Exchange, Scene, Traffic, numbers
 from partsong.core.interfaces import Layout, Message, Occasion, Program, Reducible, Reduction, Shard, State
 from partsong.errors import ParameterError
@@ -23,29 +24,46 @@ from partsong.errors import ParameterError
 
 ROWS = frozenset({"gram", "cross", "totals"})
 """Arrays whose sum over parties is that of one party with all their rows."""
-FEW = "the {n} rows of all parties together, though not whose they are; sums are enough for it, and masks no help"
-SPAN = f"the span of the {{n}} rows of all parties together, {MEMBERSHIP}; sums are enough for it, and masks no help"
+TOGETHER = "{what}. These are the {n} rows of all parties together, though not whose they are: masks are no help"
 
 
 def from_sums(scene: Scene) -> list[Finding]:
-    """What the sum over all parties tells of all rows together: few rows themselves, and the span of more."""
+    """What the sum over all parties tells of all rows together: whatever a party's sums tell of its rows."""
+    together = as_one_party(scene)
+    if together is None:
+        return []
+    everybody = together.layout.parties[0]
+    n = round(float(together.exchanges[0].uploads[everybody]["totals"][0]))
+    found = [*from_statistics(together, everybody), *from_differences(together, everybody)]
+    return [_of_all(each, n) for each in found]
+
+
+def as_one_party(scene: Scene) -> Scene | None:
+    """Sums over all parties as the uploads of one party with all rows; None where there are none."""
     everybody = ", ".join(scene.layout.parties)
     together = [Exchange({everybody: model}, {everybody: total}) for model, total in complete_sums(scene)]
     if not together:
-        return []
+        return None
     rows = [scene.truth[party] for party in scene.layout.parties if party in scene.truth]
     truth = {everybody: np.vstack(rows)} if len(rows) == len(scene.layout.parties) else {}
-    n = round(float(together[0].uploads[everybody]["totals"][0]))
-    found = from_statistics(replace(scene, exchanges=together, truth=truth), everybody)
-    turned = [each for each in found if each.array == "X_p"]
-    spans = [each for each in found if each.array == "span of X_p"]
-    return [
-        *(replace(each, array="X", what=FEW.format(n=n), observer=Observer.SUMS) for each in turned),
-        *(
-            replace(each, attack="span of all rows", array="span of X", what=SPAN.format(n=n), observer=Observer.SUMS)
-            for each in spans
-        ),
-    ]
+    renamed = (as_one_party(other) for other in scene.others)
+    others = tuple(_as_party(one, everybody) for one in renamed if one is not None)
+    layout = replace(scene.layout, parties=(everybody,))
+    return replace(scene, exchanges=together, layout=layout, truth=truth, others=others)
+
+
+def _as_party(scene: Scene, name: str) -> Scene:
+    """The same under another name: parties may have left between two runs."""
+    (old,) = scene.layout.parties
+    exchanges = [Exchange({name: one.models[old]}, {name: one.uploads[old]}) for one in scene.exchanges]
+    truth = dict(zip((name,), scene.truth.values(), strict=False))
+    return replace(scene, exchanges=exchanges, layout=replace(scene.layout, parties=(name,)), truth=truth)
+
+
+def _of_all(finding: Finding, n: int) -> Finding:
+    attack = "span of all rows" if finding.attack == "span of the rows" else finding.attack
+    what = TOGETHER.format(what=finding.what.replace(" its ", " "), n=n)
+    return replace(finding, attack=attack, array=finding.array.replace("X_p", "X"), what=what, observer=Observer.SUMS)
 
 
 def complete_sums(scene: Scene) -> list[tuple[Message, Message]]:

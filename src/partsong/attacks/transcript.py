@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from partsong.attacks.findings import Finding
+from partsong.attacks.moment import unit_of
 from partsong.core.interfaces import Array, Layout, Message, Program, Shard
 from partsong.data.conversion import as_matrix
 from partsong.errors import FileError, FormatError, ParameterError
@@ -218,14 +220,43 @@ def misfit(
 # What an attack begins with: a run as an attacker has it.
 
 
+@dataclass(slots=True)
+class Clock:
+    """When a search has to end (`time.monotonic`; None: never), and whether one was cut off."""
+
+    deadline: float | None = None
+    was_over: bool = False
+
+    def is_over(self) -> bool:
+        """Whether the time is up; it is remembered."""
+        self.was_over = self.was_over or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return self.was_over
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A run as an attacker has it, and, for an audit of one's own, the rows that were hidden."""
+    """A run as an attacker has it, and, for an audit of one's own, the rows that were hidden.
+
+    `others`: further recorded runs of the same parties. `mask_error`: how far sums under masks can be off.
+    """
 
     exchanges: Sequence[Exchange]
     program: Any
     layout: Layout
     truth: Mapping[str, np.ndarray]
+    others: tuple[Scene, ...] = ()
+    clock: Clock = field(default_factory=Clock)
+    mask_error: float | None = None
+
+    def unit(self, cross: np.ndarray) -> float:
+        """The relative rounding of what was sent: of the number type, or of the steps under masks."""
+        rms = float(np.sqrt(np.mean(np.square(cross)))) or 1.0
+        return unit_of(str(self.layout.dtype), None if self.mask_error is None else self.mask_error / rms)
+
+    @staticmethod
+    def alone(party: str, model: Message, upload: Message) -> Exchange:
+        """An exchange of one party."""
+        return Exchange({party: model}, {party: upload})
 
     def seen(self, party: str, *names: str) -> list[tuple[Message, Message]]:
         """(model, upload) where a party sent these arrays."""

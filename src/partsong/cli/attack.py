@@ -38,14 +38,19 @@ EPILOG = examples(
     "partsong fit parts/ -k 10 --run-folder run --record && partsong attack run",
     "partsong attack run --data parts/ --attacker colluders",
     "partsong attack run --party clinic --data clinic.csv --report attack.html",
+    "partsong attack run-1 run-2 --data parts/ --candidates people.csv",
 )
 
 
 @guarded
 def attack(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The --run-folder of a fit with --record.", show_default=False),
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="The --run-folder of a fit with --record; of several, all uploads count together.",
+            show_default=False,
+        ),
     ],
     data: Annotated[
         list[Path],
@@ -66,6 +71,14 @@ def attack(
     party: Annotated[
         OptionalText, typer.Option(help="Attack this party alone.", show_default="every party in turn")
     ] = None,
+    candidates: Annotated[
+        OptionalPath,
+        typer.Option(
+            help="Rows to test for membership, with the columns of the run; with --data also how well the tests do.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long all searches together may take.")] = 120.0,
     report: Annotated[
         OptionalPath, typer.Option(help="Also write the findings as a page (.html).", show_default=False)
     ] = None,
@@ -75,27 +88,51 @@ def attack(
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it."""
-    from partsong.attacks.findings import verdict_of
+    """Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it.
+
+    The first line is the severity: the worse of what follows from rounds, components and rows alone, and what was
+    found. guess: who holds a record may guess that it was used; membership: can tell; entries, rows: values, or whole
+    rows, may be computed back; unknown: only H was sent, for which no law is known; bounded: uploads had noise.
+    """
+    from partsong.attacks.findings import severity_of, verdict_of
     from partsong.attacks.runner import Attacker, findings
     from partsong.attacks.transcript import read_record
 
     if report is not None:
         require_writable("--report", report, (".html",))
-    folder = place_of(run)
-    require_recorded(folder)
-    settings, record = settings_of(folder), read_record(folder)
-    if party is not None and party not in record.parties:
-        raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(record.parties[:5])}.")
-    rows = truth_of(data, Truth(folder, record, party, settings.missing), Wanted(label, transpose, key, header))
-    recorded = recorded_run(folder, settings, record, rows)
-    truth = {name: _dense(table.X) for name, table in rows.items()}
+    wanted, read = Wanted(label, transpose, key, header), []
+    for run in runs:
+        folder = place_of(run)
+        require_recorded(folder)
+        settings, record = settings_of(folder), read_record(folder)
+        if party is not None and party not in record.parties:
+            raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(record.parties[:5])}.")
+        rows = truth_of(data, Truth(folder, record, party, settings.missing), wanted)
+        one = recorded_run(folder, settings, record, rows)
+        read.append((run, settings, record, rows, replace(one, truth=_fitting(rows, record))))
+    run, settings, record, rows, recorded = read[0]
+    about = Truth(place_of(run), record, party, settings.missing)
+    people = None if candidates is None else _dense(_in_order(read_table(candidates, wanted), about).X)
+    others = [one[-1] for one in read[1:]]
     try:
-        found = findings(recorded, attacker=Attacker(attacker), truth=truth, parties=None if party is None else {party})
+        found = findings(
+            recorded,
+            attacker=Attacker(attacker),
+            parties=None if party is None else {party},
+            others=others,
+            candidates=people,
+            seconds=seconds,
+        )
     except ParameterError as error:
         raise FormatError(f"{run}: {error}") from error
+    worst = severity_of(found)
     said: dict[str, Any] = {
+        "severity": str(worst.severity),
+        "by_law": str(worst.by_law),
+        "found": None if worst.found_level is None else str(worst.found_level),
+        "worst_party": worst.party,
         "run": run,
+        "other_runs": [str(one) for one in runs[1:]],
         "method": settings.method,
         "n_components": settings.n_components,
         "n_features": recorded.layout.n_features,
@@ -104,17 +141,40 @@ def attack(
         "exchanges": len(record.traffic),
         "compared_with": sorted(rows),
         "verdict": verdict_of(found),
-        "parties": [{**asdict(each), "verdict": each.verdict} for each in found],
+        "parties": [_as_json(each) for each in found],
         "report": report,
     }
     if report is not None:
         from partsong.reporting.attack_report import write_page
 
-        write_page(report, f"Attack on {run.name}", found)
+        write_page(report, f"Attack on {' and '.join(one.name for one in runs)}", found)
     if as_json:
         put_json(said)
     else:
         _show(said, found)
+
+
+def _as_json(each: PartyFindings) -> dict[str, Any]:
+    """A party's findings in plain values."""
+    found = None if each.found_level is None else str(each.found_level)
+    own = {"severity": str(each.severity), "by_law": str(each.by_law), "found": found}
+    return {**asdict(each), **own, "verdict": each.verdict}
+
+
+def _fitting(rows: Mapping[str, Table], record: Record) -> dict[str, Any]:
+    """Rows by party; not those of a party whose number of rows was another in this run."""
+    told = {
+        party: round(float(message["totals"][0]))
+        for sent in record.traffic
+        for party, _, message in sent
+        if {"totals", "cross"} <= message.arrays.keys()
+    }
+    return {name: _dense(table.X) for name, table in rows.items() if told.get(name, len_of(table)) == len_of(table)}
+
+
+def len_of(table: Table) -> int:
+    """The number of rows."""
+    return int(table.X.shape[0])
 
 
 def _dense(X: Any) -> Any:
@@ -128,7 +188,9 @@ def _show(said: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    by = f"by the numbers: {said['by_law']}; found: {said['found'] or 'nothing beyond that'}"
     lines = {
+        "severity": f"{said['severity']} ({by}; worst for {said['worst_party']})",
         "method": said["method"],
         "exchanges": said["exchanges"],
         "attacker": said["attacker"],
@@ -139,15 +201,25 @@ def _show(said: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     if not said["compared_with"]:
         typer.echo(WITHOUT_TRUTH)
     typer.echo("")
-    table = Table("party", "left it", "tried", "recovered", box=None, header_style="bold")
+    table = Table("party", "severity", "left it", "tried", "recovered", box=None, header_style="bold")
     for each in found:
-        what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or "nothing"
-        cells = (each.party, each.left, "\n".join(each.tried) or "nothing", what)
+        what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or f"by the numbers: {each.by_law}"
+        what += "".join(f"\n{_tested(test)}" for test in each.membership)
+        what += "" if each.largest_share is None else f"\nlargest share of one row in a sum: {each.largest_share:.0%}"
+        cells = (each.party, str(each.severity), each.left, "\n".join(each.tried) or "no attack", what)
         table.add_row(*(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells))
     Console(highlight=False).print(table)
     for note in dict.fromkeys(note for each in found for note in each.notes):
         typer.echo(f"\n{visible(note)}")
     typer.echo(f"\n{visible(said['verdict'])}")
+
+
+def _tested(test: Any) -> str:
+    """A test of membership, in words."""
+    how = f"membership by {test.test}, {test.candidates} candidates"
+    if test.auc is None:
+        return f"{how}: how well is not known without the rows and some that were not used"
+    return f"{how}: AUC {test.auc:.2f}"
 
 
 # ---- attack data ------------------------------------------------------------------------------------------------

@@ -1,0 +1,344 @@
+"""Attacks on uploads of WᵀW and WᵀX: rows, their span and XᵀX, lone columns, differences of runs, membership."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from partsong.attacks.findings import (
+    MEMBERSHIP,
+    SUPPOSED,
+    UNCLEAR,
+    Finding,
+    matched_error,
+    moment_error,
+    rows_error,
+    span_error,
+)
+from partsong.attacks.moment import Moment, row_span, rows_by_turning, second_moment
+from partsong.attacks.reconstruction import row_from_statistics, rows_from_statistics
+from partsong.attacks.sparse_rows import DIRECTIONS, lone_columns, rows_by_dictionary
+from partsong.attacks.transcript import Scene, judged, misfit, numbers
+from partsong.core.interfaces import Message, Shard
+from partsong.data.conversion import as_matrix
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""gram WᵀW (k × k) and cross WᵀX (k × m) of one upload."""
+MOST_ROWS_BY_STEPS = 4
+"""Rows, up to which the known step of W settles what signs leave open."""
+MOST_ROWS_TURNED = 100
+"""Rows, up to which a turn is looked for: beyond, the search takes longer than its answer is worth."""
+MOST_ROWS_SOLVED = 400
+"""Rows, up to which XᵀX is solved for."""
+MOST_ROWS_IN_DICTIONARY = 200
+"""Rows, up to which their weights are looked for as a dictionary."""
+DICTIONARY_FROM = 0.25
+"""Directions for each row, from which the search for a dictionary has ever found one."""
+LEAST_COLUMNS = 2
+"""Columns of one row alone by which it is recognised."""
+
+
+def from_statistics(scene: Scene, party: str) -> list[Finding]:
+    """Everything that the sums of a party tell of its rows: of one row that row, of more what the search finds."""
+    seen = scene.seen(party, "gram", "cross")
+    if not seen:
+        return []
+    is_told = "totals" in seen[0][1].arrays
+    n = round(float(seen[0][1]["totals"][0])) if is_told else 1
+    pairs = _pairs(scene, party, n, is_told)
+    if n == 1:
+        return _one_row(scene, party, pairs[0], is_told)
+    findings = _by_steps(scene, party, seen, pairs, n) if n <= min(len(pairs[0][0]), MOST_ROWS_BY_STEPS) else []
+    by_moment, n_found = _by_moment(scene, party, pairs, n)
+    findings += by_moment
+    is_enough = DICTIONARY_FROM * n <= sum(len(gram) for gram, _ in pairs)
+    if n_found < n and is_enough and n <= MOST_ROWS_IN_DICTIONARY and not scene.clock.is_over():
+        findings += _by_dictionary(scene, party, pairs, n)
+    return findings + ([] if n_found == n else _by_lone_columns(scene, party, pairs))
+
+
+def _pairs(scene: Scene, party: str, n: int, is_told: bool) -> list[Pair]:
+    """Gram and cross of all uploads; those of other runs as well, where they are over as many rows."""
+    found = []
+    for one in (scene, *scene.others):
+        for _, upload in one.seen(party, "gram", "cross"):
+            is_same = not is_told or ("totals" in upload.arrays and round(float(upload["totals"][0])) == n)
+            if is_same:
+                found.append(in_units(one.program, upload))
+    return found
+
+
+def _one_row(scene: Scene, party: str, pair: Pair, is_told: bool) -> list[Finding]:
+    w, x = row_from_statistics(*pair)
+    doubt = float(np.linalg.norm(np.outer(w, x) - pair[1]) / max(float(np.linalg.norm(pair[1])), 1e-300))
+    if not is_told and doubt > UNCLEAR:
+        return []
+    what = f"its only row, number by number, from one upload of WᵀW and WᵀX{'' if is_told else SUPPOSED}"
+    return judged(scene, Finding("statistics of one row", party, "X_p", x[None], what, doubt), matched_error)
+
+
+def _by_steps(scene: Scene, party: str, seen: Any, pairs: Sequence[Pair], n: int) -> list[Finding]:
+    """Rows of a party with n ≤ k: the signs of X and W, and the step of W that everybody knows."""
+    turned = rows_from_statistics(pairs, n, partial(misfit, scene.program, scene.layout, party, seen))
+    if turned is None:
+        return []
+    what = f"its {n} rows: WᵀW and WᵀX leave a rotation open, and signs and the known step of W settle it"
+    return judged(scene, Finding("statistics of few rows", party, "X_p", turned[0], what, turned[1]), matched_error)
+
+
+def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple[list[Finding], int]:
+    """The span of the rows once T·k ≥ n, XᵀX once T·k(k + 1) ≥ n(n + 1), then rows by their signs; how many rows."""
+    m = pairs[0][1].shape[1]
+    unit = scene.unit(pairs[0][1])
+    span = row_span([cross for _, cross in pairs], n, unit) if n < m else None
+    if span is None:
+        return [], 0
+    what = f"the span of its {n} rows, {MEMBERSHIP}"
+    findings = judged(scene, Finding("span of the rows", party, "span of X_p", span.basis, what, unit), span_error)
+    n_equations = sum(len(gram) * (len(gram) + 1) for gram, _ in pairs)
+    if n > MOST_ROWS_SOLVED or n_equations < n * (n + 1) or scene.clock.is_over():
+        return findings, 0
+    moment = second_moment(pairs, span, unit, scene.clock.deadline)
+    if moment is None or not moment.is_recovered:
+        scene.clock.is_over()
+        return findings, 0
+    what = f"X_pᵀX_p of its {n} rows, by a linear solve from {len(pairs)} uploads: rows up to one turn of them all"
+    solved = Finding("second moment", party, "second moment of X_p", _half(moment), what, moment.doubt)
+    findings += judged(scene, solved, moment_error)
+    if n > MOST_ROWS_TURNED or scene.clock.is_over():
+        return findings, 0
+    turned = rows_by_turning(moment, pairs, deadline=scene.clock.deadline)
+    scene.clock.is_over()
+    if turned is None:
+        return findings, 0
+    rows, count = turned.rows[turned.is_found], turned.n_found
+    what = f"{count} of its {n} rows: X_pᵀX_p leaves a turn open, and the signs of rows and weights settle it"
+    if not count:  # what was found is one of several answers
+        found = Finding("rows by their signs", party, "X_p", turned.rows, what, None)
+    else:
+        found = Finding("rows by their signs", party, "X_p", rows, what, turned.negative_share)
+    return findings + judged(scene, found, rows_error), count
+
+
+def _half(moment: Moment) -> np.ndarray:
+    """Z (n × m) with ZᵀZ = XᵀX."""
+    values, vectors = np.linalg.eigh(moment.Q)
+    return np.asarray((vectors / np.sqrt(np.maximum(values, 1e-300))).T @ moment.basis)
+
+
+def _by_dictionary(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> list[Finding]:
+    """Rows of sparse data, far below the law: columns are combinations of few of the n weight vectors."""
+    found = rows_by_dictionary(pairs, n, deadline=scene.clock.deadline)
+    scene.clock.is_over()
+    if found is None or not len(found.rows):
+        return []
+    array = "X_p" if found.is_scaled else "X_p up to a factor"
+    what = f"{len(found.rows)} of its {n} rows: each column is made up of few weight vectors, which a search finds"
+    doubt = found.gram_misfit if found.is_scaled else None  # rows whose grams do not fit were wrong in all trials
+    finding = Finding("dictionary of sparse rows", party, array, found.rows, what, doubt)
+    return judged(scene, finding, partial(rows_error, is_scaled=found.is_scaled))
+
+
+def _by_lone_columns(scene: Scene, party: str, pairs: Sequence[Pair]) -> list[Finding]:
+    """Columns that one row alone has show its weights, from one upload on and for any number of rows."""
+    tolerance = DIRECTIONS["float64" if scene.unit(pairs[0][1]) < 1e-12 else "float32"]
+    found = lone_columns([cross for _, cross in pairs if len(cross) >= LEAST_COLUMNS], tolerance) if pairs else None
+    if found is None or not found.groups:
+        return []
+    count = sum(len(group) for group in found.groups)
+    what = (
+        f"{count} values of {len(found.groups)} rows up to one factor a row: columns with one direction in WᵀX belong "
+        "to one row alone (or, rarely, to several rows in proportion)"
+    )
+    values = np.zeros((len(found.groups), pairs[0][1].shape[1]))
+    for row, (group, entries) in enumerate(zip(found.groups, found.values, strict=True)):
+        values[row, group] = entries
+    return judged(scene, Finding("lone columns", party, "entries of X_p", values, what, 0.0), lone_error)
+
+
+def lone_error(found: np.ndarray, rows: np.ndarray) -> float:
+    """The share of groups of columns that are not, up to a factor, the entries of one row of X (n × m)."""
+    wrong = 0
+    for values in found:
+        columns = np.flatnonzero(values)
+        part = rows[:, columns]
+        i = int(np.argmax((part**2).sum(axis=1)))
+        fit = float(part[i] @ values[columns]) * values[columns]
+        others = float(np.delete(part, i, axis=0).sum())
+        wrong += bool(np.linalg.norm(fit - part[i]) > 0.01 * np.linalg.norm(part[i]) or others > 0)
+    return wrong / len(found)
+
+
+def in_units(program: Any, upload: Message) -> Pair:
+    """Gram and cross as real numbers, also of a program with noise, which sends whole numbers of public units."""
+    gram, cross = numbers(upload["gram"]), numbers(upload["cross"])
+    if not hasattr(program, "noise"):
+        return gram, cross
+    bounds = program.noise(cross.shape[1]).bounds
+    return gram * bounds.weight_unit**2, cross * (bounds.weight_unit * bounds.row_unit)
+
+
+# ---- differences of runs ----------------------------------------------------------------------------------------
+
+
+def from_differences(scene: Scene, party: str) -> list[Finding]:
+    """Rows that a party has added or removed between two runs in which it answered the same model.
+
+    The two uploads differ by the sums of these rows alone, which are then attacked as the sums of a small party.
+    """
+    findings = []
+    for other in scene.others:
+        exchange = _difference(scene, other, party)
+        if exchange is None:
+            continue
+        n = round(float(exchange[1]["totals"][0]))
+        alone = replace(scene, exchanges=(scene.alone(party, *exchange),), others=(), truth={})
+        wanted = _changed_rows(scene, other, party)
+        for each in from_statistics(alone, party):
+            what = f"of {n} rows that were added or removed between two runs with one first model: {each.what}"
+            found = replace(each, attack="difference of two runs", what=what)
+            if wanted is not None and found.array.startswith("X") and found.recovered is not None:
+                found = replace(found, error=rows_error(found.recovered, wanted))
+            findings.append(found)
+    return findings
+
+
+def _difference(scene: Scene, other: Scene, party: str) -> tuple[Message, Message] | None:
+    """A model that was answered in both runs, and the larger upload less the smaller; None where there is none."""
+    for model, upload in scene.seen(party, "gram", "cross", "totals"):
+        for model_before, before in other.seen(party, "gram", "cross", "totals"):
+            if not _is_same(model, model_before):
+                continue
+            sign = np.sign(round(float(upload["totals"][0]) - float(before["totals"][0])))
+            if sign:
+                names = ("gram", "cross", "totals")
+                arrays = {name: sign * (numbers(upload[name]) - numbers(before[name])) for name in names}
+                return model, Message(arrays)
+    return None
+
+
+def _is_same(model: Message, other: Message) -> bool:
+    return model.arrays.keys() == other.arrays.keys() and all(
+        np.array_equal(numbers(array), numbers(other[name])) for name, array in model.arrays.items()
+    )
+
+
+def _changed_rows(scene: Scene, other: Scene, party: str) -> np.ndarray | None:
+    """Rows of one run that the other does not have, where both are known."""
+    if party not in scene.truth or party not in other.truth:
+        return None
+    ours, theirs = scene.truth[party], other.truth[party]
+    larger, smaller = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
+    known = {row.tobytes() for row in np.ascontiguousarray(smaller)}
+    return np.array([row for row in larger if np.ascontiguousarray(row).tobytes() not in known]).reshape(
+        -1, larger.shape[1]
+    )
+
+
+# ---- membership -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipTest:
+    """How well a test tells rows that were used from others; `auc` (½: not at all) where the truth is known."""
+
+    test: str
+    auc: float | None
+    members: int | None
+    candidates: int
+
+
+def membership(scene: Scene, party: str, candidates: np.ndarray) -> list[MembershipTest]:
+    """Test candidates (c × m) against the sums of a party: by their residual to the span, and by signs.
+
+    residual   ‖x − x BᵀB‖ / ‖x‖, B the span of all rows of WᵀX that were sent: small for a row that was used
+    signs      how far WᵀX − w(x) xᵀ falls below zero, w(x) the weights that x would have had: not at all for one
+    """
+    seen = scene.seen(party, "gram", "cross")
+    if not seen or not len(candidates):
+        return []
+    truth = scene.truth.get(party)
+    rows, is_member = candidates, None
+    if truth is not None:
+        used = {np.ascontiguousarray(row).tobytes() for row in truth}
+        strangers = np.array([np.ascontiguousarray(row).tobytes() not in used for row in candidates])
+        rows = np.vstack([truth, candidates[strangers]])
+        is_member = np.arange(len(rows)) < len(truth)
+    scores = {"residual": -_residuals(scene, party, rows), "signs": -_sign_slack(scene, party, rows)}
+    n_members = None if truth is None else len(truth)
+    return [
+        MembershipTest(name, None if is_member is None else auc_of(score, is_member), n_members, len(candidates))
+        for name, score in scores.items()
+    ]
+
+
+def auc_of(scores: np.ndarray, is_member: np.ndarray) -> float | None:
+    """The probability that a member has a larger score than a stranger, ties counted half; None without strangers."""
+    members, strangers = scores[is_member], np.sort(scores[~is_member])
+    if not len(members) or not len(strangers):
+        return None
+    below, upto = np.searchsorted(strangers, members, "left"), np.searchsorted(strangers, members, "right")
+    return float((below + upto).mean() / (2 * len(strangers)))
+
+
+def _residuals(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
+    crosses = [numbers(upload["cross"]) for one in (scene, *scene.others) for _, upload in one.seen(party, "cross")]
+    stacked = np.vstack([cross / max(float(np.linalg.norm(cross)), 1e-300) for cross in crosses])
+    _, values, basis = np.linalg.svd(stacked, full_matrices=False)
+    floor = scene.unit(crosses[0]) * values[0] * np.sqrt(max(stacked.shape))
+    kept = basis[values > floor]
+    sizes = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
+    return np.asarray(np.linalg.norm(rows - rows @ kept.T @ kept, axis=1) / sizes)
+
+
+def _sign_slack(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
+    """Σ_t ‖min(0, C_t − w_t(x) xᵀ)‖² / ‖w_t(x) xᵀ‖² of each candidate, whose work is done again."""
+    seen = scene.seen(party, "gram", "cross")
+    shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)
+    state, slack = scene.program.start_party(shard, scene.layout), np.zeros(len(rows))
+    models = {id(model): upload for model, upload in seen}
+    for exchange in scene.exchanges:
+        model = exchange.models.get(party)
+        if model is None:
+            continue
+        state, _ = scene.program.local(shard, state, model)
+        upload, W = models.get(id(model)), weights_in(state)
+        if upload is None or W is None:
+            continue
+        C = numbers(upload["cross"])
+        for i, (w, x) in enumerate(zip(numbers(W), rows, strict=True)):
+            own = np.outer(w, x)
+            slack[i] += float((np.minimum(0.0, C - own) ** 2).sum()) / max(float((own**2).sum()), 1e-300)
+    return slack
+
+
+def weights_in(state: Any) -> Any:
+    """W in a party's state, or in that of the leg that it is in."""
+    return getattr(getattr(state, "inner", state), "W", None)
+
+
+def largest_share(scene: Scene, party: str) -> float | None:
+    """The largest share of one row in a row of WᵀX that was sent, ‖w_il x_i‖ / ‖Σ_i w_il x_i‖; None without the truth.
+
+    Near one, that row is read from the upload as it is.
+    """
+    rows = scene.truth.get(party)
+    if rows is None or not scene.seen(party, "gram", "cross"):
+        return None
+    shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)
+    state, largest = scene.program.start_party(shard, scene.layout), 0.0
+    sizes = np.linalg.norm(rows, axis=1)
+    for exchange in scene.exchanges:
+        model, upload = exchange.models.get(party), exchange.uploads.get(party)
+        if model is None:
+            continue
+        state, _ = scene.program.local(shard, state, model)
+        if upload is None or "cross" not in upload.arrays or (W := weights_in(state)) is None:
+            continue
+        totals = np.maximum(np.linalg.norm(numbers(upload["cross"]), axis=1), 1e-300)
+        largest = max(largest, float((numbers(W) * sizes[:, None] / totals).max(initial=0.0)))
+    return min(1.0, largest)
