@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.attacks.reconstruction import equations, linear_rows, row_span, sparse_rows
+from partsong.attacks.moment import row_span, unit_of
+from partsong.attacks.reconstruction import equations, linear_rows, sparse_rows
 from partsong.attacks.runner import attack
 from partsong.core.interfaces import Layout, Program, Schedule, Shard
 from partsong.core.streams import stream
@@ -109,10 +110,10 @@ def span_of_sums(seed: int, rows: int, rounds: int) -> dict[str, Any]:
     program = recipes.shared_statistics(10)
     done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
     sums = [np.sum([message["cross"] for _, _, message in each.traffic], axis=0) for each in done]
-    span = row_span(sums, min(rows, 10 * rounds))
+    span = row_span(sums, min(rows, 10 * rounds), unit_of("float64"))
     assert span is not None
     far, near = (
-        np.linalg.norm(A - A @ span[0].T @ span[0], axis=1) / np.linalg.norm(A, axis=1) for A in (X, strangers)
+        np.linalg.norm(A - A @ span.basis.T @ span.basis, axis=1) / np.linalg.norm(A, axis=1) for A in (X, strangers)
     )
     record = {"kind": "span of sums", "rows": rows, "rounds": rounds, "farthest_member": float(far.max())}
     return {**record, "nearest_stranger": float(near.min()), "seed": seed}
