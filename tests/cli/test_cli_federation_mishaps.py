@@ -139,7 +139,8 @@ def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, t
         left_draft(place.experiment, "method")
     (tmp_path / "trial.toml").write_text(EXPERIMENT)
     words = (server, tmp_path / "trial.toml", "trial", False, Engine.FILES)
-    assert federation_server._prepared(*words).experiment.read_text() == EXPERIMENT
+    place, seed = federation_server._prepared(*words)
+    assert place.experiment.read_text() in (EXPERIMENT, f"seed = {seed}\n{EXPERIMENT}")
     with pytest.raises(FileError, match="There is a run 'trial' already"):
         federation_server._prepared(*words)
 

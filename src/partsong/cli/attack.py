@@ -328,7 +328,6 @@ def recorded_run(folder: Path, settings: FederationSettings, record: Record, row
     from partsong.cli.fit_session import task_of
     from partsong.data.table import Table
     from partsong.engines.asynchronous import Asynchronous
-    from partsong.training.run_folder import SETTINGS
 
     blank = with_known_cells(Table(_blank(folder, settings, record)), settings.missing)
     tables = {name: rows.get(name, blank) for name in record.parties}
@@ -339,7 +338,7 @@ def recorded_run(folder: Path, settings: FederationSettings, record: Record, row
         if not task.reduction.hides_uploads:
             _require_uploads(record, task.program, layout)
     except (PartsongError, *BROKEN) as error:
-        raise FormatError(f"{folder}: its traffic is not that of its {SETTINGS}: {error}") from error
+        raise FormatError(f"{folder}: its traffic is not that of its settings.json: {error}") from error
     shards = {shard.name: shard for shard in task.shards if shard.name in rows}
     is_asynchronous = isinstance(task.engine, Asynchronous)
     return RecordedRun(record.traffic, task.program, layout, task.reduction, is_asynchronous, shards)

@@ -95,18 +95,28 @@ def check(
         raise typer.Exit(BAD_INPUT) from error
     from partsong.data.summary import summary_of
     from partsong.data.validation import identifier_findings, inspect
+    from partsong.privacy.exposure import Support
 
     findings = tuple(map(_with_hint, inspect(table.X, table.feature_names, table.sample_names)))
     findings += identifier_findings(table.X, table.feature_names) + header_notes(table, wanted)
     summary = summary_of(table)
     is_factorizable = not any(finding.severity == "error" for finding in findings)
+    support = Support.of(table.X) if is_factorizable else None
     if report is not None:
         _write_report(report, table)
     if as_json:
         listed = [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings]
-        put_json({"factorizable": is_factorizable, "summary": summary, "findings": listed, "report": report})
+        found: dict[str, Any] = {
+            "factorizable": is_factorizable,
+            "summary": summary,
+            "findings": listed,
+            "report": report,
+        }
+        put_json({**found, "exposure": None if support is None else support.as_dict()})
     else:
         _print_check(summary, findings, is_factorizable, report)
+        if support is not None:
+            typer.echo(str(support))
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
 

@@ -344,7 +344,11 @@ def fit(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
 ) -> None:
-    """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation."""
+    """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.
+
+    Its line "exposure" says what could be computed from all that the parties sent: with enough rounds × components,
+    their rows (docs/privacy.md).
+    """
     options = dict(locals())
     given = given_names(options.pop("ctx"))
     if engine in RANKED:

@@ -130,9 +130,18 @@ class Support:
             return Support(rows, rows, float(rows))
         return Support(rows, int(used.min()), float(used.mean()))
 
-    def least(self, other: Support) -> Support:
-        """The smaller of each number: the support that counts where two tables were used."""
-        return Support(min(self.rows, other.rows), min(self.rarest, other.rarest), min(self.mean, other.mean))
+    def __str__(self) -> str:
+        return (
+            f"This table has {self.rows} rows; its rarest column has a value in {self.rarest} of them. If its sums "
+            f"leave (a federation by exact rounds), rounds × components, over all runs together, may be at most "
+            f"{self.rarest // 2} before values can be computed back, and {self.rarest // 10} before someone who holds "
+            "a person's record can do more than guess that it was used."
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain values: rows, those that use the rarest column, and how many directions stay within each limit."""
+        own = {"rows": self.rows, "rarest_column": self.rarest}
+        return {**own, "most_for_guess": self.rarest // 10, "most_for_membership": self.rarest // 2}
 
     def exposure(self, directions: int) -> Exposure:
         """What may be computed from so many directions, by the table at the top of this module."""
