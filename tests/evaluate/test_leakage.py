@@ -494,7 +494,7 @@ def test_the_section_has_all_that_was_found_and_no_markup_of_others():
     for each in found:
         for one in each.recovered:
             assert html.escape(one.what) in page
-    assert "nothing was tried" in attacks([])[0]
+    assert "the exposure is unknown" in attacks([])[0]
 
 
 def test_the_verdict_counts_and_promises_nothing():

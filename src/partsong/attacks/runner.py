@@ -80,8 +80,8 @@ ATTACKS: tuple[Callable[[Scene, str], list[Finding]], ...] = (
 
 def _nothing_readable(layout: Layout) -> Finding:
     told = (
-        "nothing from single uploads, which are not the program's own arrays: they are masked, and look random. The "
-        "sum is known to the server, and all parties but one can subtract their own addends from it"
+        "sums, and no single upload: these are not the program's own arrays, because they are masked and look random. "
+        "All parties but one can subtract their own addends from a sum"
     )
     return Finding("masked uploads", ", ".join(layout.parties), "nothing", None, told)
 

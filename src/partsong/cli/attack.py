@@ -287,7 +287,7 @@ def require_recorded(folder: Path) -> None:
         raise FileError(f"{folder} is not the folder of a run: it has no {SETTINGS}. Name the --run-folder of a fit.")
     if not (folder / LIST).is_file():
         raise FileError(
-            f"{folder}: this run was not recorded, so there is nothing to attack. Fit again with --record: "
+            f"{folder}: this run was not recorded, so that it cannot be attacked. Fit again with --record: "
             "partsong fit parts/ --run-folder run --record"
         )
 

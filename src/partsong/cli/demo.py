@@ -120,7 +120,7 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     from partsong.core.streams import key, stream
     from partsong.data.conversion import as_matrix
     from partsong.data.partition import by_label, party_names
-    from partsong.estimators.compare import warm_up
+    from partsong.estimators.compare import exposures_in_words, warm_up
     from partsong.reporting.run_report import Party, write_report
 
     X, labels = load_digits(return_X_y=True)
@@ -141,6 +141,8 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     )
     report = _report(parties, found, seed, quick)
     _print_table(found, console)
+    for line in exposures_in_words(entered, shards):
+        console.print(line, highlight=False, soft_wrap=True)
     write_report(output, report)
     console.print(
         f"Report with the learned parts, those of each party, and what left it: [bold]{escape(str(output))}[/bold]"

@@ -32,6 +32,7 @@ from partsong.estimators.validation import by_party, named_parties, shards_of, s
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
 from partsong.methods import recipes
 from partsong.methods.registry import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, alignment_for, start_of
+from partsong.privacy.exposure import simulated_in_words
 from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
 from partsong.reporting.run_report import Curve, MethodFindings, Party, Report, Sent, write_report
 from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, Task, conclude, progress, pursue
@@ -683,3 +684,8 @@ def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
             '("exact" is for local and pooled as well).'
         )
     return {name: whole_number(f"{setting}[{name!r}]", number) for name, number in value.items()}
+
+
+def exposures_in_words(entered: Iterable[Contestant], shards: Sequence[Shard]) -> list[str]:
+    """What could be computed from what each method sends, for the party that it is worst for."""
+    return simulated_in_words(((one.name, one.program, one.rounds) for one in entered if not one.is_oracle), shards)

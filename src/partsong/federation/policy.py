@@ -390,7 +390,7 @@ class Consent:
         support = Support.from_counts(self.data.n_rows, left)
         most = support.most_directions(policy.maximum_exposure) or 0
         if counted <= most and (left > 0).any():
-            return zeroing
+            return zeroing if ((counts > 0) & (counts < zeroing)).any() else 0
         best = Support.from_counts(self.data.n_rows, counts[counts == counts.max(initial=0)] if may_zero else counts)
         limit = best.most_directions(policy.maximum_exposure) or 0
         room = (1 << limit.bit_length() - 1 if is_masked and limit else limit) - before

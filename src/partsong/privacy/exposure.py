@@ -199,7 +199,7 @@ class PartyExposure:
     """What a run of `exchanges` exchanges of a rank has given away of a party, by the law alone.
 
     `most_exchanges` and `most_rank`: how many exchanges of this rank, or which rank with as many exchanges, would have
-    stayed within `membership`; 0: none.
+    stayed within `membership`; 0: none. A round has `per_round` exchanges.
     """
 
     party: str
@@ -210,6 +210,7 @@ class PartyExposure:
     support: Support
     most_exchanges: int = 0
     most_rank: int = 0
+    per_round: int = 1
 
     @staticmethod
     def of(party: str, program: Any, exchanges: int, support: Support, parties: int = 1) -> PartyExposure:
@@ -217,10 +218,21 @@ class PartyExposure:
         rank, sent = int(program.rank), directions_after(program, exchanges, parties)
         most = support.rarest // 2
         longest = most_exchanges(program, most, parties)
-        highest = 0 if not sent else most * rank // sent
-        return PartyExposure(
-            party, level_of(program, sent, support), sent, exchanges, rank, support, longest, min(highest, rank)
-        )
+        highest = 0 if not sent else min(rank, most * rank // sent)
+        among = getattr(program, "exchanges_among", None)
+        per_round = 1 if among is None else int(among(parties))
+        level = level_of(program, sent, support)
+        return PartyExposure(party, level, sent, exchanges, rank, support, longest, highest, per_round)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were begun."""
+        return -(-self.exchanges // self.per_round)
+
+    @property
+    def most_rounds(self) -> int:
+        """Whole rounds of this rank that stay within `membership`."""
+        return self.most_exchanges // self.per_round
 
     def __str__(self) -> str:
         if self.level is Exposure.UNKNOWN:
@@ -228,25 +240,26 @@ class PartyExposure:
         if self.level is Exposure.BOUNDED:
             return f"Exposure: bounded. {MEANING[self.level]}"
         return (
-            f"Exposure: {self.level}. {self.exchanges} rounds × {self.rank} components sent {self.directions} "
+            f"Exposure: {self.level}. {self.rounds} rounds × {self.rank} components sent {self.directions} "
             f"combinations of the {self.support.rows} rows of {self.party}, rarest column {self.support.rarest}. "
             f"{MEANING[self.level]} {self.way_on}"
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
-        own = {"level": str(self.level), "party": self.party, "directions": self.directions, "rounds": self.exchanges}
+        own = {"level": str(self.level), "party": self.party, "directions": self.directions, "rounds": self.rounds}
         support = {"rank": self.rank, "rows": self.support.rows, "rarest_column": self.support.rarest}
-        return {**own, **support, "most_rounds": self.most_exchanges, "most_rank": self.most_rank}
+        return {**own, **support, "most_rounds": self.most_rounds, "most_rank": self.most_rank}
 
     @property
     def way_on(self) -> str:
         """What would have stayed within `membership`."""
         if self.level.within(Exposure.MEMBERSHIP):
-            return f"At most {self.most_exchanges} rounds of this rank stay at membership."
-        if not self.most_exchanges and not self.most_rank:
+            return f"At most {self.most_rounds} rounds of this rank stay at membership."
+        if not self.most_rounds and not self.most_rank:
             return "No exact round stays at membership here; use noise."
-        return f"At most {self.most_exchanges} rounds (or rank {self.most_rank}) stay at membership."
+        rank = f" (or rank {self.most_rank})" if self.most_rank else ""
+        return f"At most {self.most_rounds} rounds{rank} stay at membership."
 
 
 def most_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 << 20) -> int:
@@ -271,3 +284,19 @@ def exposures_of(program: Any, shards: Sequence[Shard], exchanges: int) -> dict[
 def worst_party(parties: Iterable[PartyExposure]) -> PartyExposure:
     """The party that a run has exposed most; among equals the one with the smallest support for what it sent."""
     return max(parties, key=lambda one: (one.level.severity, one.directions / max(1, one.support.rarest)))
+
+
+def simulated_in_words(runs: Iterable[tuple[str, Any, int]], shards: Sequence[Shard]) -> list[str]:
+    """Describe simulated runs (name, program, exchanges), each by the party that it exposes most; those that send H
+    alone share a line.
+    """
+    lines, unknown = [], []
+    for name, program, exchanges in runs:
+        worst_one = worst_party(exposures_of(program, shards, exchanges).values())
+        if worst_one.level is Exposure.UNKNOWN:
+            unknown.append(name)
+            continue
+        is_refused = not worst_one.level.within(Exposure.MEMBERSHIP)
+        why = " This is a simulation in one process; between institutions a site refuses such a run."
+        lines.append(f"{name}. {worst_one}{why if is_refused else ''}")
+    return ([f"{'; '.join(unknown)}. Exposure: unknown. {MEANING[Exposure.UNKNOWN]}"] if unknown else []) + lines

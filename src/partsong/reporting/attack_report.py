@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from partsong.attacks.findings import PartyFindings, Recovery, verdict_of
+from partsong.attacks.findings import PartyFindings, Recovery, severity_of, verdict_of
 from partsong.io.write import replacing
 from partsong.reporting.html import UNKNOWN, Column, Markup, document, element, row, section, significant, table
 
@@ -23,7 +23,7 @@ COLUMNS = (
     Column("Recovered", False),
     Column("How well", False),
     Column("Relative error"),
-    Column("Rows within 0.001"),
+    Column("Rows within 1 %"),
     Column("Doubt"),
 )
 
@@ -31,11 +31,13 @@ COLUMNS = (
 def attacks(found: Sequence[PartyFindings]) -> list[Markup]:
     """The verdict in a sentence, a line for each finding, and what else is to be said."""
     if not found:
-        return [element("p", "No traffic was recorded, so nothing was tried.", class_="verdict")]
+        return [
+            element("p", "No traffic was recorded: no attack was tried, and the exposure is unknown.", class_="verdict")
+        ]
     rows = [row(COLUMNS, cells) for each in found for cells in _lines(each)]
     notes = dict.fromkeys(note for each in found for note in each.notes)
     return [
-        element("p", verdict_of(found), class_="verdict"),
+        element("p", f"Severity: {severity_of(found).severity}. {verdict_of(found)}", class_="verdict"),
         table(CAPTION.format(attacker=found[0].attacker), COLUMNS, rows),
         *(element("p", note, class_="kept") for note in notes),
     ]
@@ -57,9 +59,9 @@ def write_page(path: str | os.PathLike[str], title: str, found: Sequence[PartyFi
 
 def _lines(each: PartyFindings) -> list[list[str]]:
     """Cells of a party: one line for each finding, and one without any where there is none."""
-    begun = [each.party, each.left, "; ".join(each.tried) or "nothing"]
+    begun = [each.party, each.left, "; ".join(each.tried) or "no attack"]
     if not each.recovered:
-        return [[*begun, "nothing", *[UNKNOWN] * 4]]
+        return [[*begun, f"by the numbers: {each.by_law}", *[UNKNOWN] * 4]]
     again = [each.party, "", ""]
     return [[*(again if at else begun), *_cells(one)] for at, one in enumerate(each.recovered)]
 

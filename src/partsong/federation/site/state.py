@@ -312,7 +312,7 @@ def _without_rare(rows: Rows, order: tuple[int, ...], least: int) -> Any:
         kept.data[rare[kept.indices]] = 0
         kept.eliminate_zeros()
         return kept
-    kept = np.array(chosen)
+    kept = np.array(chosen, order="C")
     kept[:, rare] = 0
     return kept
 

@@ -1,0 +1,473 @@
+"""Laws of exposure: what sums without noise leave open, what they give away, and the words for it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks.findings import NO_GUARANTEE, PartyFindings, verdict_of
+from partsong.attacks.runner import RecordedRun, findings
+from partsong.attacks.transcript import of_party, replayed, transcript
+from partsong.cli.main import app
+from partsong.core.interfaces import Layout, Message, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.data.table import Table
+from partsong.engines.local import Sequential
+from partsong.estimators.federated_nmf import FederatedNMF
+from partsong.federation.policy import ZERO, Allowance, Policy
+from partsong.federation.setup.exposure_terms import Terms
+from partsong.io.party_folder import write_parts
+from partsong.methods import recipes
+from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
+from partsong.methods.registry import LONG_ROUNDS, METHODS, SENDS_H
+from partsong.privacy.exposure import LIMITS, Exposure, PartyExposure, Support, directions_after, directions_of
+from partsong.sketch.kinds import Gaussian
+
+
+def sparse(n, m, density, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.gamma(1.0, size=(n, m)) * (rng.random((n, m)) < density)
+
+
+def shards_of(parts):
+    names = [f"p{i:02d}" for i in range(len(parts))]
+    return [Shard(name, as_matrix(part), key(7, name)) for name, part in zip(names, parts, strict=True)]
+
+
+def recorded(program, parts, exchanges, seed=3):
+    """The layout of a run, its rounds, and its exchanges with the models that were answered."""
+    shards = shards_of(parts)
+    engine = Sequential(record=True)
+    rounds = list(engine.run(program, shards, Schedule(exchanges, seed), reduction=InTheOpen()))
+    layout = Layout.of(shards, seed)
+    return layout, rounds, transcript([done.traffic for done in rounds], program, layout, asynchronous=False)
+
+
+# ---- the column theorem -----------------------------------------------------------------------------------------
+
+
+def weights_of(parts, rank, rounds):
+    """[W_1 … W_T] (n × Σk) of the first party, and the crosses that it sent."""
+    _, done, exchanges = recorded(recipes.shared_statistics(rank, sweeps=3), parts, rounds)
+    weights = [each.checkpoint.parties["p00"].W for each in done]
+    return weights, [upload["cross"] for _, upload in of_party(exchanges, "p00", "cross")]
+
+
+@pytest.mark.parametrize("density", [0.3, 0.5, 1.0])
+def test_a_column_with_more_rows_than_directions_can_be_another_with_the_same_sums(density):
+    X = sparse(60, 40, density)
+    weights, crosses = weights_of([X, sparse(50, 40, density, 1)], 4, 5)
+    for W, cross in zip(weights, crosses, strict=True):
+        np.testing.assert_allclose(W.T @ X, cross, rtol=1e-12)
+    stacked, moved, rng = np.hstack(weights), 0, np.random.default_rng(0)
+    for j in np.flatnonzero((X > 0).sum(axis=0) > 20):
+        x = X[:, j]
+        support = x > 0
+        kernel = np.linalg.svd((stacked[support] * x[support, None]).T)[2][20:]
+        shares = kernel.T @ kernel @ rng.standard_normal(support.sum())
+        v = np.zeros(len(X))
+        v[support] = 0.9 * x[support] * shares / np.abs(shares).max()
+        assert np.linalg.norm(stacked.T @ v) < 1e-13 * np.linalg.norm(stacked) * np.linalg.norm(x)
+        for other in (x + v, x - v):
+            assert other.min() >= 0
+            assert np.linalg.norm(other - x) > 1e-3 * np.linalg.norm(x)
+            for W, cross in zip(weights, crosses, strict=True):
+                np.testing.assert_allclose(W.T @ other, cross[:, j], rtol=1e-12, atol=1e-13 * cross.max())
+        moved += 1
+    assert moved >= (7 if density < 0.5 else 40)
+
+
+def test_a_column_with_fewer_rows_than_directions_follows_from_the_weights():
+    X = sparse(60, 40, 0.3)
+    weights, crosses = weights_of([X, sparse(50, 40, 0.3, 1)], 4, 5)
+    stacked, sent, computed = np.hstack(weights), np.vstack(crosses), 0
+    for j in np.flatnonzero((X > 0).sum(axis=0) <= 20):
+        support = X[:, j] > 0
+        values = np.linalg.svd(stacked[support].T, compute_uv=False)
+        assert values[-1] > 1e-6 * values[0]  # no v but zero
+        found = np.linalg.lstsq(stacked[support].T, sent[:, j], rcond=None)[0]
+        np.testing.assert_allclose(found, X[support, j], rtol=1e-6)
+        computed += 1
+    assert computed >= 25
+
+
+@pytest.mark.parametrize("density", [0.4, 0.8])
+def test_at_membership_every_column_can_be_another_even_for_somebody_who_knows_the_weights(density):
+    X = sparse(80, 12, density)
+    support = Support.of(X)
+    rounds = support.most_directions(Exposure.MEMBERSHIP) // 3
+    weights, _ = weights_of([X, sparse(50, 12, density, 1)], 3, rounds)
+    assert support.exposure(3 * rounds) is Exposure.MEMBERSHIP
+    for column in X.T:
+        assert np.linalg.matrix_rank(np.hstack(weights)[column > 0]) < (column > 0).sum()
+
+
+# ---- the counting theorem ---------------------------------------------------------------------------------------
+
+
+class Sums:
+    """All numbers that a party sends in a run, as a function of the values of its table on a fixed support."""
+
+    def __init__(self, X, rank, rounds):
+        self.program, self.X = recipes.shared_statistics(rank, sweeps=3), X
+        self.layout, _, exchanges = recorded(self.program, [X, sparse(*X.shape, 0.7, 5)], rounds)
+        seen = of_party(exchanges, "p00")
+        self.models = [model for model, _ in seen]
+        self.support = X > 0
+        self.start = X[self.support]
+        upload = np.concatenate([flat(upload) for _, upload in seen])
+        np.testing.assert_array_equal(self(self.start), upload)
+
+    def __call__(self, values):
+        table = np.zeros_like(self.X)
+        table[self.support] = values
+        answers = replayed(self.program, self.layout, "p00", self.models, table)
+        return np.concatenate([flat(upload) for upload in answers])
+
+    def jacobian(self, values, step=1e-6):
+        """(numbers sent × values), by differences."""
+        moves = np.diag(step * values)
+        slopes = [(self(values + move) - self(values - move)) / (2 * move.sum()) for move in moves]
+        return np.array(slopes).T
+
+
+def flat(upload):
+    """Every number of an upload but the lower half of the gram, which is the upper one."""
+    arrays = {name: np.asarray(array, np.float64) for name, array in upload.arrays.items()}
+    np.testing.assert_array_equal(arrays["gram"], arrays["gram"].T)
+    arrays["gram"] = arrays["gram"][np.triu_indices(len(arrays["gram"]))]
+    return np.concatenate([array.ravel() for _, array in sorted(arrays.items())])
+
+
+def rank_of(jacobian, tolerance=1e-7):
+    sizes = np.linalg.norm(jacobian, axis=1)
+    values = np.linalg.svd(jacobian[sizes > 0] / sizes[sizes > 0, None], compute_uv=False)
+    return int((values > tolerance * values[0]).sum())
+
+
+def numbers_sent(m, k, rounds):
+    return rounds * (k * m + k * (k + 1) // 2 + 3)
+
+
+FEWER = [(12, 6, 1.0, 1), (12, 6, 1.0, 2), (12, 6, 0.5, 1), (20, 10, 0.5, 1), (20, 10, 0.5, 2), (20, 10, 1.0, 4)]
+
+
+@pytest.mark.parametrize(("n", "m", "density", "rounds"), FEWER)
+def test_fewer_numbers_than_values_leave_another_table_with_the_same_sums(n, m, density, rounds):
+    """The rank is too small, and a few steps of Newton from along the kernel end at that other table."""
+    X = sparse(n, m, density, 4)
+    sums, sent = Sums(X, 3, rounds), numbers_sent(m, 3, rounds)
+    wanted, values = sums(sums.start), len(sums.start)
+    assert len(wanted) == sent
+    assert sent < values
+    jacobian = sums.jacobian(sums.start)
+    assert rank_of(jacobian) <= sent
+    assert rank_of(jacobian) < values
+    open_way = np.linalg.svd(jacobian)[2][-1]
+    other = sums.start + 0.1 * np.min(sums.start / np.abs(open_way)) * open_way
+    for _ in range(4):
+        other = other - np.linalg.lstsq(sums.jacobian(other), sums(other) - wanted, rcond=1e-7)[0]
+    assert other.min() > 0
+    assert np.linalg.norm(other - sums.start) > 3e-4 * np.linalg.norm(sums.start)
+    assert np.linalg.norm(sums(other) - wanted) < 1e-12 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize(("n", "m", "rounds"), [(12, 6, 2), (12, 6, 4), (20, 10, 3), (20, 10, 6)])
+def test_more_numbers_than_values_leave_no_open_way_for_sparse_rows(n, m, rounds):
+    """So that the rank above is small for want of numbers, and not for want of accuracy."""
+    sums = Sums(sparse(n, m, 0.5, 4), 3, rounds)
+    assert numbers_sent(m, 3, rounds) >= len(sums.start)
+    assert rank_of(sums.jacobian(sums.start)) == len(sums.start)
+
+
+# ---- words ------------------------------------------------------------------------------------------------------
+
+SENDS_SUMS = ("exact", "fnmf", "game")
+TABLES = [np.random.default_rng(5).random((n, 9)) + 0.1 for n in (60, 40, 50)]
+
+
+def fitted(method, rounds, tables=TABLES, **settings):
+    settings = {"tol": 0, "random_state": 1, **settings}
+    if method not in ("exact", "game"):
+        settings |= {"local_steps": 2}
+    return FederatedNMF(2, method=method, rounds=rounds, **settings).fit(tables)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_word_is_unknown_where_h_alone_is_sent_and_grows_with_the_rounds_where_sums_are(method):
+    words = [fitted(method, rounds).exposure_ for rounds in (1, 2, 3, 6, 12)]
+    if method not in SENDS_SUMS:
+        assert set(words) == {Exposure.UNKNOWN}
+        return
+    first = 1 if method == "fnmf" else 0  # its first round sends H
+    assert set(words[:first]) <= {Exposure.UNKNOWN}
+    assert set(words[first:]) <= set(LIMITS)
+    severities = [word.severity for word in words]
+    assert severities == sorted(severities)
+    assert {words[first], words[-1]} == {Exposure.GUESS, Exposure.ROWS}
+
+
+@pytest.mark.parametrize("method", SENDS_H)
+def test_the_word_is_bounded_with_noise_for_parties(method):
+    model = fitted(method, 3, privacy=PartyPrivacy(3.0))
+    assert model.exposure_ is Exposure.BOUNDED
+    assert {one.level for one in model.exposures_.values()} == {Exposure.BOUNDED}
+
+
+@pytest.mark.parametrize("rounds", [1, 40])
+def test_the_word_is_bounded_with_noise_for_rows_in_any_number_of_rounds(rounds):
+    assert fitted("exact", rounds, privacy=RowPrivacy(3.0, row_bound=3.0)).exposure_ is Exposure.BOUNDED
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_word_of_a_run_is_the_worst_of_its_parties_and_the_support_is_their_own(method):
+    model = fitted(method, 3)
+    assert model.exposure_ is max((one.level for one in model.exposures_.values()), key=lambda one: one.severity)
+    for one, table in zip(model.exposures_.values(), TABLES, strict=True):
+        assert one.support == Support(len(table), len(table), float(len(table)))
+
+
+PROGRAMS = {
+    "exact": recipes.shared_statistics(3),
+    "fnmf": recipes.then_exact(recipes.fnmf(3, steps=2), LONG_ROUNDS),
+    "long fnmf": recipes.then_exact(recipes.fnmf(3, steps=2), 4),
+    "game": recipes.game(3),
+    "sketches": recipes.secure_dsanls(3, sketch=Gaussian(5)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_directions_are_those_of_the_uploads_that_were_recorded(name):
+    program = PROGRAMS[name]
+    _, _, exchanges = recorded(program, TABLES, 6)
+    counts = [sum(directions_of(program, model) for model, _ in of_party(exchanges[:t], "p01")) for t in range(7)]
+    assert counts == [directions_after(program, t, len(TABLES)) for t in range(7)]
+    assert counts[-1] > 0
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("parties", [1, 3])
+def test_exchanges_never_lower_the_severity_and_the_most_that_stay_at_membership_are_exact(name, parties):
+    program, support = PROGRAMS[name], Support(120, 100, 110.0)
+    after = [PartyExposure.of("p", program, exchanges, support, parties) for exchanges in range(130)]
+    severities = [one.level.severity for one in after]
+    assert severities == sorted(severities)
+    (most,) = {one.most_exchanges for one in after}
+    assert 0 < most < len(after) - 1
+    assert after[most].level.within(Exposure.MEMBERSHIP)
+    assert not after[most + 1].level.within(Exposure.MEMBERSHIP)
+    if name == "exact":
+        assert {one.level for one in after[1:]} == set(LIMITS)
+
+
+@pytest.mark.parametrize("method", ["exact", "fnmf"])
+def test_a_run_of_the_most_rounds_stays_at_membership_and_one_more_round_does_not(method):
+    model = fitted(method, 2)
+    most = min(one.most_exchanges for one in model.exposures_.values())
+    assert most == 10 + (LONG_ROUNDS if method == "fnmf" else 0)  # 40 rows / 2 / rank 2
+    assert fitted(method, most).exposure_ is Exposure.MEMBERSHIP
+    assert not fitted(method, most + 1).exposure_.within(Exposure.MEMBERSHIP)
+
+
+@pytest.mark.parametrize("method", ["exact", "fnmf", "game"])
+def test_the_rounds_in_the_sentence_are_those_of_the_run(method):
+    """A site that asks for as many rounds as the sentence allows stays at membership."""
+    model = fitted(method, 4)
+    said = {str(one) for one in model.exposures_.values()}
+    assert all(f"{model.n_iter_} rounds × 2 components" in each for each in said)
+    most = min(int(re.search(r"At most (\d+) rounds", each)[1]) for each in said)
+    assert fitted(method, most).exposure_.within(Exposure.MEMBERSHIP)
+
+
+@pytest.mark.parametrize("density", [0.5, 1.0])
+def test_each_word_has_the_condition_that_its_table_states(density):
+    X = sparse(200, 30, density)
+    X[:, 3] = 0
+    counts = [int((column > 0).sum()) for column in X.T if (column > 0).any()]
+    support = Support.of(X)
+    assert (support.rows, support.rarest) == (200, min(counts))
+    assert support.mean == pytest.approx(np.mean(counts))
+    for directions in range(1, 220):
+        word = support.exposure(directions)
+        assert (word is Exposure.GUESS) == (directions <= min(counts) / 10)
+        assert word.within(Exposure.MEMBERSHIP) == (directions <= min(counts) / 2)
+        assert (word is Exposure.ROWS) == (directions > max(support.mean, min(counts)) / 2)
+    for limit in LIMITS[:-1]:
+        assert support.exposure(support.most_directions(limit)).within(limit)
+        assert not support.exposure(support.most_directions(limit) + 1).within(limit)
+
+
+# ---- crafted models ---------------------------------------------------------------------------------------------
+#
+# h_1 = e_j and h_2 = 1 elsewhere, β at j: a row has w_1 > 0 only if x_j is more than β times the mean of its others.
+
+
+def crafted(column, beta, m):
+    H = np.ones((2, m))
+    H[0] = np.arange(m) == column
+    H[1, column] = beta
+    return Message({"H": H, "pace": np.array([0.0, 1.0])})
+
+
+def read_by_crafted_models(tables, rounds):
+    """Rows that a coordinator has read from the sums of these tables alone.
+
+    β climbs towards the ratio of the combination that was seen, which is below that of some row. Once one row is left,
+    two models in turn show the same combination, and no other case does: that is how the coordinator knows.
+    """
+    program, shards, m = recipes.shared_statistics(2, sweeps=3), shards_of(tables), tables[0].shape[1]
+    layout = Layout.of(shards, 0)
+    states = [program.start_party(shard, layout) for shard in shards]
+    read, column, beta, before = [], 0, 1.0, None
+    for _ in range(rounds):
+        model = crafted(column, beta, m)
+        assert model["H"].min() >= 0
+        answers = [program.local(shard, state, model) for shard, state in zip(shards, states, strict=True)]
+        states = [state for state, _ in answers]
+        square, cross = (sum(np.asarray(upload[name])[0] for _, upload in answers) for name in ("gram", "cross"))
+        if square[0] == 0:  # no row
+            beta, before = 0.8 * beta, None
+            continue
+        row = cross / np.sqrt(square[0])
+        if before is not None and np.linalg.norm(row - before) <= 1e-9 * np.linalg.norm(row):
+            read.append(row)
+            column, beta, before = column + 1, 0.7 * beta, None
+            continue
+        beta, before = beta + 0.9 * (row[column] / np.delete(row, column).mean() - beta), row
+    return np.array(read)
+
+
+@pytest.mark.parametrize("parties", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_coordinator_that_crafts_models_reads_rows_while_the_count_says_guess(parties, seed):
+    n, m, rounds = 400, 30, 20
+    tables = [np.random.default_rng([seed, party]).gamma(2.0, size=(n, m)) for party in range(parties)]
+    sent = rounds * directions_of(recipes.shared_statistics(2), crafted(0, 1.0, m))
+    assert sent <= n / 10
+    assert {Support.of(X).exposure(sent) for X in tables} == {Exposure.GUESS}
+    rows, X = read_by_crafted_models(tables, rounds), np.vstack(tables)
+    apart = np.linalg.norm(rows[:, None] - X[None], axis=2) / np.linalg.norm(X, axis=1)
+    assert apart.min(axis=1).max() < 1e-9
+    assert len(set(apart.argmin(axis=1))) >= 2
+
+
+@pytest.mark.parametrize("density", [0.3, 1.0])
+def test_a_model_of_unit_vectors_is_answered_with_rows_of_the_second_moment(density):
+    X = sparse(400, 30, density)
+    program, (shard,) = recipes.shared_statistics(3, sweeps=3), shards_of([X])
+    columns = [2, 11, 29]
+    model = Message({"H": np.eye(30)[columns], "pace": np.array([0.0, 1.0])})
+    _, upload = program.local(shard, program.start_party(shard, Layout.of([shard], 0)), model)
+    moment = X.T @ X
+    np.testing.assert_allclose(upload["cross"], moment[columns], rtol=1e-12)
+    np.testing.assert_allclose(upload["gram"], moment[np.ix_(columns, columns)], rtol=1e-12)
+
+
+# ---- wording ----------------------------------------------------------------------------------------------------
+
+LEVELS = "|".join(Exposure)
+STATED = re.compile(rf"(?:severity|by the numbers|by the numbers alone|exposure now)\W+({LEVELS})\b", re.IGNORECASE)
+SOOTHING = re.compile(r"\b(nothing|safe)\b", re.IGNORECASE)
+
+
+def require_level(text, level=None):
+    """Soothing words need a stated level; "rows" in passing does not count as one."""
+    if SOOTHING.search(text):
+        stated = STATED.findall(text)
+        assert stated, text
+        assert level is None or str(level) in stated, text
+
+
+def outcome(level, *, tried=(), is_sum=False, party="a"):
+    return PartyFindings(party, "server", (), 0, 0, tried, (), is_sum=is_sum, by_law=level)
+
+
+@pytest.mark.parametrize("level", Exposure)
+def test_verdicts_without_a_finding_state_the_level(level):
+    for tried, is_sum in itertools.product([(), ("rows from sums",)], [False, True]):
+        one = outcome(level, tried=tried, is_sum=is_sum)
+        assert str(level) in one.verdict
+        require_level(one.verdict, level)
+        for others in ([], [outcome(Exposure.BOUNDED, party="b")]):
+            said = verdict_of([one, *others])
+            assert f"By the numbers alone: {level}." in said
+            assert said.endswith(NO_GUARANTEE)
+            require_level(said, level)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("with_rows", [False, True])
+def test_verdicts_on_recorded_runs_state_the_level(name, with_rows):
+    layout, rounds, _ = recorded(PROGRAMS[name], TABLES, 2)
+    run = RecordedRun([done.traffic for done in rounds], PROGRAMS[name], layout)
+    run = replace(run, truth=dict(zip(layout.parties, TABLES, strict=True)) if with_rows else {})
+    found = findings(run, seconds=5)
+    for each in found:
+        assert each.found or str(each.by_law) in each.verdict
+        require_level(each.verdict, each.by_law)
+    require_level(verdict_of(found))
+    assert any(f"By the numbers alone: {each.by_law}." in verdict_of(found) for each in found)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A clinic of one row, a table with a rare column, and one without zeros."""
+    rng = np.random.default_rng(5)
+    X = rng.gamma(2.0, size=(121, 8))
+    X[2:60, 3] = 0
+    rows = {"clinic": np.arange(1), "rare": np.arange(1, 60), "dense": np.arange(60, 121)}
+    place = tmp_path_factory.mktemp("parts") / "parts"
+    write_parts(place, Table(X, tuple(f"gene {j}" for j in range(8))), rows, {})
+    return place
+
+
+def printed(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+FITS = {
+    "exact": ["--method", "exact"],
+    "masked": ["--method", "exact", "--masked"],
+    "noise": ["--method", "exact", "--epsilon", 1, "--unit", "row", "--row-bound", 5],
+    "fedavg": ["--method", "fedavg"],
+    "game": ["--method", "game"],
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_attack_command_never_soothes_without_a_level(name, parts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    printed("fit", parts, "-k", 2, "--rounds", 2, "--seed", 3, "--run-folder", "run", "--record", "-q", *FITS[name])
+    targets = [[], ["--party", "dense"], ["--party", "rare"]]
+    for data, attacker, target in itertools.product([[], ["--data", parts]], ["server", "colluders"], targets):
+        said = printed("attack", "run", "--attacker", attacker, "--seconds", 5, "--report", "page.html", *data, *target)
+        assert re.match(rf"severity\s+({LEVELS})\b", said)
+        for paragraph in (said, said.split("\n\n")[-1]):  # the last one is the verdict
+            require_level(paragraph)
+        require_level(re.sub(r"<style.*?</style>|<[^>]*>", " ", (tmp_path / "page.html").read_text(), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("sent", [0, 3, 12, 40])
+@pytest.mark.parametrize("density", [0.3, 1.0])
+def test_the_terms_that_a_site_reads_never_soothe_without_the_level(limit, sent, density):
+    X = sparse(60, 8, density)
+    seen = Counter()
+    for change in ({}, {"rare_columns": ZERO}, {"privacy": Allowance(1.0, unit="row")}):
+        terms = Terms(Policy(maximum_exposure=limit, **change), sent, uncounted=sent)
+        said, _ = terms.of_table(X, range(8))
+        require_level(said, Support.of(X).exposure(sent))
+        require_level(terms.of_texts())
+        seen[bool(SOOTHING.search(said))] += 1
+    assert seen[True] == (0 if limit is Exposure.ROWS else 2)
