@@ -117,7 +117,16 @@ def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
     assert list(said["to_mend"]) == [what]
     assert str(site.path / name) in said["to_mend"][what]
     assert way_out in said["to_mend"][what]
-    rest = ("releases", "releases_without_noise", "epsilon_spent", "epsilon_of", "audit", "refuses", "runs")
+    rest = (
+        "releases",
+        "releases_without_noise",
+        "directions",
+        "epsilon_spent",
+        "epsilon_of",
+        "audit",
+        "refuses",
+        "runs",
+    )
     assert {key: said[key] for key in rest} == {key: whole[key] for key in rest}
     text = invoke(*STATUS, code=1).stdout
     assert f"TO MEND: {said['to_mend'][what]}" in text

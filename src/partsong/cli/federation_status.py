@@ -34,6 +34,7 @@ SECOND_LOOK = 0.2
 UNKNOWN: Mapping[str, Any] = {
     "releases": None,
     "releases_without_noise": None,
+    "directions": None,
     "epsilon_spent": None,
     "epsilon_of": [],
 }
@@ -66,6 +67,7 @@ def _released(told: Mapping[str, Any]) -> str:
     none = "its budget is not known" if "policy" in told["to_mend"] else "no budget in site.toml"
     budget = none if allowed is None else f"of {allowed:g} allowed"
     noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
+    noiseless += f" ({told['directions']} combinations of rows)" if told["directions"] else ""
     of_what = "ε spent by the others" if noiseless else "ε spent"
     if len(spent) > 1:
         each = " and ".join(f"{one['epsilon']:.4g} about a {one['unit']} ({_relation(one)})" for one in spent)
@@ -89,7 +91,9 @@ def _spent(policy: Policy | None, ledger: SiteLedger) -> dict[str, Any]:
     except FormatError:
         return {**UNKNOWN, **allowed}
     spent = _by_promise(books, USUAL_DELTA if allowance is None else allowance.delta)
+    since, before = (0, 0) if policy is None else (policy.other_rows_since, policy.directions_before or 0)
     told = {"releases": books.serial, "releases_without_noise": books.noiseless, **allowed}
+    told["directions"] = books.directions(since) + before
     return {**told, "epsilon_spent": spent[0]["epsilon"] if len(spent) == 1 else None, "epsilon_of": spent}
 
 
