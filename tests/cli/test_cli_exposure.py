@@ -86,7 +86,7 @@ def test_rows_of_five_parties_are_computed_back_from_float32_uploads(invoke, tol
     said = told("attack", run, "--data", parts, "--party", "site0")
     assert (said["severity"], said["by_law"], said["found"]) == ("rows", "rows", "rows")
     assert found(said) == [40]
-    whole = told("attack", run, "--data", parts)
+    whole = told("attack", run, "--data", parts, "--seconds", 600)
     assert sum(found(whole)[:5]) >= 190
     first = invoke("attack", run, "--party", "site1").stdout.splitlines()[0]
     assert first.startswith("severity    rows (by the numbers: rows; found: rows")

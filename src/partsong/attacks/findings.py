@@ -98,10 +98,11 @@ def cosine_error(found: np.ndarray, rows: np.ndarray) -> float:
 
 def rows_error(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool = True) -> float:
     """‖found − X‖ / ‖X‖ over the rows that were found (r × m), each beside the row of X that is nearest to it."""
-    relative = _apart(found, rows, is_scaled=is_scaled)
-    at, where = linear_sum_assignment(relative)
-    sizes = (rows[at] ** 2).sum(axis=1)
-    return float(np.sqrt((relative[at, where] ** 2 * sizes).sum() / max(float(sizes.sum()), 1e-300)))
+    at, where = linear_sum_assignment(_apart(found, rows, is_scaled=is_scaled))
+    wanted, near = rows[at], found[where]
+    if not is_scaled:
+        near = near * ((near * wanted).sum(axis=1) / np.maximum((near**2).sum(axis=1), 1e-300))[:, None]
+    return float(np.linalg.norm(near - wanted) / max(float(np.linalg.norm(wanted)), 1e-300))
 
 
 def _apart(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool) -> np.ndarray:
@@ -112,11 +113,13 @@ def _apart(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool) -> np.ndarra
 
 
 def moment_error(half: np.ndarray, rows: np.ndarray) -> float:
-    """‖ZᵀZ − XᵀX‖ / ‖XᵀX‖ for Z (r × m) and X (n × m); neither square is formed."""
-    own, found, mixed = (
-        float((A @ B.T).ravel() @ (A @ B.T).ravel()) for A, B in ((rows, rows), (half, half), (rows, half))
-    )
-    return float(np.sqrt(max(0.0, own + found - 2 * mixed) / max(own, 1e-300)))
+    """‖ZᵀZ − XᵀX‖ / ‖XᵀX‖ for Z (r × m) and X (n × m); neither square is formed.
+
+    In a basis Q of all their rows both squares are small matrices, whose difference does not cancel.
+    """
+    Q = np.linalg.qr(np.vstack([half, rows]).T)[0]
+    A, B = half @ Q, rows @ Q
+    return float(np.linalg.norm(A.T @ A - B.T @ B) / max(float(np.linalg.norm(B.T @ B)), 1e-300))
 
 
 def span_error(basis: np.ndarray, rows: np.ndarray) -> float:

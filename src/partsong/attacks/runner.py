@@ -31,6 +31,7 @@ from partsong.attacks.sums import (
     summed,
 )
 from partsong.attacks.transcript import Clock, Exchange, Scene, Traffic, numbers, transcript
+from partsong.core import runtime
 from partsong.core.interfaces import Layout, Program, Reduction, Shard
 from partsong.errors import ParameterError
 from partsong.privacy.exposure import Exposure, Support, directions_of, level_of
@@ -197,12 +198,24 @@ def findings(
     recorded runs of the same parties, whose uploads add to these. `candidates` (c × m) are rows that are tested for
     membership. `seconds` is how long all searches together may take.
     """
+    with runtime.kernels_on(1):  # BLAS on several threads is far slower for matrices as small as these
+        run = replace(run, truth=run.truth if truth is None else truth)
+        people = None if candidates is None else numbers(candidates)
+        return _findings(run, attacker, parties, others, lambda targets: Search(seconds, targets, people))
+
+
+def _findings(
+    run: RecordedRun,
+    attacker: Attacker,
+    parties: Collection[str] | None,
+    others: Sequence[RecordedRun],
+    search_for: Callable[[int], Search],
+) -> list[PartyFindings]:
     names = [name for name in run.layout.parties if parties is None or name in parties]
-    run = replace(run, truth=run.truth if truth is None else truth)
     for other in others:
         _require_same_data(run, other)
     scene = replace(run.scene(), others=tuple(other.scene() for other in others))
-    search = Search(seconds, len(names) + (parties is None), None if candidates is None else numbers(candidates))
+    search = search_for(len(names) + (parties is None))
     if attacker is Attacker.COLLUDERS:
         return [search.closed(_by_colluders(run, search.opened(scene), name), scene, name) for name in names]
     found = [search.closed(_by_server(run, search.opened(scene), name), scene, name) for name in names]

@@ -342,8 +342,17 @@ def _all_coded(D: np.ndarray, Y: np.ndarray, most: int, end: float) -> tuple[np.
         if misfits[one] < left[j]:
             codes[j], left[j] = tried[one], misfits[one]
         if left[j] > EXACT:
-            codes[j], left[j] = nnls(D, Y[:, j])
+            codes[j], left[j] = _solved(D, Y[:, j])
     return codes, (left <= EXACT) & ((codes > 10 * EXACT).sum(axis=1) <= most)
+
+
+def _solved(A: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
+    """Solve min ‖A x − b‖ over x ≥ 0; x = 0 where SciPy's active sets do not settle."""
+    try:
+        x, misfit = nnls(A, b)
+        return np.asarray(x), float(misfit)
+    except RuntimeError:
+        return np.zeros(A.shape[1]), float(np.linalg.norm(b))
 
 
 def _swept(
@@ -404,6 +413,6 @@ def _scales(W: np.ndarray, grams: Sequence[np.ndarray]) -> tuple[np.ndarray, flo
         first += k
     A, b = np.vstack(systems), np.concatenate(targets)
     sizes = np.maximum(np.linalg.norm(A, axis=0), 1e-300)
-    squares, misfit = nnls(A / sizes, b)
+    squares, misfit = _solved(A / sizes, b)
     is_enough = np.linalg.matrix_rank(A / sizes) == len(W)
     return np.sqrt(squares / sizes), float(misfit / np.linalg.norm(b)) if is_enough else math.inf

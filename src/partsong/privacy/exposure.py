@@ -61,7 +61,7 @@ MEANING = {
     Exposure.GUESS: "Somebody who holds a person's whole record may guess that it was used.",
     Exposure.MEMBERSHIP: (
         "Somebody who holds a person's whole record can tell in most cases whether it was used. No column of the table "
-        "is determined."
+        "is determined; a row unlike all others can still stand out."
     ),
     Exposure.ENTRIES: "Values of rare columns may be computed back.",
     Exposure.ROWS: "Rows may be computed back.",
