@@ -27,7 +27,7 @@ from scipy.sparse import csr_matrix, issparse, load_npz
 
 from experiments.datasets import DATASETS, path_of
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.attacks.exact_sums import from_differences, membership
+from partsong.attacks.exact_sums import auc_of, from_differences, membership
 from partsong.attacks.findings import rows_within
 from partsong.attacks.moment import Moment, Pair, row_span, rows_by_turning, second_moment
 from partsong.attacks.runner import RecordedRun, by_law, findings
@@ -425,6 +425,31 @@ def member_part(is_quick: bool) -> Iterator[Record]:
                 yield {"kind": "membership", **record}
 
 
+def factor_tests(seed: int, name: str, members: int = MEMBERS, most: float = 1.5) -> Iterator[Record]:
+    """AUC of the residual to the span of all H_p that a party sent by `fedavg`, over T·k/n."""
+    X, strangers, others = drawn(name, seed, (members, members, members))
+    shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate((X, others))]
+    rounds = round(most * members / 10)
+    program = recipes.fedavg(10)
+    run = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
+    sent = [numbers(message["H"]) for done in run for party, _, message in done.traffic if party == VICTIM]
+    rows, is_member = np.vstack([dense(X), dense(strangers)]), np.arange(2 * members) < members
+    for share in SHARES[1:]:
+        stacked = np.vstack([H / np.linalg.norm(H) for H in sent[: max(1, round(share * members / 10))]])
+        _, values, basis = np.linalg.svd(stacked, full_matrices=False)
+        kept = basis[values > 1e-12 * values[0]]
+        left = np.linalg.norm(rows - rows @ kept.T @ kept, axis=1) / np.linalg.norm(rows, axis=1)
+        yield {"set": name, "share": share, "seed": seed, "residual": auc_of(-left, is_member)}
+
+
+def factor_part(is_quick: bool) -> Iterator[Record]:
+    """Uploads of H: no law is known for these."""
+    for name in ("brain",) if is_quick else ("tcga", "brain", "mnist", "bbc"):
+        for seed in range(1 if is_quick else 3):
+            for record in factor_tests(seed, name, 20 if is_quick else MEMBERS):
+                yield {"kind": "factors", **record}
+
+
 # ---- 6: differences ---------------------------------------------------------------------------------------------
 
 
@@ -562,6 +587,7 @@ PARTS: Mapping[str, Callable[[bool], Iterator[Record]]] = {
     "dictionary": dictionary,
     "lone": lone_part,
     "membership": member_part,
+    "factors": factor_part,
     "difference": difference_part,
     "limit": limit_part,
     "odd": odd_part,
@@ -761,6 +787,16 @@ def _membership(rows: Sequence[Record]) -> str:
     return markdown(["set", "columns in more than", "s", "test", *[f"L/n {share:g}" for share in shares]], lines)
 
 
+def _factors(rows: Sequence[Record]) -> str:
+    found = grouped(rows, "factors", "set", "share")
+    shares = sorted({share for _, share in found})
+    lines = [
+        [title(name), *[over(found[name, share], "residual", ".2f") for share in shares]]
+        for name in dict.fromkeys(name for name, _ in found)
+    ]
+    return markdown(["set", *[f"T·k/n {share:g}" for share in shares]], lines)
+
+
 def _difference(rows: Sequence[Record]) -> str:
     lines = [
         [
@@ -858,6 +894,7 @@ REPORTS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "dictionary, real": lambda rows: _dictionary(rows, "dictionary real", "set"),
     "lone": _lone,
     "membership": _membership,
+    "factors": _factors,
     "difference": _difference,
     "limit": _limit,
     "odd": _odd,

@@ -56,7 +56,7 @@ LIMITS = (Exposure.GUESS, Exposure.MEMBERSHIP, Exposure.ENTRIES, Exposure.ROWS)
 MEANING = {
     Exposure.BOUNDED: "Every upload had noise: what anyone can learn of one unit is bounded by (ε, δ).",
     Exposure.UNKNOWN: (
-        "Only H was sent. No law is known for it; membership tests reached an AUC of .53 to .69 in our measurements."
+        "Only H was sent. No law is known for it; membership tests reached an AUC of .53 to .85 in our measurements."
     ),
     Exposure.GUESS: "Somebody who holds a person's whole record may guess that it was used.",
     Exposure.MEMBERSHIP: (
