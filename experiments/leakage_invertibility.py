@@ -406,6 +406,7 @@ def member_tests(seed: int, name: str, common: float, members: int = MEMBERS, mo
 MEMBER_SETS = (
     ("tcga", 0.0),
     ("tcga", 0.5),
+    ("tcga", 0.999),
     ("brain", 0.0),
     ("brain", 0.25),
     ("mnist", 0.0),

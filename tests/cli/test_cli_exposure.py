@@ -148,13 +148,60 @@ def test_a_row_that_was_added_between_two_runs_with_one_seed_is_read(invoke, tol
     second = recorded(invoke, tmp_path / "after", "second", 3, 2, *masked)
     said = told("attack", second, first)
     (one,) = [each for each in said["parties"] if each["is_sum"] == bool(masked) and each["found"] == "rows"]
-    (read,) = [each for each in one["recovered"] if each["attack"] == "difference of two runs"]
+    read = next(each for each in one["recovered"] if each["attack"] == "difference of two runs")
     assert read["verdict"] in ("exactly", "nearly")
     assert read["shape"] == [1, 20]
     assert said["severity"] == "rows"
     other = recorded(invoke, tmp_path / "after", "third", 3, 2, *masked, seed=1)
     again = told("attack", other, first)
     assert not any(e["attack"] == "difference of two runs" for one in again["parties"] for e in one["recovered"])
+
+
+def test_dense_columns_that_look_alike_are_not_called_entries(invoke, told, tmp_path):
+    """In float32 many columns of WᵀX of alike rows point in nearly one direction."""
+    draw = np.random.default_rng(0)
+    X = (5 + draw.random((300, 1)) @ draw.random((1, 2000)) + 0.1 * draw.random((300, 2000))).astype(np.float32)
+    X[:, 7] = 2.54 * X[:, 3]  # centimetres and inches
+    run = recorded(invoke, written(tmp_path / "parts", X, 3), "run", 5, 1, "--dtype", "float32")
+    assert told("attack", run)["found"] is None
+    assert told("attack", run, "--data", tmp_path / "parts")["found"] is None
+
+
+def test_rank_one_is_attacked_as_well(invoke, told, tmp_path):
+    run = recorded(invoke, written(tmp_path / "parts", sparse(0, 60, 40, 0.3), 3), "run", 1, 5)
+    assert told("attack", run)["severity"] in WORDS
+
+
+def test_an_empty_and_a_repeated_row_do_not_blind_the_search(invoke, told, tmp_path):
+    X = sparse(0, 80, 120, 0.2)
+    X[3] = 0
+    X[7] = X[8]
+    parts = written(tmp_path / "parts", X, 2)
+    run = recorded(invoke, parts, "run", 15, 20)
+    said = told("attack", run, "--data", parts, "--party", "site0")
+    assert found(said)[0] >= 36
+    assert "2 of them are zero, or combinations of others" in said["parties"][0]["recovered"][0]["what"]
+
+
+def test_the_order_of_runs_and_their_noise_do_not_hide_a_run_without_noise(invoke, told, tmp_path):
+    parts = written(tmp_path / "parts", sparse(0, 60, 120, 0.2), 3)
+    plain = recorded(invoke, parts, "plain", 10, 8)
+    noisy = recorded(invoke, parts, "noisy", 10, 3, "--epsilon", 1, "--unit", "row", "--row-bound", 5)
+    invoke("fit", parts, "-k", 5, "--method", "fedavg", "--rounds", 2, "-q", "--run-folder", "factors", "--record")
+    assert told("attack", noisy)["severity"] == "bounded"
+    for runs in ((noisy, plain), (plain, noisy), ("factors", plain), (plain, "factors")):
+        said = told("attack", *runs, "--data", parts, "--party", "site0")
+        assert (said["by_law"], said["found"]) == ("rows", "rows"), runs
+        assert found(said)[0] >= 19
+
+
+def test_a_row_that_was_replaced_between_two_runs_does_not_hide_the_others(invoke, told, tmp_path):
+    X = sparse(0, 60, 120, 0.2)
+    first = recorded(invoke, written(tmp_path / "a", X, 3), "first", 10, 8)
+    X[4] = sparse(9, 1, 120, 0.2)
+    second = recorded(invoke, written(tmp_path / "b", X, 3), "second", 10, 8, seed=1)
+    said = told("attack", first, second, "--data", tmp_path / "a", "--party", "site0")
+    assert found(said)[0] >= 19
 
 
 def test_a_search_that_was_cut_off_says_so(invoke, told, tmp_path):
@@ -229,7 +276,7 @@ def test_join_says_how_much_may_leave_and_asks_once_about_rare_columns(kit, tmp_
     assert "Of 2 combinations of your rows that may leave, 0 have left; a run that needs more is refused." in said
     assert "One that sends models it crafted can read single rows, and only noise (epsilon) prevents that." in said
     assert "Masks hide which site a row is from, and nothing else here." in said
-    assert "For 40 more, fewer than 80 rows use 1 of 12 columns, which hold" in said
+    assert "For 40 more, fewer than 128 rows use 1 of 12 columns, which hold" in said
     assert "May columns that too few rows use be set to zero in runs?" in said
     policy = Policy.read(tmp_path / "site-north" / "site.toml")
     assert (policy.rare_columns, policy.maximum_exposure) == (rule, "membership")

@@ -138,7 +138,7 @@ def test_rows_lie_in_the_span_of_what_enough_rounds_show_and_strangers_do_not():
     everybody = of(findings, "p0, p1, p2", "span of all rows")
     assert everybody.observer is Observer.SUMS
     assert everybody.error < 1e-6
-    assert row_span([np.ones((K, M))], K + 1, 2.0**-53) is None
+    assert row_span([np.random.default_rng(0).random((K, M))], K + 1, 2.0**-53) is None
 
 
 # --- sketches --------------------------------------------------------------------------------------------------------

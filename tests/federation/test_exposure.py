@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ import scipy.sparse as sp
 from federations import NAMES, Federation, secret_of
 
 from partsong.core.interfaces import Message
-from partsong.errors import ParameterError, SiteRefused
+from partsong.errors import ParameterError, PartsongError, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain, SiteLedger
 from partsong.federation.policy import Allowance, Policy
-from partsong.federation.site.plan import Data
+from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder
-from partsong.federation.wire import Request
+from partsong.federation.wire import Denied, Kind, Request
 from partsong.privacy.exposure import Exposure, column_supports
 
 COLUMNS = tuple(f"gene-{number}" for number in range(12))
@@ -104,7 +105,7 @@ def test_where_no_round_is_allowed_that_is_said(tmp_path):
     federation = made(tmp_path, Experiment("exact", 5, 2), tables=tables)
     assert "No exact round is allowed; use noise" in refusal(federation)
     assert "No exact round is allowed; use noise" in log_of(federation)
-    assert "1 of 12 columns have a value in fewer than 20 rows" in log_of(federation)
+    assert "Fewer than 20 rows use 1 of 12 columns, which hold 0.00% of the squared norm" in log_of(federation)
 
 
 CHANGES = {
@@ -143,6 +144,111 @@ def test_a_first_model_that_was_answered_before_is_refused(tmp_path, masked):
     assert directions(federation) == 6
     assert len(list(again(federation, "run-3", seed=1).rounds())) == 2
     assert directions(federation) == 12
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("change", ["accelerate", "type"])
+def test_a_first_model_is_known_again_whatever_is_sent_beside_it(tmp_path, masked, change):
+    """The pace of extrapolation and the number type do not change what W is fitted to."""
+    federation = made(tmp_path, Experiment("exact", 3, 2, masked=masked))
+    list(federation.rounds())
+    federation.tables["east"] = np.vstack([federation.tables["east"], np.ones((1, 12))])
+    second = again(federation, "run-2")
+    if change == "accelerate":
+        table = {"method": "exact", "rank": 3, "rounds": 2, "masked": masked, "accelerate": True}
+        second.experiment = Experiment.from_table(table)
+    else:
+        for name in second.names:
+            second.tables[name] = second.tables[name].astype(np.float32)
+    assert "code 'answered'" in refusal(second)
+    assert directions(federation) == 6
+
+
+def test_a_model_is_refused_by_its_numbers_where_the_seed_says_nothing(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 3, 2))
+    site, asked = federation.site("east"), []
+
+    class Recorded(type(federation.transport())):
+        __slots__ = ()
+
+        def ask(self, requests, timeout):
+            asked.append(Request.read(requests["east"]))
+            return super().ask(requests, timeout)
+
+    list(federation.rounds(Recorded(federation.transport().sites)))
+    first = next(request for request in asked if "H" in request.body.arrays)
+    books = site.ledger.books()
+    other = replace(first, body=Message({"H": first.body["H"].astype(np.float32), "pace": np.array([0.3, 0.0])}))
+    assert other.about != first.about
+    assert books.answered(other.about, other.model_mark, "run-2") == 1
+    assert books.answered(other.about, other.model_mark, "run-1") is None
+    moved = replace(first, body=Message({**first.body.arrays, "H": first.body["H"] + 1}))
+    assert books.answered(moved.about, moved.model_mark, "run-2") is None
+
+
+def test_sketches_of_one_seed_are_not_sent_twice(tmp_path):
+    """Rows are multiplied with the same random numbers, of which one more row takes a few more."""
+    table = {"method": "secure-dsanls", "rank": 2, "rounds": 3, "sketch_dimension": 4, "seed": 5}
+    policy = Policy(recipes=("secure-dsanls",))
+    federation = made(tmp_path, Experiment.from_table(table), policy=policy)
+    list(federation.rounds())
+    federation.tables["east"] = np.vstack([federation.tables["east"], np.ones((1, 12))])
+    assert "code 'answered'" in refusal(again(federation, "run-2"))
+    assert len(list(again(federation, "run-3", seed=6).rounds())) > 0
+
+
+TABLES = {
+    "exact": {"method": "exact", "rank": 5, "rounds": 60},
+    "fnmf": {"method": "fnmf", "rank": 5, "rounds": 60},
+    "by sums, then exact": {
+        "method": "then-exact",
+        "rank": 5,
+        "rounds": 60,
+        "first": "fnmf-by-sums",
+        "first_rounds": 2,
+        "sweeps": 3,
+    },
+    "game": {"method": "game", "rank": 5, "rounds": 60},
+    "sketches": {"method": "secure-dsanls", "rank": 3, "rounds": 60, "sketch_dimension": 7},
+    "topics": {"method": "fedlda", "rank": 5, "rounds": 60},
+}
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("name", TABLES)
+def test_the_rounds_and_the_rank_of_a_refusal_are_allowed_and_one_more_is_not(tmp_path, name, before):
+    policy = Policy(recipes=("exact", TABLES[name]["method"]))
+    tables = {site: np.ceil(9 * dense(site, 100)) for site in NAMES[:3]}
+    federation = made(tmp_path, Experiment("exact", 5, 1), policy=policy, tables=tables)
+    if before:
+        list(again(federation, "before", rounds=before).rounds())
+    said = refusal(again(federation, "asked", **vars_of(Experiment.from_table(TABLES[name]), seed=1)))
+    most = {word: int(number) for word, number in re.findall(r"(rank|rounds): (\d+)", said)}
+    assert most["rounds"] > 0
+    for key, number in most.items():
+        table = TABLES[name]
+        if number:
+            allowed_run = plan_of({**table, key: number, "seed": 2}, 3, None)
+            consent = federation.site("east").consent
+            assert consent.exposure.require_run(allowed_run, "asked", COLUMNS, 2) == 0
+        one_more = plan_of({**table, key: number + 1, "seed": 2}, 3, None)
+        with pytest.raises(Denied):
+            federation.site("east").consent.exposure.require_run(one_more, "asked", COLUMNS, 2)
+
+
+def vars_of(experiment, **changes):
+    return {field.name: getattr(experiment, field.name) for field in fields(experiment)} | changes
+
+
+def test_columns_that_hold_most_of_the_data_are_not_set_to_zero(tmp_path):
+    tables = {name: dense(name, 100) for name in NAMES[:3]}
+    for table in tables.values():
+        table[5:, 1:] = 0
+        table[:, 0] = 0.01
+    policy = Policy(rare_columns="zero")
+    federation = made(tmp_path, Experiment("exact", 5, 2), tables=tables, policy=policy)
+    assert "code 'exposure', rank: 1, rounds: 0" in refusal(federation)  # as many as 5 rows allow
+    assert "Columns that hold half of the squared norm are used by 4 rows or more" in log_of(federation)
 
 
 def test_a_model_with_negative_entries_is_refused(tmp_path):
@@ -230,6 +336,43 @@ def test_rows_that_are_others_since_a_line_begin_with_nothing_sent(tmp_path):
     assert "exposure" in refusal(again(federation, "run-2", seed=1))
     federation.policy = Policy(other_rows_since=10)
     assert len(list(again(federation, "run-3", seed=1).rounds())) == 10
+
+
+def test_a_line_beyond_the_ledger_begins_no_new_count(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 2), policy=Policy(other_rows_since=120))
+    assert "code 'exposure'" in refusal(federation)
+    assert "other_rows_since = 120 in site.toml is beyond the last line of the ledger (0)" in log_of(federation)
+
+
+def test_releases_that_were_made_up_later_are_not_covered_by_what_was_stated_before(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 2), policy=Policy(directions_before=0))
+    list(federation.rounds())
+    federation.site("east").ledger.make_up(40, None, "restored")
+    exposure = federation.site("east").consent.exposure
+    with pytest.raises(Denied, match="directions_before = 0 is less than one for each"):
+        exposure.directions(federation.site("east").ledger.books())
+    behind = replace(exposure, policy=Policy(directions_before=30, other_rows_since=3))
+    assert behind.directions(federation.site("east").ledger.books()) == 0
+
+
+def test_a_limit_that_is_tightened_within_a_sum_is_asked_about_in_its_next_phase(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 4, masked=True))
+    site = federation.site("east")
+
+    class Tightened(type(federation.transport())):
+        __slots__ = ()
+
+        def ask(self, requests, timeout):
+            nonce = Request.read(requests["east"]).nonce
+            if nonce.round == 1 and nonce.kind == Kind.REDUCE:
+                federation.exposure = Exposure.GUESS
+                changed = replace(site, policy=replace(site.policy, maximum_exposure=Exposure.GUESS))
+                self.sites["east"] = changed.answer
+            return super().ask(requests, timeout)
+
+    with pytest.raises(PartsongError, match=r"exposure|east"):
+        list(federation.rounds(Tightened(dict(federation.transport().sites))))
+    assert "[exposure]" in log_of(federation)
 
 
 def without_directions(place):

@@ -134,7 +134,8 @@ def test_the_number_of_rows_is_seen_in_the_crosses():
         ]
         assert attack.row_span(crosses, None, unit).rank == 20
         assert attack.row_span(crosses[:1], None, unit) is None
-        assert attack.row_span(crosses, 21, unit) is None
+        assert attack.row_span(crosses, 21, unit).rank == 20, "one row is zero, or a combination of others"
+        assert attack.row_span(crosses, 19, unit) is None, "not of 19 rows"
 
 
 def test_few_combinations_of_many_dense_rows_give_nothing():

@@ -21,7 +21,7 @@ from partsong.attacks.findings import (
 )
 from partsong.attacks.moment import Moment, row_span, rows_by_turning, second_moment
 from partsong.attacks.reconstruction import row_from_statistics, rows_from_statistics
-from partsong.attacks.sparse_rows import DIRECTIONS, lone_columns, rows_by_dictionary
+from partsong.attacks.sparse_rows import lone_columns, rows_by_dictionary
 from partsong.attacks.transcript import Scene, judged, misfit, numbers
 from partsong.core.interfaces import Message, Shard
 from partsong.data.conversion import as_matrix
@@ -38,15 +38,39 @@ MOST_ROWS_IN_DICTIONARY = 200
 """Rows, up to which their weights are looked for as a dictionary."""
 DICTIONARY_FROM = 0.25
 """Directions for each row, from which the search for a dictionary has ever found one."""
+LEAST_ANGLE, ROUNDINGS = 1e-9, 64
+"""Directions of columns are the same within this angle, or so many roundings of what was sent."""
+SVD_SECONDS = 2e-9
+"""Seconds for each operation of a singular value decomposition, as a guess at what it will take."""
 LEAST_COLUMNS = 2
 """Columns of one row alone by which it is recognised."""
 
 
 def from_statistics(scene: Scene, party: str) -> list[Finding]:
-    """Everything that the sums of a party tell of its rows: of one row that row, of more what the search finds."""
+    """Everything that the sums of a party tell of its rows: of one row that row, of more what the search finds.
+
+    Uploads of all recorded runs over as many rows count together; where they are not of the same rows, the search on
+    one run alone finds more.
+    """
+    found: list[Finding] = []
+    for at, one in enumerate(_with_sums(scene, party)):
+        alone = replace(one, others=())
+        if at == 0:
+            found = _of_sums(one, party)
+        if not one.others or any(each.array.startswith("X") for each in found) or scene.clock.is_over():
+            break
+        found = max(found, _of_sums(alone, party), key=len)
+    return found
+
+
+def _with_sums(scene: Scene, party: str) -> list[Scene]:
+    """Runs with such sums of a party, each with the others beside it."""
+    runs = [one for one in (scene, *scene.others) if one.seen(party, "gram", "cross")]
+    return [replace(one, others=tuple(other for other in runs if other is not one), clock=scene.clock) for one in runs]
+
+
+def _of_sums(scene: Scene, party: str) -> list[Finding]:
     seen = scene.seen(party, "gram", "cross")
-    if not seen:
-        return []
     is_told = "totals" in seen[0][1].arrays
     n = round(float(seen[0][1]["totals"][0])) if is_told else 1
     pairs = _pairs(scene, party, n, is_told)
@@ -92,15 +116,19 @@ def _by_steps(scene: Scene, party: str, seen: Any, pairs: Sequence[Pair], n: int
 
 def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple[list[Finding], int]:
     """The span of the rows once T·k ≥ n, XᵀX once T·k(k + 1) ≥ n(n + 1), then rows by their signs; how many rows."""
-    m = pairs[0][1].shape[1]
-    unit = scene.unit(pairs[0][1])
-    span = row_span([cross for _, cross in pairs], n, unit) if n < m else None
+    m, few = pairs[0][1].shape[1], _enough(pairs, n)
+    unit, height = scene.unit(pairs[0][1]), sum(len(gram) for gram, _ in few)
+    if n >= m or not scene.clock.has(height**2 * m * SVD_SECONDS):
+        return [], 0
+    span = row_span([cross for _, cross in few], n, unit)
     if span is None:
         return [], 0
-    what = f"the span of its {n} rows, {MEMBERSHIP}"
+    r = span.rank
+    rest = "" if r == n else f" ({n - r} of them are zero, or combinations of others)"
+    what = f"the span of its {n} rows{rest}, {MEMBERSHIP}"
     findings = judged(scene, Finding("span of the rows", party, "span of X_p", span.basis, what, unit), span_error)
     n_equations = sum(len(gram) * (len(gram) + 1) for gram, _ in pairs)
-    if n > MOST_ROWS_SOLVED or n_equations < n * (n + 1) or scene.clock.is_over():
+    if r > MOST_ROWS_SOLVED or n_equations < r * (r + 1) or scene.clock.is_over():
         return findings, 0
     moment = second_moment(pairs, span, unit, scene.clock.deadline)
     if moment is None or not moment.is_recovered:
@@ -109,7 +137,7 @@ def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple
     what = f"X_pᵀX_p of its {n} rows, by a linear solve from {len(pairs)} uploads: rows up to one turn of them all"
     solved = Finding("second moment", party, "second moment of X_p", _half(moment), what, moment.doubt)
     findings += judged(scene, solved, moment_error)
-    if n > MOST_ROWS_TURNED or scene.clock.is_over():
+    if r > MOST_ROWS_TURNED or scene.clock.is_over():
         return findings, 0
     turned = rows_by_turning(moment, pairs, deadline=scene.clock.deadline)
     scene.clock.is_over()
@@ -121,7 +149,13 @@ def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple
         found = Finding("rows by their signs", party, "X_p", turned.rows, what, None)
     else:
         found = Finding("rows by their signs", party, "X_p", rows, what, turned.negative_share)
-    return findings + judged(scene, found, rows_error), count
+    return findings + judged(scene, found, rows_error), count if r == n else min(count, n - 1)
+
+
+def _enough(pairs: Sequence[Pair], n: int) -> list[Pair]:
+    """Uploads that are enough for the span of n rows, spread over all of them."""
+    every = max(1, sum(len(gram) for gram, _ in pairs) // (2 * n + 50))
+    return list(pairs[::every])
 
 
 def _half(moment: Moment) -> np.ndarray:
@@ -144,20 +178,25 @@ def _by_dictionary(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> l
 
 
 def _by_lone_columns(scene: Scene, party: str, pairs: Sequence[Pair]) -> list[Finding]:
-    """Columns that one row alone has show its weights, from one upload on and for any number of rows."""
-    tolerance = DIRECTIONS["float64" if scene.unit(pairs[0][1]) < 1e-12 else "float32"]
-    found = lone_columns([cross for _, cross in pairs if len(cross) >= LEAST_COLUMNS], tolerance) if pairs else None
-    if found is None or not found.groups:
+    """Columns that one row alone has show its weights, from one upload on and for any number of rows.
+
+    Columns that several rows have in proportion look the same, so that nothing is claimed without the truth.
+    """
+    crosses = [cross for _, cross in pairs if len(cross) >= LEAST_COLUMNS]
+    if not crosses:
+        return []
+    found = lone_columns(crosses, max(LEAST_ANGLE, ROUNDINGS * scene.unit(crosses[0])))
+    if not found.groups:
         return []
     count = sum(len(group) for group in found.groups)
     what = (
-        f"{count} values of {len(found.groups)} rows up to one factor a row: columns with one direction in WᵀX belong "
-        "to one row alone (or, rarely, to several rows in proportion)"
+        f"{count} values of {len(found.groups)} rows up to one factor a row, if columns with one direction in WᵀX "
+        "belong to one row alone, and not to several rows in proportion"
     )
     values = np.zeros((len(found.groups), pairs[0][1].shape[1]))
     for row, (group, entries) in enumerate(zip(found.groups, found.values, strict=True)):
         values[row, group] = entries
-    return judged(scene, Finding("lone columns", party, "entries of X_p", values, what, 0.0), lone_error)
+    return judged(scene, Finding("lone columns", party, "entries of X_p", values, what, None), lone_error)
 
 
 def lone_error(found: np.ndarray, rows: np.ndarray) -> float:
@@ -202,7 +241,7 @@ def from_differences(scene: Scene, party: str) -> list[Finding]:
             what = f"of {n} rows that were added or removed between two runs with one first model: {each.what}"
             found = replace(each, attack="difference of two runs", what=what)
             if wanted is not None and found.array.startswith("X") and found.recovered is not None:
-                found = replace(found, error=rows_error(found.recovered, wanted))
+                found = replace(found, error=rows_error(found.recovered, wanted), truth=wanted)
             findings.append(found)
     return findings
 
@@ -222,9 +261,9 @@ def _difference(scene: Scene, other: Scene, party: str) -> tuple[Message, Messag
 
 
 def _is_same(model: Message, other: Message) -> bool:
-    return model.arrays.keys() == other.arrays.keys() and all(
-        np.array_equal(numbers(array), numbers(other[name])) for name, array in model.arrays.items()
-    )
+    """Whether W is fitted to the same H, whatever else the models say."""
+    H, K = (numbers(one["H"]).astype(np.float32) if "H" in one.arrays else None for one in (model, other))
+    return H is not None and K is not None and np.array_equal(H, K)
 
 
 def _changed_rows(scene: Scene, other: Scene, party: str) -> np.ndarray | None:
@@ -279,7 +318,7 @@ def membership(scene: Scene, party: str, candidates: np.ndarray) -> list[Members
 def auc_of(scores: np.ndarray, is_member: np.ndarray) -> float | None:
     """The probability that a member has a larger score than a stranger, ties counted half; None without strangers."""
     members, strangers = scores[is_member], np.sort(scores[~is_member])
-    if not len(members) or not len(strangers):
+    if not len(members) or not len(strangers) or np.isnan(scores).any():
         return None
     below, upto = np.searchsorted(strangers, members, "left"), np.searchsorted(strangers, members, "right")
     return float((below + upto).mean() / (2 * len(strangers)))
@@ -287,6 +326,9 @@ def auc_of(scores: np.ndarray, is_member: np.ndarray) -> float | None:
 
 def _residuals(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
     crosses = [numbers(upload["cross"]) for one in (scene, *scene.others) for _, upload in one.seen(party, "cross")]
+    height, m = sum(len(cross) for cross in crosses), crosses[0].shape[1]
+    if not scene.clock.has(min(height, m) ** 2 * max(height, m) * SVD_SECONDS):
+        return np.full(len(rows), np.nan)
     stacked = np.vstack([cross / max(float(np.linalg.norm(cross)), 1e-300) for cross in crosses])
     _, values, basis = np.linalg.svd(stacked, full_matrices=False)
     floor = scene.unit(crosses[0]) * values[0] * np.sqrt(max(stacked.shape))
@@ -305,6 +347,8 @@ def _sign_slack(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
         model = exchange.models.get(party)
         if model is None:
             continue
+        if scene.clock.is_over():
+            return np.full(len(rows), np.nan)
         state, _ = scene.program.local(shard, state, model)
         upload, W = models.get(id(model)), weights_in(state)
         if upload is None or W is None:
@@ -326,8 +370,8 @@ def largest_share(scene: Scene, party: str) -> float | None:
 
     Near one, that row is read from the upload as it is.
     """
-    rows = scene.truth.get(party)
-    if rows is None or not scene.seen(party, "gram", "cross"):
+    rows, has_noise = scene.truth.get(party), getattr(scene.program, "release", None) is not None
+    if rows is None or has_noise or not scene.seen(party, "gram", "cross"):
         return None
     shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)
     state, largest = scene.program.start_party(shard, scene.layout), 0.0
@@ -336,6 +380,8 @@ def largest_share(scene: Scene, party: str) -> float | None:
         model, upload = exchange.models.get(party), exchange.uploads.get(party)
         if model is None:
             continue
+        if scene.clock.is_over():
+            return None
         state, _ = scene.program.local(shard, state, model)
         if upload is None or "cross" not in upload.arrays or (W := weights_in(state)) is None:
             continue

@@ -42,7 +42,8 @@ class Finding:
     """One thing that was worked out of a run's messages.
 
     `error` is relative to the truth, and None where no truth was given. `doubt` is what the attacker can see without
-    it: 0 where everything that was seen fits what was found, and None where nothing can be checked.
+    it: 0 where everything that was seen fits what was found, and None where nothing can be checked. `truth`: the rows
+    that it is about, where these are not those of the party.
     """
 
     attack: str
@@ -53,6 +54,7 @@ class Finding:
     doubt: float | None = None
     error: float | None = None
     observer: Observer = Observer.SERVER
+    truth: np.ndarray | None = None
 
     @property
     def verdict(self) -> str:
@@ -184,7 +186,7 @@ class Recovery:
     @property
     def level(self) -> Exposure | None:
         """What it means on the ladder of exposures; None where it was not found."""
-        if not self.is_found:
+        if not self.is_found or (self.is_about_rows and self.rows_recovered == 0):
             return None
         if self.is_about_rows:
             return Exposure.ROWS

@@ -21,6 +21,8 @@ DOUBTFUL, DOUBTFUL_ROUNDED = 1e-8, 1e-4
 """Largest doubt at which XᵀX counts as recovered: for float64 uploads, and for float32 uploads and masked sums."""
 DENSE = 100
 """Up to this many rows Q comes from a dense factorization (n(n + 1)/2 unknowns); beyond, from conjugate gradients."""
+CLEAR = 100.0
+"""How far above the rounding the last singular value has to be where fewer directions than rows are taken for all."""
 HELD_OUT = 0.1
 """Share of the rounds whose grams are predicted rather than fitted."""
 DENSE_STEPS, LONG_STEPS = 30, 20_000
@@ -62,6 +64,10 @@ def row_span(crosses: Sequence[np.ndarray], n_rows: int | None, unit: float) -> 
 
     The rank of the stacked C_t/‖C_t‖ is min(n, m, Σk) in general. All n directions are seen when n ≤ m and σ_n is above
     the rounding u·σ_1·√(longer side). Without `n_rows` n is where the ratio σ_i/σ_i+1 is largest.
+
+    Rows that are zero, or combinations of others, leave fewer directions r < n. These are taken for all where clearly
+    more crosses than r were seen, and σ_r is far above the rounding: rounds of a fit that has settled repeat each other,
+    and their σ fall bit by bit. More than n directions are not of n rows: uploads of other rows are among them.
     """
     scaled = [_numbers(cross) / size for cross in crosses if (size := float(np.linalg.norm(_numbers(cross)))) > 0]
     if not scaled:
@@ -70,9 +76,13 @@ def row_span(crosses: Sequence[np.ndarray], n_rows: int | None, unit: float) -> 
     _, values, rows = np.linalg.svd(stacked, full_matrices=False)
     floor = unit * values[0] * np.sqrt(max(stacked.shape))
     n = n_rows if n_rows is not None else _clear_rank(values, floor)
-    if not 1 <= n <= len(values) or values[n - 1] <= floor:
+    seen = int(np.count_nonzero(values > floor))
+    if not 1 <= n <= stacked.shape[1] or not 1 <= seen <= n:
         return None
-    return Span(rows[:n])
+    height = int(np.count_nonzero(np.linalg.norm(stacked, axis=1) > floor))
+    is_clear = seen + max(5, seen // 10) <= min(height, stacked.shape[1]) and values[seen - 1] > CLEAR * floor
+    is_all = seen == n or is_clear
+    return Span(rows[:seen]) if is_all else None
 
 
 def _clear_rank(values: np.ndarray, floor: float) -> int:

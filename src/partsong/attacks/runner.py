@@ -34,7 +34,7 @@ from partsong.attacks.transcript import Clock, Exchange, Scene, Traffic, numbers
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Program, Reduction, Shard
 from partsong.errors import ParameterError
-from partsong.privacy.exposure import Exposure, Support, directions_of, level_of
+from partsong.privacy.exposure import Exposure, Support, directions_of
 
 # ---- leakage ----------------------------------------------------------------------------------------------------
 #
@@ -121,6 +121,10 @@ OUT_OF_TIME = "The time limit was hit ({seconds:g} s in all): the search was cut
 NOT_ALL_KNOWN = (
     "The rarest column is not known without the rows: by the numbers, this is as if every cell had a value, and the "
     "true word may be worse. Give the rows by --data."
+)
+OF_ALL_ROWS = (
+    "Under masks the number of a party's own rows is not known without them: by the numbers, this is as if it had the "
+    "rows of all parties, and the true word is worse. Give the rows by --data."
 )
 SECONDS = 120.0
 """How long all searches together may take, unless told otherwise."""
@@ -280,13 +284,17 @@ def by_law(scene: Scene, party: str | None) -> tuple[Exposure, str]:
         for exchange in one.exchanges:
             model = next((exchange.models[name] for name in names if name in exchange.models), None)
             sent += 0 if model is None else directions_of(one.program, model)
+    if not sent:
+        is_noisy = all(getattr(one.program, "release", None) is not None for one in (scene, *scene.others))
+        return (Exposure.BOUNDED if is_noisy else Exposure.UNKNOWN), ""
     known = [scene.truth[name] for name in names if name in scene.truth]
     if len(known) == len(names):
-        return level_of(scene.program, sent, Support.of(np.vstack(known))), ""
+        return Support.of(np.vstack(known)).exposure(sent), ""
     rows = _rows_of(scene, party)
-    if rows is None or not sent:
-        return level_of(scene.program, sent, Support(1, 1, 1.0)), ""
-    return level_of(scene.program, sent, Support(rows, rows, float(rows))), NOT_ALL_KNOWN
+    if rows is None:
+        return Exposure.GUESS, NOT_ALL_KNOWN
+    is_of_all = party is not None and not scene.seen(party, "totals", "cross")
+    return Support(rows, rows, float(rows)).exposure(sent), OF_ALL_ROWS if is_of_all else NOT_ALL_KNOWN
 
 
 def _rows_of(scene: Scene, party: str | None) -> int | None:
@@ -365,6 +373,7 @@ def _arrays_of(messages: Sequence[Any]) -> tuple[SentArray, ...]:
 def _measured(finding: Finding, rows: np.ndarray | None) -> Recovery:
     """A finding without its values."""
     shape = None if finding.recovered is None else tuple(int(side) for side in finding.recovered.shape)
+    rows = finding.truth if finding.truth is not None else rows
     within = None if rows is None or finding.recovered is None else rows_within(finding.array, finding.recovered, rows)
     return Recovery(
         finding.attack,

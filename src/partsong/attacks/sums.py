@@ -62,7 +62,7 @@ def _as_party(scene: Scene, name: str) -> Scene:
 
 def _of_all(finding: Finding, n: int) -> Finding:
     attack = "span of all rows" if finding.attack == "span of the rows" else finding.attack
-    what = TOGETHER.format(what=finding.what.replace(" its ", " "), n=n)
+    what = TOGETHER.format(what=finding.what.replace(" its ", " ").replace("X_p", "X"), n=n)
     return replace(finding, attack=attack, array=finding.array.replace("X_p", "X"), what=what, observer=Observer.SUMS)
 
 

@@ -232,6 +232,12 @@ class Clock:
         self.was_over = self.was_over or (self.deadline is not None and time.monotonic() >= self.deadline)
         return self.was_over
 
+    def has(self, seconds: float) -> bool:
+        """Whether so much time is left; if not, the time counts as up."""
+        if self.deadline is not None and time.monotonic() + seconds > self.deadline:
+            self.was_over = True
+        return not self.is_over()
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:

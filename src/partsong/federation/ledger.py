@@ -247,20 +247,22 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an attempt costs (None: no noise), out of which budget, how many there may be, and how many combinations of
-    rows it sends without noise.
+    """What an attempt costs (None: no noise), out of which budget, how many there may be, how many combinations of rows
+    it sends without noise, and from which seed its run began.
     """
 
     release: Release | None = None
     allowance: Allowance | None = None
     bounds: Bounds | None = None
     directions: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
     """A line: which attempt of a round it is for, of which request and model, how much noise that had, and how many
-    combinations of rows it sent without noise (None: the line is of a version that did not count them).
+    combinations of rows it sent without noise (None: the line is of a version that did not count them). `model`: a mark
+    of H, and `seed` that of the run, where combinations were sent.
     """
 
     number: int
@@ -270,6 +272,8 @@ class Charge:
     about: str | None
     noise: float | None
     directions: int | None = 0
+    model: str | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,15 +312,17 @@ class Books:
         own = sum(one.directions is None and one.number > since for charges in self.runs.values() for one in charges)
         return own + sum(count for number, count in self.made_up if number > since)
 
-    def answered(self, about: str, run: str) -> int | None:
+    def answered(self, about: str, model: str | None, run: str) -> int | None:
         """The line by which a model was answered with combinations of rows in another run; None: it never was."""
-        lines = (
-            one.number
-            for name, charges in self.runs.items()
-            for one in charges
-            if name != run and one.about == about and one.noise is None and one.directions != 0
-        )
-        return next(lines, None)
+        return self._line(run, lambda one: one.about == about or (model is not None and one.model == model))
+
+    def seeded(self, seed: int, run: str) -> int | None:
+        """The line of another run that sent combinations of rows and began from this seed; None: there is none."""
+        return self._line(run, lambda one: one.seed == seed)
+
+    def _line(self, run: str, is_meant: Callable[[Charge], bool]) -> int | None:
+        others = (one for name, charges in self.runs.items() if name != run for one in charges)
+        return next((one.number for one in others if one.noise is None and one.directions != 0 and is_meant(one)), None)
 
     def with_lines(self, lines: Sequence[Line]) -> Books:
         """With more of them."""
@@ -330,7 +336,8 @@ class Books:
             serial += count
             directions = 0 if release is not None else line.get("directions")
             if run:
-                charge = Charge(line["number"], number, attempt, line["digest"], line.get("about"), noise, directions)
+                of_model = (line.get("about"), noise, directions, line.get("model"), line.get("seed"))
+                charge = Charge(line["number"], number, attempt, line["digest"], *of_model)
                 new.setdefault(run, []).append(charge)
             elif release is None:
                 made_up.append((line["number"], count))
@@ -393,7 +400,9 @@ class SiteLedger:
         if cost.allowance is not None:
             self.require_within(cost.allowance, cost.release)
         more = {"about": about, **({"unheard": True} if unheard else {})}
-        counted = {} if cost.release is not None else {"directions": cost.directions}
+        counted: dict[str, Any] = {} if cost.release is not None else {"directions": cost.directions}
+        if counted and cost.directions:
+            counted |= {"model": request.model_mark, "seed": cost.seed}
         self._append({"attempt": own, "digest": digest, "count": 1, **counted, **more}, cost.release)
         return was_charged
 

@@ -10,26 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
-import numpy as np
-
 from partsong.core.parameters import nearest, only, read_toml, whole, words
 from partsong.errors import ParameterError
+from partsong.federation.exposure_limit import REFUSE, ZERO, ExposureLimit
 from partsong.federation.method_keys import RECIPES
 from partsong.federation.site.state import require_same
 from partsong.federation.wire import Denied
 from partsong.methods.registry import ASYNCHRONOUS
 from partsong.privacy.accounting import check_budget
-from partsong.privacy.exposure import Exposure, Support, directions_of, most_exchanges, parse_limit, per_direction
+from partsong.privacy.exposure import Exposure, parse_limit
 from partsong.privacy.ledger import USUAL_DELTA
 from partsong.secure_aggregation.client import Seat
 from partsong.secure_aggregation.messages import Roster
 
 if TYPE_CHECKING:
     from partsong.federation.experiment import TextRule
-    from partsong.federation.ledger import Books, SiteLedger
+    from partsong.federation.ledger import SiteLedger
     from partsong.federation.site.plan import Data, Plan
     from partsong.federation.site.state import Started
-    from partsong.federation.wire import Request
 
 
 # ---- word policy ------------------------------------------------------------------------------------------------
@@ -78,9 +76,6 @@ POLICY_KEYS = (
     "columns", "tell_names", "words", "privacy", "maximum_exposure", "rare_columns", "other_rows_since",
     "directions_before",
 )  # fmt: skip
-
-REFUSE, ZERO = "refuse", "zero"
-"""What to do about columns that too few rows use."""
 
 UNNAMED = tuple(name for name in RECIPES if name != "secure-dsanls")
 """Allowed where a site names none. Sketches of two open runs by `secure-dsanls` determine rows: it must be named."""
@@ -332,97 +327,10 @@ class Consent:
         """Refuse where the budget does not cover what the books have, or is about another promise than the plan's."""
         self._require_within(plan, 0)
 
-    def require_exposure(self, plan: Plan, run: str, columns: Sequence[str]) -> int:
-        """Refuse a run of these columns whose uploads, with all that has left before, would show more than the policy
-        allows. Returns how many rows must use a column so that it may leave; others are set to zero. 0: all may.
-        """
-        if (planned := plan.directions) == 0 or self.policy.maximum_exposure is Exposure.ROWS:
-            return 0
-        books = self.ledger.books()
-        own = books.directions(self.policy.other_rows_since, run)
-        return self._require_directions(plan, self._directions_before(books) - own, planned, columns)
-
-    def require_upload(self, plan: Plan, request: Request, started: Started) -> None:
-        """Refuse an upload that would go beyond the maximum exposure, answers a model for the second time, or answers
-        one with negative numbers; runs that were begun are refused by this where site.toml or the ledger has changed.
-        """
-        directions = directions_of(plan.program, request.body)
-        if directions == 0:
-            return
-        books, nonce = self.ledger.books(), request.nonce
-        if (line := books.answered(request.about, nonce.run)) is not None:
-            raise Denied(
-                "answered",
-                f"This model was answered in another run (ledger line {line}). Two answers to one model differ by the "
-                "rows that were added or removed in between, and would show them. Begin the run with another seed.",
-            )
-        if "H" in request.body.arrays and not bool((np.asarray(request.body["H"]) >= 0).all()):
-            raise Denied("model", "The model has entries that are negative or no numbers, which none of ours has.")
-        if self.policy.maximum_exposure is not Exposure.ROWS:
-            is_charged = any(one.round == nonce.round for one in books.runs.get(nonce.run, ()))
-            more = 0 if is_charged else directions
-            self._require_directions(plan, self._directions_before(books), more, started.columns, started.least_support)
-
-    def _directions_before(self, books: Books) -> int:
-        """Combinations of rows that have left without noise."""
-        since, stated = self.policy.other_rows_since, self.policy.directions_before
-        if (uncounted := books.uncounted(since)) and stated is None:
-            raise Denied(
-                "exposure",
-                f"The ledger does not say how many combinations of rows left by {uncounted} releases without noise: "
-                "partsong 0.1.0 did not count them. Add up rounds × rank of these runs, and set directions_before in "
-                f"site.toml; or, if the rows are others since, other_rows_since = {books.lines}.",
-            )
-        return books.directions(since) + (stated or 0)
-
-    def _require_directions(
-        self, plan: Plan, before: int, planned: int, columns: Sequence[str], least: int | None = None
-    ) -> int:
-        """Refuse `planned` combinations of rows after those before. `least`: columns that fewer rows use were set to
-        zero when the run began.
-        """
-        policy, counts = self.policy, self.data.supports(columns)
-        needed, is_masked = before + planned, plan.reduction.hides_uploads
-        counted = 1 << (needed - 1).bit_length() if is_masked and needed else needed
-        may_zero = least is None and policy.rare_columns == ZERO
-        zeroing = per_direction(policy.maximum_exposure) * counted if may_zero else least or 0
-        left = counts[counts >= zeroing] if zeroing else counts
-        support = Support.from_counts(self.data.n_rows, left)
-        most = support.most_directions(policy.maximum_exposure) or 0
-        if counted <= most and (left > 0).any():
-            return zeroing if ((counts > 0) & (counts < zeroing)).any() else 0
-        best = Support.from_counts(self.data.n_rows, counts[counts == counts.max(initial=0)] if may_zero else counts)
-        limit = best.most_directions(policy.maximum_exposure) or 0
-        room = (1 << limit.bit_length() - 1 if is_masked and limit else limit) - before
-        rounds = most_exchanges(plan.program, room, plan.wish.parties) * plan.wish.rounds // max(1, plan.exchanges)
-        rank = min(plan.wish.rank, plan.wish.rank * max(0, room) // max(1, planned))
-        told = {"rounds": max(0, rounds) if room > 0 else 0, "rank": rank}
-        sent = {name: 1 << count.bit_length() - 1 if count and is_masked else count for name, count in told.items()}
-        raise Denied("exposure", self._too_many(plan, before, planned, counts, told), sent)
-
-    def _too_many(self, plan: Plan, before: int, planned: int, counts: np.ndarray, most: Mapping[str, int]) -> str:
-        """For the site's own log: the numbers, the columns, and what would be allowed."""
-        policy, support = self.policy, Support.from_counts(self.data.n_rows, counts)
-        parts = [
-            f"This run would send {planned} combinations of rows without noise, and {before} have left before. "
-            f"The rarest column has a value in {support.rarest} of {support.rows} rows, so that "
-            f"{support.most_directions(policy.maximum_exposure)} may leave in all (maximum_exposure = "
-            f'"{policy.maximum_exposure}").'
-        ]
-        if plan.reduction.hides_uploads:
-            parts.append("Under masks they are counted in powers of two.")
-        if most["rounds"] or most["rank"]:
-            parts.append(f"At most {most['rounds']} rounds of this rank, or rank {most['rank']}, are within that.")
-        else:
-            parts.append("No exact round is allowed; use noise.")
-        least = per_direction(policy.maximum_exposure) * (before + planned)
-        n_rare = int(np.count_nonzero((counts > 0) & (counts < least)))
-        if n_rare < len(counts) and policy.rare_columns == REFUSE:
-            parts.append(
-                f'{n_rare} of {len(counts)} columns have a value in fewer than {least} rows; rare_columns = "zero" in '
-                "site.toml sets them to zero in the run."
-            )
-        return " ".join(parts)
+    @property
+    def exposure(self) -> ExposureLimit:
+        """How many combinations of its rows may leave without noise."""
+        return ExposureLimit(self.policy, self.data, self.ledger)
 
     def require_exchange(self, plan: Plan, number: int) -> None:
         """Refuse an exchange beyond those agreed on. Where nobody waits, pieces that came to nothing do not count at

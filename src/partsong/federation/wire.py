@@ -127,6 +127,15 @@ class Request:
         """SHA-256 of the model and the history that work begins from: the same in all attempts of a round."""
         return _digest([self.note.get("counted")], self.body)
 
+    @property
+    def model_mark(self) -> str | None:
+        """SHA-256 of H in float32, whatever else a model tells beside it; None where it has no H."""
+        H = self.body.arrays.get("H")
+        if H is None:
+            return None
+        values = np.ascontiguousarray(np.asarray(H), np.float32)
+        return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -307,7 +316,7 @@ CODES: Mapping[str, str] = {
     "data": "the site's data are not fit for a run, or have changed since this one began",
     "model": "the model is none: not finite, negative, or too large",
     "exposure": "more combinations of the site's rows would leave without noise than its policy allows, over all runs",
-    "answered": "the site has answered this model in an earlier run; begin the run with another seed",
+    "answered": "the site has answered this model, or this seed, in an earlier run; begin the run with another seed",
     "experiment": "the experiment cannot be read, or its parts do not go together",
     "privacy-needed": "the site has a privacy budget, and the program adds no noise",
     "privacy-unit": "the program's promise is about another unit or relation than the site's ledger",

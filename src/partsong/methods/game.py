@@ -110,7 +110,7 @@ class PlayInStrata:
 
     def directions(self, model: Message | None) -> int:
         """Each column is played once a sweep, and moves along k numbers: k in all exchanges of a sweep together."""
-        blocks = 1 if model is None else int(model["turn"][2])
+        blocks = 1 if model is None else max(1, int(model["turn"][2]))
         return -(-self.rank // blocks)
 
     def directions_after(self, exchanges: int, parties: int) -> int:

@@ -246,10 +246,15 @@ class PartyExposure:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values; None where no law says how many rounds, or which rank, there may be."""
         own = {"level": str(self.level), "party": self.party, "directions": self.directions, "rounds": self.rounds}
         support = {"rank": self.rank, "rows": self.support.rows, "rarest_column": self.support.rarest}
-        return {**own, **support, "most_rounds": self.most_rounds, "most_rank": self.most_rank}
+        return {
+            **own,
+            **support,
+            "most_rounds": self.most_rounds if self.directions else None,
+            "most_rank": self.most_rank if self.directions else None,
+        }
 
     @property
     def way_on(self) -> str:

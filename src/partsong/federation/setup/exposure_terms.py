@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from partsong.federation.policy import REFUSE, Policy
+from partsong.federation.exposure_limit import REFUSE, allowed, counted
+from partsong.federation.policy import Policy
 from partsong.federation.site.state import rare_columns, supports_of
 from partsong.privacy.exposure import MEANING, Exposure, Support, per_direction
 
 LIMITED = """  Of {most} combinations of your rows that may leave, {sent} have left; a run that needs more is refused.
-  (A round of rank k sends k of them. The rarest column has a value in {rarest} of {rows} rows.)
+  (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.)
   This holds for a coordinator that follows the protocol. One that sends models it crafted can read single rows, and
   only noise (epsilon) prevents that. Masks hide which site a row is from, and nothing else here.
-  Exposure now: {level}. {meaning}"""
+  Exposure {level}"""
 UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): from enough rounds your rows can be computed
   back, with masks too. {sent} combinations of them have left. Only noise (epsilon) prevents that."""
 OF_TEXTS = """  Most words are in few texts, so that sums of texts without noise give the texts away. Methods that send
@@ -48,9 +49,11 @@ class Terms:
         support = Support.from_counts(int(X.shape[0]), counts)
         if (most := support.most_directions(limit)) is None:
             return UNLIMITED.format(sent=self.sent), False
-        level = support.exposure(self.sent)
-        numbers = {"most": most, "sent": self.sent, "rarest": support.rarest, "rows": support.rows}
-        said = [LIMITED.format(**numbers, level=level, meaning=MEANING[level])]
+        now = support.exposure(self.sent)
+        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
+        masked = "; under masks their number is rounded up to a power of two" if self.policy.masked else ""
+        numbers = {"most": allowed(most, self.policy.masked), "sent": self.sent, "rarest": support.rarest}
+        said = [LIMITED.format(**numbers, rows=support.rows, masked=masked, level=level)]
         rare = self._of_rare(X, columns, counts)
         if rare:
             refuses = self.policy.rare_columns == REFUSE
@@ -66,7 +69,7 @@ class Terms:
         """A line for each plan for which some columns, and not all of them, are used by too few rows."""
         said, each = [], per_direction(self.policy.maximum_exposure)
         for plan in PLANS:
-            least = each * (self.sent + plan)
+            least = each * counted(self.sent + plan, self.policy.masked)
             count, share = rare_columns(X, tuple(columns), least)
             if count and bool((counts >= least).any()):
                 said.append(

@@ -12,9 +12,10 @@ from partsong.core.interfaces import Layout, Matrix, Program, Reduction
 from partsong.data.conversion import as_matrix
 from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
+from partsong.federation.exposure_limit import largest
 from partsong.federation.ledger import Bounds
 from partsong.federation.policy import Wish
-from partsong.federation.site.state import Attempt, supports_of, without_rare
+from partsong.federation.site.state import Attempt, energies_of, supports_of, without_rare
 from partsong.federation.wire import Denied
 from partsong.privacy.exposure import directions_after
 from partsong.secure_aggregation.messages import Roster
@@ -61,6 +62,10 @@ class Data:
         """How many rows have a value above zero in each of these columns."""
         return supports_of(self.rows)[list(self.order(columns))]
 
+    def energies(self, columns: Sequence[str]) -> np.ndarray:
+        """Σ x² of each of these columns."""
+        return energies_of(self.rows)[list(self.order(columns))]
+
     def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
         """Some of the columns, in this order; the rows as they are where that is all of them. Columns that fewer than
         `least` rows use are zero.
@@ -80,13 +85,29 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an experiment means at a site; `fraction` of the parties are drawn for each round."""
+    """What an experiment means at a site; `fraction` of the parties are drawn for each round, of which there are
+    `rounds`. `resized`: the plan of the same experiment with other rounds and another rank.
+    """
 
     program: Program
     reduction: Reduction
     wish: Wish
     exchanges: int
+    rounds: int = 0
     fraction: float = 1.0
+    resized: Callable[[int, int], Plan] | None = None
+
+    def most_rounds(self, room: int) -> int:
+        """The most rounds of this rank, up to those asked for, that send at most `room` combinations of rows."""
+        return self._largest(lambda rounds: (rounds, self.wish.rank), self.rounds, room)
+
+    def most_rank(self, room: int) -> int:
+        """The largest rank, up to the one asked for, with which as many rounds send at most `room` of them."""
+        return self._largest(lambda rank: (self.rounds, rank), self.wish.rank, room)
+
+    def _largest(self, size: Callable[[int], tuple[int, int]], most: int, room: int) -> int:
+        resized = self.resized
+        return 0 if resized is None else largest(lambda number: resized(*size(number)).directions, most, room)
 
     @property
     def source(self) -> Any:
@@ -125,7 +146,11 @@ def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> P
     program = experiment.program(n_parties)
     exchanges = experiment.exchanges(program, n_parties)
     reduction, wish = experiment.reduction(n_parties, roster), experiment.wish(n_parties)
-    return Plan(program, reduction, wish, exchanges, experiment.topics.fraction)
+
+    def resized(rounds: int, rank: int) -> Plan:
+        return plan_of({**told, "rounds": rounds, "rank": rank}, n_parties, roster)
+
+    return Plan(program, reduction, wish, exchanges, experiment.rounds, experiment.topics.fraction, resized)
 
 
 def layout_in(note: Mapping[str, Any]) -> Layout:

@@ -62,7 +62,7 @@ class Workplace:
             raise Denied(
                 "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not begin with phase {phase}."
             )
-        self.consent.require_upload(self.plan, request, self.started)
+        self.consent.exposure.require_upload(self.plan, request, self.started)
         place = self._in_step(request, at)
         occasion, company = place._occasion(request, participants)
         worked = self._charged(request, at)
@@ -109,6 +109,7 @@ class Workplace:
         self.require_taking_part(in_sum)
         self.consent.require_exchange(self.plan, request.nonce.round)
         self.consent.require_columns(self.started)
+        self.consent.exposure.require_booked(self.plan, self.started)
 
     def _sent_before(self, at: Attempt, phase: int) -> Sent | None:
         """What was sent in this phase; refused where nothing more is worked on in this run."""
@@ -150,7 +151,8 @@ class Workplace:
         """
         ledger, worked = self.consent.ledger, self.files.worked(at)
         directions = directions_of(self.plan.program, request.body)
-        cost = Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds, directions)
+        of_rows = (directions, self.started.layout.seed)
+        cost = Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds, *of_rows)
         books = ledger.books()
         unheard = is_last_unheard(books, self.audit.departures())
         if ledger.charge(request, cost, unheard=unheard) and worked is None:

@@ -97,8 +97,10 @@ def require_willing(site: Site, request: Request) -> None:
     _require_plan(site, plan, parties, request.nonce.run)
     site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
     site.consent.require_budget(plan, request.nonce.run)
-    if experiment_in(request.note).get("columns", SAME) == SAME:  # else it is known at the start which columns leave
-        site.consent.require_exposure(plan, request.nonce.run, site.policy.leaving(site.data.columns))
+    experiment = experiment_in(request.note)
+    if experiment.get("columns", SAME) == SAME:  # else it is known at the start which columns leave
+        leaving, seed = site.policy.leaving(site.data.columns), experiment.get("seed", 0)
+        site.consent.exposure.require_run(plan, request.nonce.run, leaving, seed)
 
 
 def start(site: Site, request: Request) -> Answered:
@@ -117,7 +119,7 @@ def start(site: Site, request: Request) -> Answered:
         columns = tuple(site.data.columns[at] for at in order)
         _require_plan(site, plan, layout.parties, request.nonce.run)
         site.consent.require_budget(plan, request.nonce.run)
-        least = site.consent.require_exposure(plan, request.nonce.run, columns)
+        least = site.consent.exposure.require_run(plan, request.nonce.run, columns, layout.seed)
         shard = Shard(site.name, site.data.matrix(order, least), site.data.secret)
         _check(plan, layout, shard, len(order))
         require_sound(site.data)

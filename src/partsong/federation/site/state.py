@@ -319,12 +319,17 @@ def _without_rare(rows: Rows, order: tuple[int, ...], least: int) -> Any:
 
 def rare_columns(rows: Any, order: tuple[int, ...], least: int) -> tuple[int, float]:
     """How many of these columns are used by some rows, and by fewer than `least`; and their share of ‖X‖²."""
-    counts, energies = supports_of(rows)[list(order)], _energies(Rows(rows))[list(order)]
+    counts, energies = supports_of(rows)[list(order)], energies_of(rows)[list(order)]
     rare = (counts > 0) & (counts < least)
     return int(rare.sum()), float(energies[rare].sum() / (energies.sum() or 1.0))
 
 
-@lru_cache(maxsize=1)
+def energies_of(rows: Any) -> np.ndarray:
+    """Σ x² of each column; computed once in a process for a table that stays as it is."""
+    return _energies(Rows(rows))
+
+
+@lru_cache(maxsize=2)
 def _energies(rows: Rows) -> np.ndarray:
     matrix = rows.held if hasattr(rows.held, "column_energies") else as_matrix(rows.held)
     return np.asarray(matrix.column_energies(), np.float64)

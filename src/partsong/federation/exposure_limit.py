@@ -1,0 +1,219 @@
+"""The exposure limit of a site: how many combinations of its rows may leave without noise, over all runs.
+
+    L   combinations that have left (the ledger) and that a run would add (its plan)
+    s   rows that use the rarest column that leaves
+
+`maximum_exposure = "membership"` asks for L ≤ s/2 (`privacy.exposure`). Under masks L is rounded up to a power of two
+before it is compared, so that a server that asks for many ranks and rounds learns how many binary digits s has, and no
+more. A run is asked about before it begins, by its most rounds, and each upload and each phase of its sum again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partsong.errors import PartsongError
+from partsong.federation.wire import Denied
+from partsong.privacy.exposure import Exposure, Support, directions_of, per_direction
+
+if TYPE_CHECKING:
+    from partsong.federation.ledger import Books, SiteLedger
+    from partsong.federation.policy import Policy
+    from partsong.federation.site.plan import Data, Plan
+    from partsong.federation.site.state import Started
+    from partsong.federation.wire import Request
+
+REFUSE, ZERO = "refuse", "zero"
+"""What to do about columns that too few rows use."""
+MOST_ZEROED = 0.5
+"""The largest share of ‖X‖² in columns that are set to zero; beyond it the run would be about little else."""
+
+
+def counted(directions: int, is_masked: bool) -> int:
+    """Directions as they are compared: rounded up to a power of two under masks."""
+    return 1 << (directions - 1).bit_length() if is_masked and directions else directions
+
+
+def allowed(most: int, is_masked: bool) -> int:
+    """The largest number whose `counted` is at most `most`."""
+    return 1 << (most.bit_length() - 1) if is_masked and most else most
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a run: how many rows use each, and Σ x² of each; `n_rows` in all."""
+
+    n_rows: int
+    counts: np.ndarray
+    energies: np.ndarray
+
+    def rare(self, least: int) -> np.ndarray:
+        """Columns that some rows use, and fewer than `least`."""
+        return (self.counts > 0) & (self.counts < least)
+
+    def share(self, chosen: np.ndarray) -> float:
+        """The share of ‖X‖² in these columns."""
+        return float(self.energies[chosen].sum() / (self.energies.sum() or 1.0))
+
+    def without(self, least: int) -> Support:
+        """The support of the columns that at least so many rows use."""
+        return Support.from_counts(self.n_rows, self.counts[self.counts >= least])
+
+    def most(self, limit: Exposure, may_zero: bool) -> int:
+        """The most directions within a limit, where rare columns may be set to zero or not."""
+        if not (self.counts > 0).any():
+            return 0
+        if not may_zero:
+            return self.without(1).most_directions(limit) or 0
+        order = np.argsort(-self.counts, kind="stable")
+        held = np.cumsum(self.energies[order]) / (self.energies.sum() or 1.0)
+        last = int(np.searchsorted(held, 1 - MOST_ZEROED))
+        return int(self.counts[order[min(last, len(order) - 1)]]) // per_direction(limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ExposureLimit:
+    """What a site's policy, data and ledger say of combinations of its rows."""
+
+    policy: Policy
+    data: Data
+    ledger: SiteLedger
+
+    def require_run(self, plan: Plan, run: str, columns: Sequence[str], seed: int) -> int:
+        """Refuse a run of these columns that would show more than the policy allows, or that begins with the random
+        numbers of an earlier one. Returns how many rows must use a column so that it may leave; others are set to
+        zero. 0: all may.
+        """
+        if (planned := plan.directions) == 0:
+            return 0
+        books = self.ledger.books()
+        if (line := books.seeded(seed, run)) is not None:
+            raise Denied("answered", f"Seed {seed} was that of another run (ledger line {line}). {SAME_START}")
+        if self.policy.maximum_exposure is Exposure.ROWS:
+            return 0
+        own = books.directions(self.policy.other_rows_since, run)
+        is_masked, before = plan.reduction.hides_uploads, self.directions(books) - own
+        held, may_zero = self._columns(columns), self.policy.rare_columns == ZERO
+        needed = counted(before + planned, is_masked)
+        least = per_direction(self.policy.maximum_exposure) * needed if may_zero else 0
+        support, rare = held.without(max(1, least)), held.rare(least)
+        is_within = needed <= (support.most_directions(self.policy.maximum_exposure) or 0)
+        if is_within and (held.counts >= max(1, least)).any() and held.share(rare) <= MOST_ZEROED:
+            return least if rare.any() else 0
+        raise self._denied(plan, before, planned, held, may_zero)
+
+    def require_upload(self, plan: Plan, request: Request, started: Started) -> None:
+        """Refuse an upload beyond the limit, one that answers a model for the second time, or one with negative
+        numbers.
+        """
+        directions = directions_of(plan.program, request.body)
+        if directions == 0:
+            return
+        books, nonce = self.ledger.books(), request.nonce
+        if (line := books.answered(request.about, request.model_mark, nonce.run)) is not None:
+            raise Denied("answered", f"This model was answered in another run (ledger line {line}). {SAME_START}")
+        if "H" in request.body.arrays and not bool((np.asarray(request.body["H"]) >= 0).all()):
+            raise Denied("model", "The model has entries that are negative or no numbers, which none of ours has.")
+        is_charged = any(one.round == nonce.round for one in books.runs.get(nonce.run, ()))
+        self._require_begun(plan, started, books, 0 if is_charged else directions)
+
+    def require_booked(self, plan: Plan, started: Started) -> None:
+        """Refuse every answer of a run where what has left by now is beyond the limit, as it is now."""
+        if plan.directions:
+            self._require_begun(plan, started, self.ledger.books(), 0)
+
+    def _require_begun(self, plan: Plan, started: Started, books: Books, more: int) -> None:
+        if self.policy.maximum_exposure is Exposure.ROWS:
+            return
+        held, before = self._columns(started.columns), self.directions(books)
+        support = held.without(max(1, started.least_support))
+        needed = counted(before + more, plan.reduction.hides_uploads)
+        if needed > (support.most_directions(self.policy.maximum_exposure) or 0):
+            raise self._denied(plan, before, more, held, may_zero=started.least_support > 0)
+
+    def directions(self, books: Books) -> int:
+        """Combinations of rows that have left without noise, by the ledger and, for lines that do not say it, by
+        site.toml.
+        """
+        since, stated = self.policy.other_rows_since, self.policy.directions_before
+        if since > books.lines:
+            raise Denied(
+                "exposure",
+                f"other_rows_since = {since} in site.toml is beyond the last line of the ledger ({books.lines}). Give "
+                "the number of a line that is there, or leave it out.",
+            )
+        uncounted = books.uncounted(since)
+        if uncounted and (stated is None or stated < uncounted):
+            is_too_few = "" if stated is None else f" directions_before = {stated} is less than one for each."
+            raise Denied(
+                "exposure",
+                f"The ledger does not say how many combinations of rows left by {uncounted} releases without noise, "
+                f"which are of partsong 0.1.0 or were made up.{is_too_few} Add up rounds × rank of these runs, and set "
+                f"directions_before in site.toml; or, if the rows are others since, other_rows_since = {books.lines}.",
+            )
+        return books.directions(since) + ((stated or 0) if uncounted else 0)
+
+    def _columns(self, columns: Sequence[str]) -> Columns:
+        return Columns(self.data.n_rows, self.data.supports(columns), self.data.energies(columns))
+
+    def _denied(self, plan: Plan, before: int, planned: int, held: Columns, may_zero: bool) -> Denied:
+        """With the numbers for the site's log, and what would be allowed, rounded under masks, for the coordinator."""
+        limit, is_masked = self.policy.maximum_exposure, plan.reduction.hides_uploads
+        most = held.most(limit, may_zero)
+        room = allowed(most, is_masked) - before
+        told = {"rounds": plan.most_rounds(room), "rank": plan.most_rank(room)}
+        support = held.without(1)
+        rarest = f"The rarest column has a value in {support.rarest} of {support.rows} rows"
+        if may_zero:
+            rarest = (
+                f"Columns that hold half of the squared norm are used by {per_direction(limit) * most} rows or more"
+            )
+        parts = [
+            f"{planned} combinations of rows would leave without noise, and {before} have left before. {rarest}, so "
+            f'that {most} may leave in all (maximum_exposure = "{limit}").'
+        ]
+        parts += ["Under masks they are counted in powers of two."] if is_masked else []
+        if told["rounds"] or told["rank"]:
+            ways = [f"{told['rounds']} rounds of this rank"] if told["rounds"] else []
+            ways += [f"rank {told['rank']}"] if told["rank"] else []
+            parts.append(f"At most {', or '.join(ways)}, would be within that.")
+        else:
+            parts.append("No exact round is allowed; use noise.")
+        least = per_direction(limit) * counted(before + planned, is_masked)
+        rare = held.rare(least)
+        if rare.any() and not may_zero and held.share(rare) <= MOST_ZEROED:
+            parts.append(
+                f"Fewer than {least} rows use {int(rare.sum())} of {len(rare)} columns, which hold "
+                f'{held.share(rare):.2%} of the squared norm; rare_columns = "zero" sets them to zero in the run.'
+            )
+        sent = {name: allowed(count, is_masked) for name, count in told.items()}
+        return Denied("exposure", " ".join(parts), sent)
+
+
+SAME_START = (
+    "Two runs with one first model differ by the rows that were added or removed in between, and would show them. "
+    "Begin the run with another seed."
+)
+
+
+def largest(of: Callable[[int], int], most: int, room: int) -> int:
+    """The largest number up to `most` for which of(number) ≤ room, of growing `of`; 0 where there is none.
+
+    Sizes for which there is no such experiment raise an error; they are below those that there are.
+    """
+
+    def sent(number: int) -> int | None:
+        try:
+            return of(number)
+        except PartsongError:
+            return None
+
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if (sent(middle) or 0) <= room else (low, middle)
+    return low if low and sent(low) is not None else 0
