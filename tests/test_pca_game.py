@@ -21,8 +21,6 @@ from partsong.errors import (
     DataError,
     DivergenceWarning,
     FeatureError,
-    FileError,
-    FormatError,
     ParameterError,
     PartsongError,
     ShapeError,
@@ -338,48 +336,6 @@ def test_progress_is_shown(capsys):
         warnings.simplefilter("error")
         partsong.PCAGame(2, max_iter=3, verbose=1).fit(planted())
     assert "PCA game of 120 × 30" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_saved_and_loaded(tmp_path, monkeypatch, dtype):
-    pandas = pytest.importorskip("pandas")
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    frame = pandas.DataFrame(planted(offset=1.0).astype(dtype), columns=[f"gene {j}" for j in range(30)])
-    model = partsong.PCAGame(3, play="simultaneous", batch_size=np.int64(40), max_iter=4, random_state=0).fit(frame)
-    model.save(tmp_path / "pca.safetensors")
-    loaded = partsong.PCAGame.load(tmp_path / "pca.safetensors")
-    assert_array_equal(loaded.transform(frame), model.transform(frame))
-    assert loaded.transform(frame).dtype == dtype
-    assert list(loaded.feature_names_in_) == list(frame.columns)
-    for name in ("n_iter_", "n_samples_", "seed_", "outcome_", "n_components_"):
-        assert getattr(loaded, name) == getattr(model, name)
-    for name in ("explained_variance_", "explained_variance_ratio_", "singular_values_", "utilities_", "mean_"):
-        assert_array_equal(getattr(loaded, name), getattr(model, name))
-    told = {name: value for name, value in model.get_params().items() if name not in ("random_state", "dtype")}
-    assert {name: loaded.get_params()[name] for name in told} == told
-    loaded.save(tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "pca.safetensors").read_bytes()
-
-
-def test_files_of_another_kind_are_refused(tmp_path):
-    rows = np.abs(planted())
-    partsong.NMF(2, max_iter=2).fit(rows).save(tmp_path / "nmf.safetensors")
-    model = partsong.PCAGame(2, max_iter=2).fit(rows)
-    model.save(tmp_path / "pca.safetensors")
-    with pytest.raises(FormatError, match="'partsong-model' file"):
-        partsong.PCAGame.load(tmp_path / "nmf.safetensors")
-    with pytest.raises(FormatError, match="'partsong-principal-components' file"):
-        partsong.NMF.load(tmp_path / "pca.safetensors")
-    with pytest.raises(FileError, match="ends in"):
-        model.save(tmp_path / "pca.npz")
-    model.components_ = model.components_[:, :-1]
-    model.save(tmp_path / "cut.safetensors")
-    with pytest.raises(FormatError, match="shapes do not fit"):
-        partsong.PCAGame.load(tmp_path / "cut.safetensors")
-    data = (tmp_path / "pca.safetensors").read_bytes()
-    (tmp_path / "flipped.safetensors").write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
-    with pytest.raises(FormatError, match="checksum"):
-        partsong.PCAGame.load(tmp_path / "flipped.safetensors")
 
 
 def test_an_interrupt_keeps_the_model():

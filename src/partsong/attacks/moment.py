@@ -66,8 +66,8 @@ def row_span(crosses: Sequence[np.ndarray], n_rows: int | None, unit: float) -> 
     the rounding u·σ_1·√(longer side). Without `n_rows` n is where the ratio σ_i/σ_i+1 is largest.
 
     Rows that are zero, or combinations of others, leave fewer directions r < n. These are taken for all where clearly
-    more crosses than r were seen, and σ_r is far above the rounding: rounds of a fit that has settled repeat each other,
-    and their σ fall bit by bit. More than n directions are not of n rows: uploads of other rows are among them.
+    more crosses than r were seen, and σ_r is far above the rounding: rounds of a fit that has settled repeat each
+    other, and their σ fall bit by bit. More than n directions are not of n rows: uploads of other rows are among them.
     """
     scaled = [_numbers(cross) / size for cross in crosses if (size := float(np.linalg.norm(_numbers(cross)))) > 0]
     if not scaled:

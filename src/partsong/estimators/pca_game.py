@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from typing import Any
 
@@ -21,7 +20,6 @@ from partsong.data.table import column_names
 from partsong.errors import DivergenceWarning, ParameterError
 from partsong.estimators.parameters import DEFAULT_RANK, given_weights, one_of, precision_of, require_verbosity, stop_of
 from partsong.estimators.validation import agree_on_columns, numbers_of, whole_seed
-from partsong.io.model_file import fill_principal, save_principal
 from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played, safe_step
 from partsong.training.loop import progress
 from partsong.training.stopping import HistoryRow
@@ -127,18 +125,6 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Rows from scores (here called X, as scikit-learn does): X V + 1 μᵀ."""
         check_is_fitted(self)
         return given_weights(X, len(self.components_)) @ self.components_ + self.mean_
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write components, mean, variances, names and settings as safetensors with JSON metadata; never scores."""
-        check_is_fitted(self)
-        save_principal(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> PCAGame:
-        """A fitted estimator from a file that `save` wrote, ready to transform; it has no history."""
-        estimator = cls()
-        fill_principal(estimator, path)
-        return estimator
 
     def _fit(self, X: Any) -> np.ndarray:
         game, precision = self._check_settings(), precision_of(self.dtype)
