@@ -45,7 +45,8 @@ def with_texts(folder, site):
     kit = demo._kit(folder / f"{site.site}.zip", folder)
     joined = SiteFolder.joining(site.path, kit, place, {"text_column": "text"})
     joined.take(KEY)
-    (joined.path / "site.toml").write_text("minimum_parties = 3\nmasked = true\n[words]\nminimum_documents = 2\n")
+    policy = 'maximum_exposure = "rows"\nminimum_parties = 3\nmasked = true\n[words]\nminimum_documents = 2\n'
+    (joined.path / "site.toml").write_text(policy)
     return joined
 
 
