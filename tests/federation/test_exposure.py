@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from federations import NAMES, Federation, secret_of
+from word_federations import WORDS, TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.errors import ParameterError, PartsongError, SiteRefused
@@ -20,6 +21,7 @@ from partsong.federation.policy import Allowance, Policy
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Request
+from partsong.io.model_file import load_model
 from partsong.privacy.exposure import Exposure, column_supports
 
 COLUMNS = tuple(f"gene-{number}" for number in range(12))
@@ -431,3 +433,47 @@ def test_the_coordinator_reads_no_name_and_no_number_of_rows_under_masks(tmp_pat
     assert "gene" not in said
     lines = [json.loads(line) for line in (tmp_path / "east" / "audit.jsonl").read_text().splitlines()]
     assert not any("201" in json.dumps(line.get("counts", {})) for line in lines)
+
+
+@pytest.mark.parametrize("method", ["exact", "fnmf"])
+def test_texts_are_not_summed_by_default_and_words_alone_are_agreed_on(tmp_path, method):
+    experiment = Experiment(method, 3, 4, seed=5, words=WORDS)
+    federation = TextFederation(tmp_path, experiment, exposure=Exposure.MEMBERSHIP)
+    with pytest.raises(SiteRefused, match="code 'exposure'"):
+        list(federation.rounds())
+    books = federation.site("east").ledger.books()
+    assert books.directions() == 0
+    assert all(run.endswith(".words") for run in books.runs)
+    allowed_run = TextFederation(tmp_path / "rows", experiment)
+    assert len(list(allowed_run.rounds())) == 4
+
+
+def test_a_site_keeps_a_result_of_a_run_without_rare_columns(tmp_path):
+    tables = {name: dense(name, 100) for name in NAMES[:3]}
+    for table in tables.values():
+        table[7:, 3] = 0
+    federation = made(tmp_path, Experiment("exact", 5, 6), tables=tables, policy=Policy(rare_columns="zero"))
+    list(federation.rounds())
+    model = load_model(tmp_path / "east" / "results" / "run-1" / "model.safetensors")
+    assert model.components.shape == (5, 12)
+    assert not model.components[:, 3].any()
+    assert np.isfinite(model.components).all()
+
+
+def test_a_run_without_rare_columns_goes_on_to_the_same_bits_after_a_restart(tmp_path):
+    tables = {name: dense(name, 100) for name in NAMES[:3]}
+    for table in tables.values():
+        table[7:, 3] = 0
+    ends = []
+    for place in ("whole", "broken"):
+        own = {name: table.copy() for name, table in tables.items()}
+        federation = made(tmp_path / place, Experiment("exact", 5, 6), tables=own, policy=Policy(rare_columns="zero"))
+        rounds = federation.rounds()
+        if place == "broken":
+            next(rounds)
+            rounds.close()
+            own |= {name: table.copy() for name, table in own.items()}
+            rounds = federation.rounds()
+        *_, last = rounds
+        ends.append(np.asarray(last.model["H"]).tobytes())
+    assert ends[0] == ends[1]

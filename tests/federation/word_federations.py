@@ -52,6 +52,7 @@ class TextFederation:
     sites: dict = field(default_factory=dict)
     run: str = "run-1"
     unheard: int | None = None
+    exposure: Exposure = Exposure.ROWS  # most words are in few texts
 
     def documents(self, name):
         return self.texts.get(name, texts_of(name))
@@ -63,7 +64,7 @@ class TextFederation:
         key = self.keys.get(name, KEY)
         columns, words = (b"", b"") if key is None else (key.key_for("columns"), key.key_for("words"))
         texts = Texts(self.documents(name), words, secret_of(name))
-        policy = replace(self.policies.get(name, Policy()), maximum_exposure=Exposure.ROWS)
+        policy = replace(self.policies.get(name, Policy()), maximum_exposure=self.exposure)
         own = (texts.unread, policy, self.roster(), columns)
         return replace(Site(name, self.folder / name, *own, texts=texts), **changes)
 
