@@ -293,10 +293,11 @@ def left(start, loop, is_leaver, how):
 
 def tired(make, rank, own, folder):
     """The caller at rank 0 raises while p00 is busy for a minute."""
-    for _ in run(make(), Failing(PROGRAM, "nowhere", "ours", folder, 60.0), own, 5000):
-        if rank == 0 and Path(folder, "asleep").exists():
-            Path(folder, "failed-at").write_text(str(time.time()))
-            raise Tired("of it all")
+    with closing(run(make(), Failing(PROGRAM, "nowhere", "ours", folder, 60.0), own, 5000)) as rounds:
+        for _ in rounds:
+            if rank == 0 and Path(folder, "asleep").exists():
+                Path(folder, "failed-at").write_text(str(time.time()))
+                raise Tired("of it all")
 
 
 def check_a_whole_run(make, own):

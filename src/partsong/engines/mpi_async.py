@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from dis import opmap
-from inspect import CO_GENERATOR
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 from partsong.core.codec import Buffer, packed, state_of, told_state, unpacked
@@ -63,14 +58,9 @@ from partsong.errors import ParameterError, PartsongError, PartyError
 #
 # How a run ends before its time: at which rank a caller has left its loop, and whether it raised there.
 #
-# Python closes a generator in the same way for both. There are two signs of an exception: where the generator is closed
-# by hand, as `contextlib.closing` does, it is being handled; where a loop lets go of the generator, its traceback holds
-# the caller's frame, at the instruction where that stands. A caller that keeps the generator in a variable, and closes
-# it
-# later or never, shows neither and has broken out.
-
-RAISING = {opmap["RAISE_VARARGS"], opmap["RERAISE"]}
-"""Instructions of `raise`, and of the end of `finally`: an exception that is raised again keeps its traceback."""
+# Python closes a generator in the same way for both. Within `with contextlib.closing(engine.run(…)) as rounds` an
+# exception that leaves the loop is still being handled when the generator is closed, and all ranks hear of it. A bare
+# loop that raises has broken out, as far as anybody can know.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +83,12 @@ class Caller:
     def error(self, leaving: GeneratorExit) -> PartyError | None:
         """What to tell others of a caller that has raised; None if it broke out. Called by the generator itself."""
         raised = leaving.__context__
-        if raised is not None and raised is not self.handled:
-            return self._told(f"{type(raised).__name__}: {raised}")
-        trace = _under_way(sys._getframe(1).f_back)
-        return None if trace is None else self._told(f"an exception at {_place(trace)}")
-
-    def _told(self, what: str) -> PartyError:
+        if raised is None or raised is self.handled:
+            return None
         return PartyError(
-            f"The caller at rank {self.rank} ended the run: its own loop over the rounds raised {what}. Mend it there; "
-            "to go on, resume every rank from its last checkpoint."
+            f"The caller at rank {self.rank} ended the run: its own loop over the rounds raised "
+            f"{type(raised).__name__}: {raised}. Mend it there; to go on, resume every rank from its last checkpoint."
         )
-
-
-def _under_way(frame: FrameType | None) -> TracebackType | None:
-    """The traceback of an exception that is leaving this frame.
-
-    A frame may also be held by tracebacks of exceptions that it has caught; they tell of other instructions. Generators
-    that pass rounds on are closed by an exception too: it is about whoever iterates over them.
-    """
-    while frame is not None and frame.f_code.co_flags & CO_GENERATOR:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    is_raising = frame.f_code.co_code[frame.f_lasti] in RAISING
-    traces = (one for one in gc.get_referrers(frame) if isinstance(one, TracebackType))
-    return next((one for one in traces if is_raising or one.tb_lasti == frame.f_lasti), None)
-
-
-def _place(trace: TracebackType) -> str:
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"line {trace.tb_lineno} of {Path(trace.tb_frame.f_code.co_filename).name}"
 
 
 # ---- asynchronous server ----------------------------------------------------------------------------------------
@@ -431,10 +396,10 @@ class AsynchronousMpi:
     arrivals is that of the day.
 
     To resume, each rank gives a checkpoint of its own, not necessarily of the same moment, or all that of a run in one
-    process. An error at any rank is raised at all, and a caller that raises in its own loop at one rank is a PartyError
-    at the others. A caller that breaks out of its loop ends the run at all ranks, and the workers' Endings name its
-    rank. If you keep the rounds in a variable, close them: `with contextlib.closing(engine.run(…)) as rounds`. `record`
-    keeps what parties sent.
+    process. An error at any rank is raised at all. Iterate within `with contextlib.closing(engine.run(…)) as rounds`:
+    then a caller that raises in its own loop at one rank is a PartyError at the others. A caller that breaks out of its
+    loop, or raises without that, ends the run at all ranks, and the workers' Endings name its rank. `record` keeps what
+    parties sent.
     """
 
     comm: Any = None
