@@ -16,7 +16,7 @@ from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.linear import Mean, Sum, WeightedMean, add
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Checkpoint, Layout, Message, Schedule, Shard
+from partsong.core.interfaces import Checkpoint, Layout, Message, Schedule, Shard, Traits, traits_of
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -454,3 +454,16 @@ def test_checkpoints_hold_every_state():
     assert isinstance(done.checkpoint, Checkpoint)
     assert set(done.checkpoint.parties) == {"p00", "p01"}
     assert done.checkpoint.parties["p00"].W.shape == (30, 4)
+
+
+def test_a_program_without_traits_asks_for_nothing_and_traits_are_what_engines_go_by():
+    """What a program asks for is one value; engines look at nothing else."""
+    assert traits_of(object()) == Traits()
+    exact, sketched = recipes.shared_statistics(3), recipes.dsanls(3, n_rows=20)
+    assert traits_of(exact) == Traits(full_participation=True)
+    assert traits_of(recipes.then_exact(recipes.fnmf(3), 1)) == traits_of(exact)
+    assert (traits_of(sketched).requires, bool(traits_of(sketched).reason)) == ("plain", True)
+    private = recipes.row_private(3, epsilon=1.0, row_bound=2.0, rounds=4)
+    assert traits_of(private).release == private.release
+    assert traits_of(private).max_releases == 4
+    assert traits_of(recipes.fedavg(3)).release is None

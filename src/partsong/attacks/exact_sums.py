@@ -23,7 +23,7 @@ from partsong.attacks.moment import Moment, row_span, rows_by_turning, second_mo
 from partsong.attacks.reconstruction import row_from_statistics, rows_from_statistics
 from partsong.attacks.sparse_rows import lone_columns, rows_by_dictionary
 from partsong.attacks.transcript import Scene, judged, misfit, numbers
-from partsong.core.interfaces import Message, Shard
+from partsong.core.interfaces import Message, Shard, traits_of
 from partsong.data.conversion import as_matrix
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -370,7 +370,7 @@ def largest_share(scene: Scene, party: str) -> float | None:
 
     Near one, that row is read from the upload as it is.
     """
-    rows, has_noise = scene.truth.get(party), getattr(scene.program, "release", None) is not None
+    rows, has_noise = scene.truth.get(party), traits_of(scene.program).release is not None
     if rows is None or has_noise or not scene.seen(party, "gram", "cross"):
         return None
     shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)

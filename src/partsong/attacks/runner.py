@@ -32,7 +32,7 @@ from partsong.attacks.sums import (
 )
 from partsong.attacks.transcript import Clock, Exchange, Scene, Traffic, numbers, transcript
 from partsong.core import runtime
-from partsong.core.interfaces import Layout, Program, Reduction, Shard
+from partsong.core.interfaces import Layout, Program, Reduction, Shard, traits_of
 from partsong.errors import ParameterError
 from partsong.privacy.exposure import Exposure, Support, directions_of
 
@@ -285,7 +285,7 @@ def by_law(scene: Scene, party: str | None) -> tuple[Exposure, str]:
             model = next((exchange.models[name] for name in names if name in exchange.models), None)
             sent += 0 if model is None else directions_of(one.program, model)
     if not sent:
-        is_noisy = all(getattr(one.program, "release", None) is not None for one in (scene, *scene.others))
+        is_noisy = all(traits_of(one.program).release is not None for one in (scene, *scene.others))
         return (Exposure.BOUNDED if is_noisy else Exposure.UNKNOWN), ""
     known = [scene.truth[name] for name in names if name in scene.truth]
     if len(known) == len(names):
@@ -328,7 +328,7 @@ def _by_colluders(run: RecordedRun, scene: Scene, party: str) -> PartyFindings:
         known: Uploads = in_the_open(scene.exchanges)
     elif not set(others) <= run.shards.keys():
         return _with_note(left, UNKNOWN_ADDENDS)
-    elif getattr(run.program, "release", None) is not None:
+    elif traits_of(run.program).release is not None:
         return _with_note(left, FRESH_NOISE)
     else:
         known = repeated(scene.exchanges, run.program, run.layout, [run.shards[name] for name in others])
@@ -339,7 +339,7 @@ def _by_colluders(run: RecordedRun, scene: Scene, party: str) -> PartyFindings:
 def _left(run: RecordedRun, party: str, attacker: Attacker) -> PartyFindings:
     """What left a party, before anything is tried on it."""
     messages = [message for sent in run.traffic for sender, _, message in sent if sender == party]
-    release: Any = getattr(run.program, "release", None)
+    release: Any = traits_of(run.program).release
     notes = () if release is None else (NOISE.format(kind=release.kind, unit=release.unit),)
     size = sum(message.nbytes for message in messages)
     return PartyFindings(party, attacker, _arrays_of(messages), len(messages), size, (), (), notes)

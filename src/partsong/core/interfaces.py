@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from partsong.errors import CompositionError, ParameterError
 
@@ -346,6 +346,35 @@ class RowSolver(Protocol):
     def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a program asks of engines, and of the sums that its uploads go into.
+
+    `full_participation`: a sum over some of the parties means nothing to it. `requires`: "plain" where its uploads must
+    not be hidden, "secure" where they must; `reason` says why. `min_in_sum` and `sum_bounds`: over how many parties a
+    sum that hides uploads must be, and which numbers it must let pass. `release`: what one upload costs in differential
+    privacy (None: it has no noise), and `max_releases` how many there may be; nothing that is measured without noise
+    may then choose the rounds, or leave with the model.
+    """
+
+    full_participation: bool = False
+    requires: Literal["any", "plain", "secure"] = "any"
+    reason: str = ""
+    min_in_sum: int = 1
+    sum_bounds: Mapping[str, float] = field(default_factory=dict)
+    release: Any = None
+    max_releases: int | None = None
+
+
+NO_DEMANDS = Traits()
+
+
+def traits_of(program: Any) -> Traits:
+    """Return what a program asks for; nothing where it has no traits."""
+    found: Traits = getattr(program, "traits", NO_DEMANDS)
+    return found
+
+
 class Program(Protocol):
     """A distributed algorithm, as pure functions.
 
@@ -356,11 +385,8 @@ class Program(Protocol):
     `exchange(model) -> (number, total)` as well: for which of them, from 0, a model is sent, and how many there are.
     Under a reduction that hides uploads all exchanges of a round are over the same parties. A program whose model is
     worth a look only now and then has `ends_round(model)`: whether it is so after the exchange that led to this model.
-    `why_in_the_open` and `why_hidden`, where a program has them and they are not empty, say why its uploads must not,
-    or must, be hidden; `needs_everyone` that a sum over some of the parties means nothing to it; `fewest_in_sum` and
-    `bounds_in_sum` over how many a sum that hides them must be, and what it must let pass; `works(model)` whether
-    parties work in the exchange for which a model is sent. A program with differential privacy has `release`, what one
-    upload costs; nothing that is measured without noise may then choose its rounds, or leave with its model.
+    `works(model)` says whether parties work in the exchange for which a model is sent. What a program asks of engines
+    and sums is in its `traits`; one without demands need not have any.
     """
 
     @property

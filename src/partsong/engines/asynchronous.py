@@ -21,6 +21,7 @@ from partsong.core.interfaces import (
     Schedule,
     Shard,
     State,
+    traits_of,
 )
 from partsong.core.streams import stream
 from partsong.engines.collective import as_text, from_text
@@ -108,7 +109,7 @@ def agreed_terms(program: Program, schedule: Schedule, layout: Layout, reduction
             "none. Let a party be slow instead (Durations(stragglers={name: factor}) on the virtual clock), leave out "
             "its shard, or use a synchronous engine."
         )
-    if getattr(program, "needs_everyone", False) and len(layout.parties) > 1:
+    if traits_of(program).full_participation and len(layout.parties) > 1:
         raise CompositionError(
             f"{type(program).__name__} needs the sum over all parties, and an asynchronous server takes in one upload "
             "at a time. Use a program whose server moves with each (Consensus with Relaxation), or another engine."

@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Array, Checkpoint, Form, Layout, Message, Program, Reduction, Schedule, type_name
+from partsong.core.interfaces import (
+    Array,
+    Checkpoint,
+    Form,
+    Layout,
+    Message,
+    Program,
+    Reduction,
+    Schedule,
+    traits_of,
+    type_name,
+)
 from partsong.errors import (
     CompositionError,
     DivergenceError,
@@ -48,11 +59,11 @@ def stated_by(program: Program, layout: Layout) -> Expected:
 def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
     """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
     reduction.check(program.aggregation)
-    needs_open, needs_hidden = (getattr(program, name, "") for name in ("why_in_the_open", "why_hidden"))
-    if needs_open and reduction.hides_uploads:
-        raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {needs_open}")
-    if needs_hidden and not reduction.hides_uploads:
-        raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {needs_hidden}")
+    traits = traits_of(program)
+    if traits.requires == "plain" and reduction.hides_uploads:
+        raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {traits.reason}")
+    if traits.requires == "secure" and not reduction.hides_uploads:
+        raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {traits.reason}")
     _check_that_sums_are_wide_enough(program, reduction)
     for name, form in (pair for kind in expected or () for pair in kind.items()):
         if form.lone and reduction.hides_uploads:
@@ -63,8 +74,8 @@ def check_together(program: Program, reduction: Reduction, expected: Expected) -
 
 
 def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> None:
-    """Of parties, and of numbers: `fewest_in_sum` and `bounds_in_sum`, where a program states them."""
-    fewest, needed = getattr(reduction, "fewest", 1), getattr(program, "fewest_in_sum", 1)
+    """Of parties, and of numbers."""
+    fewest, needed = getattr(reduction, "fewest", 1), traits_of(program).min_in_sum
     if fewest < needed:
         raise CompositionError(
             f"{type(reduction).__name__} forms sums over as few as {fewest} parties, but {type(program).__name__} "
@@ -72,7 +83,7 @@ def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> 
             "honest parties count), or fewer shares of the noise."
         )
     bound_of: Any = getattr(reduction, "bound_of", None)
-    needs: Mapping[str, float] = getattr(program, "bounds_in_sum", {}) if bound_of is not None else {}
+    needs: Mapping[str, float] = traits_of(program).sum_bounds if bound_of is not None else {}
     short = {name: bound for name, bound in needs.items() if bound_of(name) < bound}
     if short:
         told = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())

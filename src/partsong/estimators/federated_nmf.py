@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule
+from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule, traits_of
 from partsong.core.parameters import whole_number
 from partsong.core.runtime import held
 from partsong.data.conversion import as_matrix
@@ -149,7 +149,7 @@ class FederatedSettings:
 
     def _is_private(self) -> bool:
         """Whether what was released had noise, by the method or by `privacy`."""
-        return self.privacy is not None or getattr(self.method, "release", None) is not None
+        return self.privacy is not None or traits_of(self.method).release is not None
 
     def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
         """The program with the noise that was asked for, and the accounts of a program that has noise."""
@@ -157,9 +157,10 @@ class FederatedSettings:
         if self.privacy is not None:
             program = self.privacy.program(program, self._rounds(), n_parties, bool(self.masked))
             delta, before = self.privacy.delta, self.privacy.spent
-        release = getattr(program, "release", None)
-        most = getattr(program, "most", None)
-        return program, None if release is None else Spending(release, delta, before, most)
+        traits = traits_of(program)
+        if traits.release is None:
+            return program, None
+        return program, Spending(traits.release, delta, before, traits.max_releases)
 
     def _reduction(self, n_parties: int) -> Reduction:
         """Sums in the open, or masked."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Message, RowSolver, Shard
+from partsong.core.interfaces import Array, Form, Layout, Message, RowSolver, Shard, Traits
 from partsong.errors import CompositionError, DataError, ParameterError
 from partsong.evaluation.topic_quality import Cooccurrence, TopicPairs, count_pairs
 from partsong.solvers.lda import word_counts
@@ -71,9 +71,9 @@ class CooccurrenceSums:
         raise CompositionError("CooccurrenceSums counts words; it has no model to fit rows to.")
 
     @property
-    def needs_everyone(self) -> bool:
+    def traits(self) -> Traits:
         """The coherence is that over all documents."""
-        return True
+        return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Counter:
         """Nothing was sent yet."""
@@ -168,9 +168,9 @@ class FrequencySums:
         raise CompositionError("FrequencySums counts documents; it has no model to fit rows to.")
 
     @property
-    def needs_everyone(self) -> bool:
+    def traits(self) -> Traits:
         """Frequencies are those of all documents."""
-        return True
+        return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Sender:
         """Nothing was sent yet."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard
+from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard, Traits
 from partsong.core.streams import stream
 from partsong.data.blocks import TwoSided, covering, require_cover
 from partsong.errors import CompositionError, ParameterError, PartyError
@@ -234,14 +234,9 @@ class SketchExchange:
             warn_if_noisy(rule)
 
     @property
-    def needs_everyone(self) -> bool:
-        """Every node has a part of both factors."""
-        return True
-
-    @property
-    def why_in_the_open(self) -> str:
-        """Masks would promise what the blocks have given away already."""
-        return LONE
+    def traits(self) -> Traits:
+        """Every node has a part of both factors. Masks would promise what the blocks have given away already."""
+        return Traits(full_participation=True, requires="plain", reason=LONE)
 
     @property
     def has_no_signs(self) -> bool:

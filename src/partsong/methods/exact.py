@@ -11,7 +11,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Message, Round, Shard
+from partsong.core.interfaces import Array, Form, Layout, Message, Round, Shard, Traits
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
 from partsong.solvers.alternating import Alternate, Columns, Rows, Totals
@@ -45,9 +45,9 @@ class SharedStatistics:
             raise ParameterError(f"The rank must be at least 1; got {self.rank}.")
 
     @property
-    def needs_everyone(self) -> bool:
+    def traits(self) -> Traits:
         """H is fitted to the sums alone."""
-        return True
+        return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Rows:
         """No W yet: it starts from H and each row alone, in the first round."""

@@ -12,7 +12,7 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, RowSolver, Shard
+from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, RowSolver, Shard, Traits
 from partsong.core.streams import stream
 from partsong.data.conversion import values_of
 from partsong.errors import (
@@ -115,6 +115,11 @@ class PrivateConsensus:
     def aggregation(self) -> Aggregation:
         """As within; all weights are 1."""
         return self.program.aggregation
+
+    @property
+    def traits(self) -> Traits:
+        """Every upload has noise."""
+        return Traits(release=self.release, max_releases=self.most)
 
     @property
     def release(self) -> Release:
@@ -310,29 +315,23 @@ class PrivateStatistics:
         self.noise(1)
 
     @property
-    def needs_everyone(self) -> bool:
-        """H is fitted to the sums alone."""
-        return True
-
-    @property
-    def why_hidden(self) -> str:
-        """A share of the noise protects nothing by itself."""
-        if self.shares == 1:
-            return ""
-        return (
+    def traits(self) -> Traits:
+        """H is fitted to the sums alone. `shares` parties add up to the whole noise, and a share of it protects nothing
+        by itself. A reduction with bounds has to let all sums pass: a refusal would tell of the rows.
+        """
+        reason = (
             f"each party adds 1/{self.shares} of the noise, which is enough in their sum alone. Take shares=1, or a "
             "reduction that hides uploads."
         )
-
-    @property
-    def fewest_in_sum(self) -> int:
-        """So many parties add up to the whole noise."""
-        return self.shares
-
-    @property
-    def bounds_in_sum(self) -> dict[str, float]:
-        """What a reduction with bounds has to let pass: a refusal would tell of the rows."""
-        return {"gram": self.sum_bound, "cross": self.sum_bound}
+        return Traits(
+            full_participation=True,
+            requires="any" if self.shares == 1 else "secure",
+            reason=reason,
+            min_in_sum=self.shares,
+            sum_bounds={"gram": self.sum_bound, "cross": self.sum_bound},
+            release=self.release,
+            max_releases=self.most,
+        )
 
     def most_rows(self, n_features: int) -> int:
         """How many rows of a party are within `sum_bound` whatever is in them; 0 where noise does not fit beside."""

@@ -20,6 +20,8 @@ from partsong.core.interfaces import (
     RowSolver,
     Shard,
     State,
+    Traits,
+    traits_of,
 )
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.exact import SharedStatistics
@@ -106,7 +108,7 @@ class Relay:
             raise ParameterError(f"The first leg of a Relay has at least one round; got {self.rounds}.")
         if self.first.rank != self.second.rank:
             raise ParameterError(f"Both legs of a Relay need one rank; got {self.first.rank} and {self.second.rank}.")
-        noisy = [leg for leg in (self.first, self.second) if getattr(leg, "release", None) is not None]
+        noisy = [leg for leg in (self.first, self.second) if traits_of(leg).release is not None]
         if noisy:
             raise CompositionError(
                 f"{type(noisy[0]).__name__} promises privacy, and a Relay would not account for it: the other leg "
@@ -119,9 +121,9 @@ class Relay:
         return self.second.rank
 
     @property
-    def needs_everyone(self) -> bool:
-        """As the second leg does."""
-        return self.second.needs_everyone
+    def traits(self) -> Traits:
+        """Those of the second leg."""
+        return self.second.traits
 
     @property
     def solver(self) -> RowSolver:

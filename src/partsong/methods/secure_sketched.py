@@ -9,7 +9,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Mean, Sum, WeightedMean
-from partsong.core.interfaces import Array, Form, Layout, Message, Shard
+from partsong.core.interfaces import Array, Form, Layout, Message, Shard, Traits
 from partsong.core.streams import stream
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods.averaging import CommonStart
@@ -96,9 +96,9 @@ class SketchedConsensus:
             )
 
     @property
-    def needs_everyone(self) -> bool:
+    def traits(self) -> Traits:
         """W fits the mean of all H_p."""
-        return True
+        return Traits(full_participation=True)
 
     def rounds_for(self, outer: int) -> int:
         """Exchanges that so many outer rounds take."""
@@ -311,19 +311,17 @@ class SketchedStatistics:
             raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
 
     @property
-    def needs_everyone(self) -> bool:
-        """The sketches of all parties are one sketch of all rows."""
-        return True
-
-    @property
-    def why_hidden(self) -> str:
-        """A budget for all rows together says nothing of what a single party may show."""
+    def traits(self) -> Traits:
+        """The sketches of all parties are one sketch of all rows. A budget for all rows together says nothing of what a
+        single party may show.
+        """
         if self.budget == "own" or not self.is_guarded:
-            return ""
-        return (
+            return Traits(full_participation=True)
+        reason = (
             'budget="total" counts sketches of all rows, and single uploads give the rows of a small party away long '
             'before. Take budget="own", or a reduction that hides uploads.'
         )
+        return Traits(full_participation=True, requires="secure", reason=reason)
 
     def operator(self, seed: int, party: str, n_rows: int, turn: int) -> Operator:
         """S_p of one exchange; its first n_p rows are used, of which there may be fewer than dimensions."""

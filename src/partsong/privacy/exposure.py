@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partsong.core.interfaces import Shard
+from partsong.core.interfaces import Shard, traits_of
 from partsong.errors import ParameterError
 
 
@@ -176,20 +176,20 @@ class Support:
 def directions_of(program: Any, model: Any = None) -> int:
     """Count the directions in the upload that answers `model`; 0 where it has noise, or is no combination of rows."""
     hook = getattr(program, "directions", None)
-    return 0 if hook is None or getattr(program, "release", None) is not None else int(hook(model))
+    return 0 if hook is None or traits_of(program).release is not None else int(hook(model))
 
 
 def directions_after(program: Any, exchanges: int, parties: int = 1) -> int:
     """Count the directions in all uploads of one of so many parties in so many exchanges."""
     hook = getattr(program, "directions_after", None)
-    if hook is None or getattr(program, "release", None) is not None:
+    if hook is None or traits_of(program).release is not None:
         return exchanges * directions_of(program)
     return int(hook(exchanges, parties))
 
 
 def level_of(program: Any, directions: int, support: Support) -> Exposure:
     """The word for a party that has sent so many directions of rows with this support by a program."""
-    if getattr(program, "release", None) is not None:
+    if traits_of(program).release is not None:
         return Exposure.BOUNDED
     return support.exposure(directions) if directions else Exposure.UNKNOWN
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
+from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver, traits_of
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import sampled
 from partsong.errors import DataError, ParameterError
@@ -408,7 +408,7 @@ history_, n_iter_, outcome_, seed_ :
 
     def _require_everyone(self, program: Any, is_sampled: bool) -> None:
         """Refuse to draw parties where sums over some of them mean nothing, or tell each one's words."""
-        if is_sampled and getattr(program, "needs_everyone", False):
+        if is_sampled and traits_of(program).full_participation:
             raise ParameterError(
                 f"participation={self.participation} is for methods that can do with some of the parties in a round, "
                 "fednmf, fednmf-mi and fedlda. Take one of these, or participation=1."

@@ -33,6 +33,7 @@ from partsong.core.interfaces import (
     Round,
     Schedule,
     Shard,
+    traits_of,
 )
 from partsong.core.runtime import Interrupts, held
 from partsong.core.streams import stream
@@ -135,7 +136,7 @@ class Task:
     @property
     def is_private(self) -> bool:
         """Whether messages carry noise, so that nothing else may tell of the data."""
-        return getattr(self.program, "release", None) is not None
+        return traits_of(self.program).release is not None
 
     def spent_on(self, done: Round) -> float:
         """What a round has cost, with all before it."""

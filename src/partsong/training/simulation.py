@@ -24,6 +24,7 @@ from partsong.core.interfaces import (
     Schedule,
     Shard,
     State,
+    traits_of,
 )
 from partsong.core.runtime import held
 from partsong.engines.asynchronous import Asynchronous
@@ -99,9 +100,9 @@ def simulation_of(
 ) -> Task:
     """The task whose rounds are measured with all that only a simulation can know, and accounted if they have noise."""
     measures: Any = {"error_of": error_in_simulation(program, shards), "drift_of": drift_in_simulation(program)}
-    release = getattr(program, "release", None)
-    if release is not None:
-        measures["spending"] = spending or Spending(release, most=getattr(program, "most", None))
+    traits = traits_of(program)
+    if traits.release is not None:
+        measures["spending"] = spending or Spending(traits.release, most=traits.max_releases)
     several: Any = {"threads": runtime.available(), "exchanges": exchanges, "reduction": reduction}
     return Task(program, shards, schedule, stop, engine, **several, **measures)
 

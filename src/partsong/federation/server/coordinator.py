@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from partsong.core import runtime
-from partsong.core.interfaces import Checkpoint, Message, Occasion, Program, Reduction, Round, Schedule, Shard, State
+from partsong.core.interfaces import (
+    Checkpoint,
+    Message,
+    Occasion,
+    Program,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+    State,
+    traits_of,
+)
 from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import (
     KEPT_OUT,
@@ -320,7 +331,7 @@ class Coordinator:
 
     def _charged(self, program: Program, record: Record, course: Course) -> Record:
         """Everybody who may have released something is charged, once for each attempt of the round."""
-        release: Any = getattr(program, "release", None)
+        release: Any = traits_of(program).release
         if release is None:
             return record
         senders = {*course.opening.asked, *course.opening.refused} & record.started

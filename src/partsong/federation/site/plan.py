@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Layout, Matrix, Program, Reduction
+from partsong.core.interfaces import Layout, Matrix, Program, Reduction, traits_of
 from partsong.data.conversion import as_matrix
 from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
@@ -117,7 +117,7 @@ class Plan:
     @property
     def release(self) -> Any:
         """What one upload costs in privacy; None without noise."""
-        return getattr(self.program, "release", None)
+        return traits_of(self.program).release
 
     @property
     def directions(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Engine, Layout, Message, Program, Reduction, Round, Schedule, Shard
+from partsong.core.interfaces import Engine, Layout, Message, Program, Reduction, Round, Schedule, Shard, Traits
 from partsong.core.streams import fresh_seed
 from partsong.errors import DataError, ParameterError, PartyError
 from partsong.secure_aggregation.messages import Roster
@@ -182,9 +182,9 @@ class VocabularyAgreement:
             raise ParameterError(f"false_pass must be a probability from 1e-30 to below 1; got {self.false_pass!r}.")
 
     @property
-    def needs_everyone(self) -> bool:
+    def traits(self) -> Traits:
         """A word of a missing party would seem rarer than it is."""
-        return True
+        return Traits(full_participation=True)
 
     def exchange(self, model: Message) -> tuple[int, int]:
         """All exchanges are one round: over the same parties."""
