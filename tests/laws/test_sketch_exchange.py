@@ -159,7 +159,7 @@ def test_the_error_is_that_of_the_factors_before_the_exchange(parts):
     rounds = run(some, shards_of(X, parts))
     told = {done.index: done.metrics for done in rounds if done.metrics}
     assert sorted(told) == [0, 8, 16, 24], "with every fourth whole H, and with the start"
-    assert [done.index for done in rounds if some.ends_round(done.model)] == [8, 16, 24], "the start is no round"
+    assert [done.index for done in rounds if some.turn(done.model).ends_round] == [8, 16, 24], "the start is no round"
     for index in (8, 16, 24):
         W, H = factors(rounds[index - 1])
         assert_allclose(some.components(rounds[index].checkpoint.server), H, rtol=1e-12)
@@ -559,5 +559,5 @@ def test_models_say_whose_turn_it_is():
     some = program(every=5)
     assert some.rounds_for() == 25
     assert some.rounds_for(7) == 15
-    ends = [some.ends_round(Message({"turn": np.array([turn])})) for turn in range(1, 26)]
+    ends = [some.turn(Message({"turn": np.array([turn])})).ends_round for turn in range(1, 26)]
     assert [turn for turn, is_end in enumerate(ends) if is_end] == [10, 20, 24]

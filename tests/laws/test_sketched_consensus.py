@@ -153,7 +153,7 @@ def test_what_is_sent_is_a_sketch_per_iteration_and_all_of_h_per_outer_round(var
     X, program = data(), program_of(variant)
     shards, d = shards_of(X), 12
     rounds = run(program, shards, program.rounds_for(2), Sequential(record=True))
-    assert [program.ends_round(done.model) for done in rounds] == [False, False, False, True] * 2
+    assert [program.turn(done.model).ends_round for done in rounds] == [False, False, False, True] * 2
     for index, done in enumerate(rounds):
         is_sketched = VARIANTS[variant][1] is not None and index % 4 < 3
         name, shape = ("sketch", (K, d)) if is_sketched else ("H", (K, M))

@@ -131,7 +131,12 @@ def test_only_declared_arrays_are_sent():
             assert done.bytes_up[party] == 8 * sum(int(np.prod(shape)) for shape in expected.values()) + 8
         assert set(done.model.arrays) == {"H", "turn"}
     assert rounds[-1].checkpoint.server.rows == 90
-    assert [SketchedStatistics(K, Gaussian(4)).ends_round(done.model) for done in rounds] == [False, True, True, True]
+    assert [SketchedStatistics(K, Gaussian(4)).turn(done.model).ends_round for done in rounds] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("rows", "d"), [(25, 4), (24, 4)])

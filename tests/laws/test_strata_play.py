@@ -134,7 +134,7 @@ def test_a_sweep_between_parties_is_a_sequential_play_of_all_cells(form):
             stood = Game(Raster(), step).sweep(shard.matrix, Standing(weights[p], Ht), 0, columns=span)
             weights[p], Ht = stood.W, stood.Ht
         assert_array_equal(done.model["H"], Ht.T)
-        assert program.ends_round(done.model) == (stratum == parties - 1)
+        assert program.turn(done.model).ends_round == (stratum == parties - 1)
 
 
 @pytest.mark.parametrize("order", [Stratified(), Raster(), Simultaneous(), Alternating()], ids=repr)
@@ -320,7 +320,7 @@ def test_a_step_too_large_ends_a_run_and_the_step_that_is_named_does_not(order, 
 def test_a_run_away_is_an_outcome():
     task = PlayInStrata(K, Game(step=ConstantStep(2.0)))
     rounds = Sequential().run(task, shards_of(data()), Schedule(20, 3), reduction=InTheOpen())
-    run_ = Follower(Stop(0.0), is_whole=lambda done: task.ends_round(done.model)).follow(rounds)
+    run_ = Follower(Stop(0.0), is_whole=lambda done: task.turn(done.model).ends_round).follow(rounds)
     assert run_.outcome is Outcome.DIVERGED
     assert "A step of" in run_.trouble
     with pytest.warns(DivergenceWarning, match="A step of"):

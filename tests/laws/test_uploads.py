@@ -15,11 +15,10 @@ from pairwise_masks import PairwiseMasks
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn
 from partsong.aggregation.linear import AlignedMean, add
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Layout, Message, Reducible, Schedule, Shard
+from partsong.core.interfaces import Layout, Message, Reducible, Schedule, Shard, turn_of
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
-from partsong.engines.upload_checks import exchange_of
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -201,7 +200,7 @@ def test_a_party_that_is_left_out_is_absent_from_that_round(name, fault, reducti
     assert set(round_.refused) == {"p01"}
     assert re.search(words, round_.refused["p01"])
     resumed = round_.checkpoint
-    if reduction.hides_uploads and exchange_of(program, resumed.model)[0] > 0:
+    if reduction.hides_uploads and turn_of(program, resumed.model).step > 0:
         *_, resumed = (
             done.checkpoint
             for done in run(Faulty(program, spoil), shards, 4, engine, reduction, before, faulty="leave out")

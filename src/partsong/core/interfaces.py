@@ -375,18 +375,39 @@ def traits_of(program: Any) -> Traits:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a model stands among the exchanges of a round; by default a round is one exchange.
+
+    `step`, from 0, of `steps`: exchanges that belong together. Under a reduction that hides uploads they are over the
+    same parties. `works`: parties iterate on this model, and do not only send. `ends_round`: a round ended with the
+    exchange that led to this model, which is worth a look.
+    """
+
+    step: int = 0
+    steps: int = 1
+    works: bool = True
+    ends_round: bool = True
+
+
+ONE_EXCHANGE = Turn()
+
+
+def turn_of(program: Any, model: Message) -> Turn:
+    """Return where a model stands; the only exchange of its round, if the program says nothing."""
+    tells = getattr(program, "turn", None)
+    return ONE_EXCHANGE if tells is None else tells(model)
+
+
 class Program(Protocol):
     """A distributed algorithm, as pure functions.
 
     `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
     factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
     `expects` states the arrays of an upload by name, once for each kind of upload that it has; of a program without it,
-    engines ask for finite numbers only. A program whose rounds take several exchanges, with no work between them, has
-    `exchange(model) -> (number, total)` as well: for which of them, from 0, a model is sent, and how many there are.
-    Under a reduction that hides uploads all exchanges of a round are over the same parties. A program whose model is
-    worth a look only now and then has `ends_round(model)`: whether it is so after the exchange that led to this model.
-    `works(model)` says whether parties work in the exchange for which a model is sent. What a program asks of engines
-    and sums is in its `traits`; one without demands need not have any.
+    engines ask for finite numbers only. A program whose rounds take several exchanges has
+    `turn(model) -> Turn` as well: where a model stands among them. What a program asks of engines and sums is in its
+    `traits`; one without demands need not have any.
     """
 
     @property

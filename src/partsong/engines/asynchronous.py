@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 from partsong.core import runtime
 from partsong.core.interfaces import (
@@ -22,11 +21,12 @@ from partsong.core.interfaces import (
     Shard,
     State,
     traits_of,
+    turn_of,
 )
 from partsong.core.streams import stream
 from partsong.engines.collective import as_text, from_text
 from partsong.engines.rounds import WAYS_ON, Desk, named, nobody_left
-from partsong.engines.upload_checks import Expected, check_sum, check_together, check_upload, exchange_of, stated_by
+from partsong.engines.upload_checks import Expected, check_sum, check_together, check_upload, stated_by
 from partsong.errors import CompositionError, ParameterError, PartsongError
 
 # ---- pieces -----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def begun(terms: Terms, resume: Checkpoint | None) -> Midway:
     A checkpoint of a synchronous run will do. Of parties that have left, states are kept and pieces are not.
     """
     point = resume if resume is not None else Checkpoint(0, {}, *terms.program.start_server(terms.layout))
-    if exchange_of(terms.program, point.model)[1] > 1:
+    if turn_of(terms.program, point.model).steps > 1:
         raise CompositionError(
             "This program's rounds take several exchanges over the same parties, and in an asynchronous run no two "
             "parties share one. Use one exchange a round (sweeps=1), or a synchronous engine."
@@ -337,9 +337,8 @@ class Clocked:
         self.durations.check([shard.name for shard in shards])
         by_name = {shard.name: shard for shard in shards}
         model: Message | None = None if resume is None else resume.model
-        works: Any = getattr(program, "works", None)
         for done in self.engine.run(program, shards, schedule, reduction=reduction, resume=resume):
-            is_work = model is None or works is None or works(model)
+            is_work = model is None or turn_of(program, model).works
             lasts = [self.durations.of(by_name[name], done.index, schedule.seed) for name in done.bytes_up]
             model = done.model
             yield replace(done, seconds=max(lasts) if is_work else self.durations.latency)

@@ -20,6 +20,7 @@ from partsong.core.interfaces import (
     Reduction,
     Schedule,
     traits_of,
+    turn_of,
     type_name,
 )
 from partsong.errors import (
@@ -239,12 +240,6 @@ WAYS_ON_WITH_ALL = (
 )
 
 
-def exchange_of(program: Program, model: Message) -> tuple[int, int]:
-    """Which exchange of its round a model is sent for, and of how many; the only one, if the program says nothing."""
-    tells: Any = getattr(program, "exchange", None)
-    return (0, 1) if tells is None else tells(model)
-
-
 def fixed_company(
     program: Program,
     reduction: Reduction,
@@ -258,7 +253,8 @@ def fixed_company(
     `before` are those in the last sum of this run (None: there was none). A schedule by which the exchanges of a round
     differ is refused before the first of them, and so before anything of that round is sent.
     """
-    number, total = exchange_of(program, point.model)
+    turn = turn_of(program, point.model)
+    number, total = turn.step, turn.steps
     if not reduction.hides_uploads or total == 1:
         return None
     if number == 0:

@@ -11,7 +11,18 @@ from partsong import kernels
 from partsong.aggregation.alignment import Assignment, Matching, PartialAssignment
 from partsong.aggregation.linear import AlignedMean, WeightedMean
 from partsong.aggregation.server_update import Replace
-from partsong.core.interfaces import Aggregation, Alignment, Array, Form, Layout, Message, ServerUpdate, Shard, State
+from partsong.core.interfaces import (
+    Aggregation,
+    Alignment,
+    Array,
+    Form,
+    Layout,
+    Message,
+    ServerUpdate,
+    Shard,
+    State,
+    Turn,
+)
 from partsong.core.streams import stream
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.sketch.crossing import Proportion
@@ -406,13 +417,10 @@ class Consensus:
         """What the upload says of itself."""
         return (self.upload.expected(self.rank, layout),)
 
-    def works(self, model: Message) -> bool:
-        """Whether parties iterate: in the first sweep of a round only."""
-        return int(model["turn"][1]) == 0
-
-    def exchange(self, model: Message) -> tuple[int, int]:
-        """The sweep that a model is sent for, and how many a round has."""
-        return int(model["turn"][1]), self.sweeps
+    def turn(self, model: Message) -> Turn:
+        """The sweep that a model is sent for, and how many a round has; parties iterate in the first one only."""
+        sweep = int(model["turn"][1])
+        return Turn(sweep, self.sweeps, works=sweep == 0)
 
 
 def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:

@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard, Traits
+from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard, Traits, Turn
 from partsong.core.streams import stream
 from partsong.data.blocks import TwoSided, covering, require_cover
 from partsong.errors import CompositionError, ParameterError, PartyError
@@ -328,10 +328,10 @@ class SketchExchange:
         """Whether H is whole at the beginning of an iteration."""
         return iteration % self.every == 0 or iteration == self.iterations
 
-    def ends_round(self, model: Message) -> bool:
-        """Whether the exchange before this model has told the error of a whole H."""
+    def turn(self, model: Message) -> Turn:
+        """A round ends where the exchange before this model has told the error of a whole H."""
         iteration, is_second = divmod(int(model["turn"][0]), 2)
-        return bool(is_second) and iteration > 0 and self.is_whole(iteration)
+        return Turn(ends_round=bool(is_second) and iteration > 0 and self.is_whole(iteration))
 
     def metrics(self, server: SketchServer) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ of the latest whole H and the objective over ½‖X‖², after the exchange that told them."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import DisjointBlocks, breadth, cut_out, joined, span_of
-from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard
+from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard, Turn
 from partsong.core.streams import stream
 from partsong.errors import CompositionError, ParameterError, PartyError, StepTooLarge
 from partsong.solvers.game import NOTHING, TWICE, Game, Standing, first_weights, mean_size
@@ -263,9 +263,9 @@ class PlayInStrata:
         """H (k × m) as it stands."""
         return server.H
 
-    def ends_round(self, model: Message) -> bool:
-        """Whether a sweep has ended with the exchange before this model."""
-        return int(model["turn"][1]) == 0
+    def turn(self, model: Message) -> Turn:
+        """A round ends with a sweep."""
+        return Turn(ends_round=int(model["turn"][1]) == 0)
 
     def metrics(self, server: PlayServer) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ over the cells that are played, where one party holds all of them."""

@@ -12,7 +12,7 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, RowSolver, Shard, Traits
+from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, RowSolver, Shard, Traits, Turn
 from partsong.core.streams import stream
 from partsong.data.conversion import values_of
 from partsong.errors import (
@@ -186,13 +186,9 @@ class PrivateConsensus:
         stated = self.program.expects(layout)
         return tuple({name: replace(form, non_negative=False) for name, form in kind.items()} for kind in stated)
 
-    def works(self, model: Message) -> bool:
+    def turn(self, model: Message) -> Turn:
         """As within."""
-        return self.program.works(model)
-
-    def exchange(self, model: Message) -> tuple[int, int]:
-        """As within."""
-        return self.program.exchange(model)
+        return self.program.turn(model)
 
 
 def _without_numbers(party: str, error: PartsongError) -> PartyError:

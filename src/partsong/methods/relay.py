@@ -21,7 +21,9 @@ from partsong.core.interfaces import (
     Shard,
     State,
     Traits,
+    Turn,
     traits_of,
+    turn_of,
 )
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.exact import SharedStatistics
@@ -195,10 +197,9 @@ class Relay:
         """What either leg sends."""
         return (*self.first.expects(layout), *self.second.expects(layout))
 
-    def exchange(self, model: Message) -> tuple[int, int]:
+    def turn(self, model: Message) -> Turn:
         """As the first leg says of its own; the second has one exchange a round."""
-        tells: Any = getattr(self.first, "exchange", None)
-        return (0, 1) if _is_second(model) or tells is None else tells(_unmarked(model))
+        return Turn() if _is_second(model) else turn_of(self.first, _unmarked(model))
 
 
 def _marked(model: Message, leg: int) -> Message:

@@ -9,7 +9,7 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Mean, Sum, WeightedMean
-from partsong.core.interfaces import Array, Form, Layout, Message, Shard, Traits
+from partsong.core.interfaces import Array, Form, Layout, Message, Shard, Traits, Turn
 from partsong.core.streams import stream
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods.averaging import CommonStart
@@ -195,18 +195,16 @@ class SketchedConsensus:
         chooses = isinstance(self.columns_sketch.kind(d), Subsampling)
         return {"sketch": Form((self.rank, d), non_negative=chooses, is_factor=True)}, whole
 
-    def ends_round(self, model: Message) -> bool:
-        """Whether the exchange before this model was the last of an outer round."""
-        return int(model["turn"][1]) == 0
-
-    def exchange(self, model: Message) -> tuple[int, int]:
+    def turn(self, model: Message) -> Turn:
         """The last two exchanges of an outer round belong together under masks, and no others do.
 
         Between them H_p does not move: with another company the sums of H_p S2 and of H_p would differ by one party's.
         Between all others every H_p takes a step, and S2 is another one.
         """
         turn = int(model["turn"][1])
-        return (max(0, turn - self.inner + 1), 2) if turn >= self.inner - 1 else (0, 1)
+        if turn < self.inner - 1:
+            return Turn(ends_round=turn == 0)
+        return Turn(max(0, turn - self.inner + 1), 2, ends_round=turn == 0)
 
 
 def _columns(shard: Shard, H: Array) -> Array:
@@ -425,20 +423,17 @@ class SketchedStatistics:
         sketches = {"data": Form((layout.n_features, d)), "weights": Form((self.rank, d))}
         return sketches, {"rows": Form((1,), non_negative=True)}
 
-    def ends_round(self, model: Message) -> bool:
-        """Whether H has moved: counting rows is not worth a look."""
-        return int(model["turn"][0]) > 1
-
-    def exchange(self, model: Message) -> tuple[int, int]:
+    def turn(self, model: Message) -> Turn:
         """With a budget of all rows together the whole run is one round under masks, so that every sum is over them.
 
-        A sum of fewer parties has fewer unknown rows. With own budgets any company will do.
+        A sum of fewer parties has fewer unknown rows. With own budgets any parties will do. Counting rows, which does
+        not move H, is not worth a look.
         """
-        if self.budget == "own":
-            return 0, 1
         turn, rows = (int(value) for value in model["turn"])
+        if self.budget == "own":
+            return Turn(ends_round=turn > 1)
         most = most_sketches(rows, self.rows_sketch.dimension) + 1 if rows else NOT_KNOWN_YET
-        return turn, max(most, turn + 1, 2)
+        return Turn(turn, max(most, turn + 1, 2), ends_round=turn > 1)
 
 
 def _broadcast(server: SketchedStatisticsServer) -> Message:

@@ -27,6 +27,8 @@ from partsong.core.interfaces import (
     RowSolver,
     Shard,
     State,
+    Turn,
+    turn_of,
 )
 from partsong.core.runtime import Interrupts
 from partsong.data.blocks import block_range
@@ -134,9 +136,9 @@ class Reporting:
         reports = Form((2, len(layout.parties)), non_negative=True)
         return tuple({**kind, "reports": reports} for kind in self.program.expects(layout))
 
-    def exchange(self, model: Message) -> tuple[int, int]:
-        """Of the program."""
-        return self.program.exchange(model)
+    def turn(self, model: Message) -> Turn:
+        """Of the program; every exchange is worth a look."""
+        return replace(turn_of(self.program, model), ends_round=True)
 
 
 def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, float]:

@@ -34,6 +34,7 @@ from partsong.core.interfaces import (
     Schedule,
     Shard,
     traits_of,
+    turn_of,
 )
 from partsong.core.runtime import Interrupts, held
 from partsong.core.streams import stream
@@ -143,9 +144,8 @@ class Task:
         return math.nan if self.spending is None else self.spending.note(done)
 
     def is_whole(self, done: Round) -> bool:
-        """Whether a round ends with an exchange: as the program says, or else every `exchanges` of them."""
-        tells: Any = getattr(self.program, "ends_round", None)
-        return bool(tells(done.model)) if tells is not None else (done.index + 1) % self.exchanges == 0
+        """Whether a round ends with an exchange: as the program says, and every `exchanges` of them."""
+        return turn_of(self.program, done.model).ends_round and (done.index + 1) % self.exchanges == 0
 
 
 @dataclass(frozen=True, slots=True)

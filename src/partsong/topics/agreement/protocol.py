@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Engine, Layout, Message, Program, Reduction, Round, Schedule, Shard, Traits
+from partsong.core.interfaces import Engine, Layout, Message, Program, Reduction, Round, Schedule, Shard, Traits, Turn
 from partsong.core.streams import fresh_seed
 from partsong.errors import DataError, ParameterError, PartyError
 from partsong.secure_aggregation.messages import Roster
@@ -186,9 +186,9 @@ class VocabularyAgreement:
         """A word of a missing party would seem rarer than it is."""
         return Traits(full_participation=True)
 
-    def exchange(self, model: Message) -> tuple[int, int]:
+    def turn(self, model: Message) -> Turn:
         """All exchanges are one round: over the same parties."""
-        return Step.read(model["step"]).number, MOST_EXCHANGES
+        return Turn(Step.read(model["step"]).number, MOST_EXCHANGES)
 
     def start_party(self, shard: Shard, layout: Layout) -> Candidate:
         """All words that may be proposed are left."""
