@@ -23,7 +23,7 @@ from experiments.dsanls_secure import ASYNCHRONOUS, METHODS
 from experiments.dsanls_sets import QUICK, SETS
 from partsong import kernels
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Schedule, Shard
+from partsong.core.interfaces import Schedule, Shard, turn_of
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.mpi import Mpi
@@ -73,12 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts: Any = getattr(program, "rounds_for", None)
     several = WORKERS * chosen.rounds if is_asynchronous else (counts(chosen.rounds) if counts else chosen.rounds)
     engine: Any = AsynchronousMpi() if is_asynchronous else Mpi(sums="all-reduce")
-    ends: Any = getattr(program, "ends_round", None)
     kept: list[tuple[float, np.ndarray, tuple[str, ...]]] = []
     comm.Barrier()
     began = time.perf_counter()
     for done in engine.run(program, own, Schedule(several, chosen.seed), reduction=InTheOpen()):
-        if comm.Get_rank() == 0 and (ends is None or ends(done.model)) and done.checkpoint.server is not None:
+        if comm.Get_rank() == 0 and turn_of(program, done.model).ends_round and done.checkpoint.server is not None:
             H = np.array(program.components(done.checkpoint.server))
             kept.append((time.perf_counter() - began, H, done.participants))
         del done

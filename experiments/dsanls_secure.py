@@ -27,7 +27,7 @@ from experiments.dsanls_sets import QUICK, SETS
 from partsong import kernels
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Message, Round, Schedule, Shard
+from partsong.core.interfaces import Message, Round, Schedule, Shard, turn_of
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.asynchronous import Asynchronous, Durations
@@ -118,8 +118,7 @@ def program_of(method: str, rank: int, rule: Any) -> Timed:
 
 def is_whole(program: Timed, done: Round) -> bool:
     """Whether H is that of a finished outer round."""
-    ends: Any = getattr(program.program, "ends_round", None)
-    return ends is None or ends(done.model)
+    return turn_of(program.program, done.model).ends_round
 
 
 def iterations_in(program: Timed, pieces: int) -> int:
