@@ -260,6 +260,7 @@ class Search:
 
     def closed(self, found: PartyFindings, scene: Scene, party: str | None) -> PartyFindings:
         """With its word by the law, tests of membership, and notes; None: all parties together."""
+        scene = replace(scene, clock=self.clock)
         level, note = by_law(scene, party)
         notes = [*found.notes, note] if note else [*found.notes]
         one = scene if party is not None and scene.seen(party, "cross") else as_one_party(scene)

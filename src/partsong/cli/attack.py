@@ -218,7 +218,7 @@ def _tested(test: Any) -> str:
     """A test of membership, in words."""
     how = f"membership by {test.test}, {test.candidates} candidates"
     if test.auc is None:
-        return f"{how}: how well is not known without the rows and some that were not used"
+        return f"{how}: the AUC is not known; it takes the rows, some that were not used, and enough time"
     return f"{how}: AUC {test.auc:.2f}"
 
 
