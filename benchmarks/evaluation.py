@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 
 TILE_NUMBERS = 1 << 20
 
@@ -49,7 +49,7 @@ class Problem:
     def weights(self, H: Any) -> np.ndarray:
         """W ≥ 0 fitted to H: for methods that learn H from a stream and hold no W."""
         with runtime.kernels_on(runtime.available()):
-            return Alternate().solve_rows(self._matrix, self._matrix.native(np.ascontiguousarray(np.asarray(H).T)))
+            return SquaredError().solve_rows(self._matrix, self._matrix.native(np.ascontiguousarray(np.asarray(H).T)))
 
     def random_start(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """W and H with entries √(mean of X / k)·|N(0, 1)|: the start that most libraries call random."""

@@ -14,8 +14,8 @@ from benchmarks.iterations import factors, iterate
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
 from partsong.methods import recipes
-from partsong.solvers.alternating import Alternate, Extrapolation
 from partsong.solvers.initialization import random_beginning
+from partsong.solvers.squared_error import Extrapolation, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 ALLOWED = 1.3
@@ -33,7 +33,7 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
     one_sweep = CoordinateDescent(sweeps=1)
     kinds = {
         "one sweep": recipes.plain(one_sweep),
-        "one sweep, extrapolated": Alternate(one_sweep, momentum=Extrapolation()),
+        "one sweep, extrapolated": SquaredError(one_sweep, momentum=Extrapolation()),
         "default": recipes.accelerated_hals(),
     }
     running = {

@@ -93,7 +93,7 @@ def watch_site(clock: Clock) -> None:
     from partsong.federation.site import rounds as site_work
     from partsong.federation.site import service as site
     from partsong.federation.site import state as site_files
-    from partsong.methods.exact import SharedStatistics
+    from partsong.methods.exact import SharedSums
 
     clock.watch(os, "fsync", "fsync")
     clock.watch(client, "content_of answer_to", "Flower's envelope")
@@ -110,7 +110,7 @@ def watch_site(clock: Clock) -> None:
     )
     clock.watch(site, "protection_of", "ledger and audit log")
     clock.watch(site_work, "check_upload", "checks")
-    clock.watch(SharedStatistics, "local", MATHEMATICS)
+    clock.watch(SharedSums, "local", MATHEMATICS)
 
 
 def watch_server(clock: Clock) -> None:
@@ -126,7 +126,7 @@ def watch_server(clock: Clock) -> None:
     from partsong.federation.server import state as record
     from partsong.federation.transports import flower
     from partsong.federation.transports import flower as flower_pulling
-    from partsong.methods.exact import SharedStatistics
+    from partsong.methods.exact import SharedSums
 
     clock.watch(os, "fsync", "fsync")
     clock.watch(time, "sleep", FLOWER)
@@ -142,4 +142,4 @@ def watch_server(clock: Clock) -> None:
     clock.watch(serials.Serials, "keep", "journal")
     clock.watch(coordinator, "check_upload check_sum", "checks")
     clock.watch(InTheOpen, "hear total", MATHEMATICS)
-    clock.watch(SharedStatistics, "finish metrics", MATHEMATICS)
+    clock.watch(SharedSums, "finish metrics", MATHEMATICS)

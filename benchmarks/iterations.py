@@ -8,18 +8,20 @@ from typing import Any
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Checkpoint, Round, Schedule, Shard
 from partsong.engines.local import Sequential
-from partsong.methods.exact import SharedStatistics
-from partsong.solvers.alternating import Alternate, Rows
-from partsong.solvers.initialization import Beginning
+from partsong.methods.exact import SharedSums
+from partsong.solvers.initialization import InitialFactors
+from partsong.solvers.squared_error import RowState, SquaredError
 
 PARTY = "all"
 
 
-def iterate(matrix: Any, rank: int, solver: Alternate, start: Beginning, threads: int, most: int) -> Iterator[Round]:
+def iterate(
+    matrix: Any, rank: int, solver: SquaredError, start: InitialFactors, threads: int, most: int
+) -> Iterator[Round]:
     """What `NMF.fit` runs between its start and its finish."""
-    program = SharedStatistics(rank, solver)
+    program = SharedSums(rank, solver)
     server, model = program.start_from(start.Ht)
-    begin = Checkpoint(0, {PARTY: Rows(start.W)}, server, model)
+    begin = Checkpoint(0, {PARTY: RowState(start.W)}, server, model)
     schedule = Schedule(most, kernel_threads=threads)
     return Sequential().run(program, [Shard(PARTY, matrix)], schedule, reduction=InTheOpen(), resume=begin)
 

@@ -19,8 +19,8 @@ from benchmarks.iterations import iterate
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
 from partsong.data.synthetic import gamma_factors, sparse_topics
-from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation
 from partsong.solvers.initialization import anchors
+from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 SWEEPS = (1, 2, 3, 4, 5, 8)
@@ -39,9 +39,9 @@ class Setting:
     def name(self) -> str:
         return f"{self.sweeps} / {'off' if self.start is None else self.start}"
 
-    def solver(self) -> Alternate:
+    def solver(self) -> SquaredError:
         momentum = NoExtrapolation() if self.start is None else Extrapolation(start=self.start)
-        return Alternate(CoordinateDescent(sweeps=self.sweeps), momentum=momentum)
+        return SquaredError(CoordinateDescent(sweeps=self.sweeps), momentum=momentum)
 
 
 def data(quick: bool) -> dict[str, tuple[Callable[[int], Any], int]]:

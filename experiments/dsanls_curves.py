@@ -25,10 +25,10 @@ from partsong.core.interfaces import Matrix, Round, Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.methods.dsanls import SketchExchange
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Subsampling
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import (
     BlockPivoting,
     CoordinateDescent,
@@ -49,14 +49,14 @@ def sketched(kind: str, rule: Any, ratio: float = 0.1) -> Callable[[int], Any]:
 
     def make(rank: int) -> Any:
         sketch = Proportion(KINDS[kind], ratio)
-        return SketchExchange(rank, Alternate(rule), sketch, iterations=FOREVER, every=FOREVER)
+        return SketchExchange(rank, SquaredError(rule), sketch, iterations=FOREVER, every=FOREVER)
 
     return make
 
 
 def exact(rule: Any) -> Callable[[int], Any]:
     """Shared statistics: the 1-D form of MPI-FAUN."""
-    return lambda rank: SharedStatistics(rank, Alternate(rule))
+    return lambda rank: SharedSums(rank, SquaredError(rule))
 
 
 WEIGHTS = (0.01, 0.1, 1.0)

@@ -28,7 +28,7 @@ from partsong.federation.site.service import Site
 from partsong.federation.site.state import rare_columns, supports_of
 from partsong.federation.transports.base import InProcess
 from partsong.privacy.exposure import Exposure
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 
 SITES, ROWS, RANK, ROUNDS, SEEDS = 2, 300, 10, 5, 3
 SETS = {
@@ -76,7 +76,7 @@ def federation(folder: Path, parts: list[np.ndarray], policy: Policy, seed: int)
 
 def error_of(H: np.ndarray, X: np.ndarray) -> float:
     """‖X − W H‖ / ‖X‖ over all cells, W the best weights."""
-    W = Alternate().solve_rows(as_matrix(X), np.ascontiguousarray(H.T))
+    W = SquaredError().solve_rows(as_matrix(X), np.ascontiguousarray(H.T))
     return float(np.linalg.norm(X - np.asarray(W) @ H) / np.linalg.norm(X))
 
 

@@ -18,7 +18,7 @@ from partsong.data.partition import iid, party_names
 from partsong.engines.local import Parallel
 from partsong.evaluation.metrics import fit_of
 from partsong.methods import recipes
-from partsong.solvers.coupling import AlignedPull
+from partsong.solvers.coupling import AlignedProximalTerm
 
 ALIGNMENTS = {
     "LAP": Assignment(),
@@ -71,7 +71,7 @@ def _aligned(name: str, variant: str) -> Make:
             steps=steps,
             start=start,
         )
-        return replace(made, coupling=AlignedPull(strength, align, every=EVERY))
+        return replace(made, coupling=AlignedProximalTerm(strength, align, every=EVERY))
 
     return make
 

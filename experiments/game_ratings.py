@@ -21,10 +21,10 @@ from experiments.game_workers import ratings
 from partsong.core import runtime
 from partsong.core.streams import stream
 from partsong.data.observed import ObservedMatrix
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.game import ConstantStep, Game, SafeStep, Standing, StepSize, balance, first_weights
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import SquaredError
 
 SETS = {"MovieLens 100k": "movielens_100k.npz", "MovieLens 1M": "movielens_1m.npz"}
 PENALTIES = (0.0, 0.02, 0.05, 0.1, 0.2)
@@ -99,7 +99,7 @@ def game_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, step:
 def exact_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, penalty: float) -> Iterator[Model]:
     """Best responses of all rows, and then of all columns, with a ridge penalty on each known cell."""
     ridge = Penalty(l2=penalty)
-    solver = ObservedRows(Alternate(penalty_W=ridge, penalty_H=ridge))
+    solver = ObservedRows(SquaredError(penalty_W=ridge, penalty_H=ridge))
     Ht = stream(seed, "columns").random((matrix.shape[1], rank)).astype(matrix.dtype)
     for _ in range(sweeps):
         W = solver.solve_rows(matrix, Ht)

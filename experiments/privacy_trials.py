@@ -25,7 +25,7 @@ from partsong.core.streams import stream
 from partsong.data.synthetic import block_federation
 from partsong.engines.local import Sequential
 from partsong.evaluation.metrics import fit_of
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 TUNING_SEED = 1000
@@ -81,7 +81,7 @@ def result_of(trial: Trial) -> dict[str, float]:
     shards = shards_of(matrices, trial.seed)
     is_one_sum = trial.method == "row level" and len(matrices) > 1
     H = _model(trial, shards_of([np.concatenate(matrices)], trial.seed) if is_one_sum else shards)
-    fit = fit_of(shards, H, Alternate(CoordinateDescent(sweeps=5)))
+    fit = fit_of(shards, H, SquaredError(CoordinateDescent(sweeps=5)))
     size = sum(float(shard.matrix.squared_norm) for shard in shards) ** 0.5
     error = float(np.linalg.norm(fit.distances)) / size
     seconds = time.perf_counter() - began

@@ -41,7 +41,7 @@ from partsong.estimators.parameters import solver_told
 from partsong.io.model_file import load_model, save_model
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.registry import COMMON_ONLY, METHODS
 from partsong.solvers.normal_equations import Penalty
 from partsong.training import loop, simulation, stopping
@@ -679,7 +679,7 @@ def test_a_model_that_is_left_does_not_carry_data(tmp_path):
 
 
 @dataclass(frozen=True, slots=True)
-class Troubled(SharedStatistics):
+class Troubled(SharedSums):
     """The server has a bad time in its third round."""
 
     trouble: str = "error"
@@ -690,7 +690,7 @@ class Troubled(SharedStatistics):
                 raise PartyError("the disk is full")
             for _ in range(1 if self.trouble == "ctrl-c" else 2):
                 signal.raise_signal(signal.SIGINT)
-        return SharedStatistics.finish(self, server, aggregate)
+        return SharedSums.finish(self, server, aggregate)
 
 
 @pytest.mark.parametrize("way", ["fit", "iterate"])
@@ -721,7 +721,7 @@ def test_trouble_within_a_round_loses_no_round_before(trouble, way):
     assert model.n_iter_ == expected
     assert rounds == (expected if way == "iterate" else 0)
     assert model.outcome_ is Outcome.INTERRUPTED
-    shorter = partsong.FederatedNMF(method=SharedStatistics(3), rounds=expected, tol=0, random_state=0).fit(X)
+    shorter = partsong.FederatedNMF(method=SharedSums(3), rounds=expected, tol=0, random_state=0).fit(X)
     assert model.components_.tobytes() == shorter.components_.tobytes()
 
 
@@ -837,7 +837,7 @@ def test_load_refuses_what_no_federation_has_written(tmp_path):
     with pytest.raises(ParameterError, match=r"'centralised'.*NMF\.load"):
         partsong.FederatedNMF.load(path)
     partsong.FederatedNMF(method=penalised(), rounds=2).fit(parts()).save(path)
-    with pytest.raises(ParameterError, match=r"'SharedStatistics.*NMF\.load"):
+    with pytest.raises(ParameterError, match=r"'SharedSums.*NMF\.load"):
         partsong.FederatedNMF.load(path)
     partsong.FederatedNMF(2, rounds=2).fit(parts()).save(path)
     model = load_model(path)
@@ -942,13 +942,13 @@ def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     for module in (federated_nmf, loop, stopping, simulation):
         monkeypatch.setattr(module, "time", clock)
-    own_work = SharedStatistics.finish
+    own_work = SharedSums.finish
 
     def finish(self, *given):
         now[0] += 1.0
         return own_work(self, *given)
 
-    monkeypatch.setattr(SharedStatistics, "finish", finish)
+    monkeypatch.setattr(SharedSums, "finish", finish)
     settings = {"rounds": 20, "tol": 0, "time_budget": 5.0, "n_jobs": 1, "random_state": 0}
     plain = partsong.FederatedNMF(3, **settings).fit(parts())
     model = partsong.FederatedNMF(3, **settings)

@@ -20,7 +20,7 @@ from partsong.engines.local import Sequential
 from partsong.errors import DivergenceError, DivergenceWarning, PartyError
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import ProjectedGradient
 from partsong.training import stopping
 from partsong.training.loop import Earlier, EmptyModelWarning, Task, conclude, pursue
@@ -255,9 +255,9 @@ FITS = {
 @pytest.mark.parametrize("which", FITS)
 @pytest.mark.parametrize("round_", [1, 3])
 def test_a_second_ctrl_c_before_any_round_is_done_returns_no_model(interrupts_work, monkeypatch, capsys, which, round_):
-    from partsong.methods.exact import SharedStatistics
+    from partsong.methods.exact import SharedSums
 
-    plain, seen = SharedStatistics.finish, []
+    plain, seen = SharedSums.finish, []
 
     def finish(self, server, aggregate):
         seen.append(None)
@@ -266,7 +266,7 @@ def test_a_second_ctrl_c_before_any_round_is_done_returns_no_model(interrupts_wo
             signal.raise_signal(signal.SIGINT)
         return plain(self, server, aggregate)
 
-    monkeypatch.setattr(SharedStatistics, "finish", finish)
+    monkeypatch.setattr(SharedSums, "finish", finish)
     X = np.random.default_rng(0).random((40, 8))
     if round_ == 1:
         with pytest.raises(KeyboardInterrupt):
@@ -312,7 +312,7 @@ def test_a_rule_that_runs_away_is_told_as_such(dtype, step):
 def test_parties_that_run_away_leave_the_best_of_their_finite_models(dtype, step):
     """The server sees H alone: overflow at a party raises nothing and never becomes part of a model."""
     X = planted().astype(dtype)
-    program = Consensus(5, Alternate(ProjectedGradient(step, absolute=True)), steps=40)
+    program = Consensus(5, SquaredError(ProjectedGradient(step, absolute=True)), steps=40)
     model = partsong.FederatedNMF(5, method=program, rounds=10, random_state=0)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -21,7 +21,7 @@ from benchmarks.peers import PEERS
 from partsong import NMF
 from partsong.data.conversion import as_matrix
 from partsong.methods import recipes
-from partsong.solvers.initialization import Beginning
+from partsong.solvers.initialization import InitialFactors
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_history_is_the_error_of_the_iterate_evaluated_independently(problem, so
     W, H = problem.random_start(4)
     model = NMF(problem.rank, solver=solver, init="custom", tol=0.0, max_iter=12, n_threads=1).fit(problem.X, W=W, H=H)
     matrix = as_matrix(problem.X)
-    rounds = iterate(matrix, problem.rank, model._solver(), Beginning(np.ascontiguousarray(H.T), W), 1, 12)
+    rounds = iterate(matrix, problem.rank, model._solver(), InitialFactors(np.ascontiguousarray(H.T), W), 1, 12)
     least = np.inf
     for row, done in zip(model.history_, rounds, strict=True):
         assert min(factor.min() for factor in factors(done)) >= 0
@@ -358,7 +358,7 @@ def test_a_picture_is_well_formed():
 def test_iterations_are_those_of_the_default_solver(dense):
     """`iterate` is what the floor and the tuning are measured on; it must stay what `NMF.fit` does."""
     W, H = dense.random_start(0)
-    start = Beginning(np.ascontiguousarray(H.T), W)
+    start = InitialFactors(np.ascontiguousarray(H.T), W)
     rounds = iterate(as_matrix(dense.X), 4, recipes.accelerated_hals(), start, 1, 5)
     errors = [done.metrics["relative_error"] for done in islice(rounds, 5)]
     model = NMF(4, init="custom", tol=0.0, max_iter=5, n_threads=1).fit(dense.X, W=W, H=H)

@@ -8,7 +8,7 @@ import pytest
 import partsong
 from partsong.core.interfaces import Message
 from partsong.io.party_folder import read_parts
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 
 FIT = ["-k", 3, "--seed", 4, "--tol", 0]
 LEAVE = ["--faulty", "leave-out"]
@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_without_a_party_keeps_what_it_learns_then(told, part
 
 
 def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts, monkeypatch, tmp_path):
-    plain, seen = SharedStatistics.local, []
+    plain, seen = SharedSums.local, []
 
     def local(self, shard, party, model):
         party, message = plain(self, shard, party, model)
@@ -185,7 +185,7 @@ def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts
                 return party, Message(spoiled, message.weight)
         return party, message
 
-    monkeypatch.setattr(SharedStatistics, "local", local)
+    monkeypatch.setattr(SharedSums, "local", local)
     result = invoke("fit", parts, *FIT, *LEAVE, "--rounds", 4, "--run-folder", "run", "--record")
     assert "Warning: Party 'party-03' is left out of round 2, and asked again in the next. " in result.stderr
     assert "party-03: 1 of 4 rounds, first 2" in result.stdout

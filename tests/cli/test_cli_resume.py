@@ -48,16 +48,16 @@ def test_federations_go_on_bit_for_bit(told, parts, tmp_path, method):
 
 def test_the_best_round_may_lie_before_the_checkpoint(invoke, data_npy, monkeypatch):
     """Rounds that only get worse after the fourth: the model is the fourth's, resumed or not."""
-    from partsong.methods.exact import SharedStatistics
+    from partsong.methods.exact import SharedSums
 
-    plain = SharedStatistics.metrics
+    plain = SharedSums.metrics
 
     def metrics(self, server):
         told = dict(plain(self, server))
         worse = 1.0 if server.memory.count > 4 else 0.0
         return {name: value + worse for name, value in told.items()}
 
-    monkeypatch.setattr(SharedStatistics, "metrics", metrics)
+    monkeypatch.setattr(SharedSums, "metrics", metrics)
     begin = ["fit", data_npy, "-k", 3, "--seed", 4, "--tol", 0, "-q"]
     invoke(*begin, "--max-iter", 9, "-o", "whole.safetensors")
     invoke(*begin, "--max-iter", 6, "-o", "half.safetensors", "--checkpoint", "c.ckpt")

@@ -40,7 +40,7 @@ from partsong.federation.method_keys import FEDERATED, TOPIC_METHODS
 from partsong.federation.policy import Policy
 from partsong.federation.transports.base import InProcess, by_seed
 from partsong.methods import fednmf, recipes
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.registry import ALONE, ASYNCHRONOUS, METHODS, SENDS_H, TOGETHER
 from partsong.privacy.randomness import InsecureSource
@@ -155,7 +155,7 @@ def private(program: object, **privacy: object) -> object:
 PROGRAMS = {
     "exact": recipes.shared_statistics(RANK),
     "exact, accelerated": recipes.shared_statistics(RANK, accelerate=True),
-    "exact, penalised": SharedStatistics(RANK, recipes.solver_of("hals", 1e-3, 2e-3, 0.5)),
+    "exact, penalised": SharedSums(RANK, recipes.solver_of("hals", 1e-3, 2e-3, 0.5)),
     "exact, private rows": recipes.row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
     "fedavg": recipes.fedavg(RANK, steps=3),
     "fedprox": recipes.fedprox(RANK, steps=3),

@@ -15,8 +15,8 @@ from partsong.data.conversion import as_matrix
 from partsong.data.dense import FEW_COMPONENTS
 from partsong.data.sparse import SparseMatrix
 from partsong.evaluation.metrics import relative_error
-from partsong.methods.exact import KNOWN, SharedStatistics
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.methods.exact import KNOWN, SharedSums
+from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError
 from partsong.training.result import complete
 
 RANK = 10
@@ -65,8 +65,8 @@ def exact(X, W, Ht):
 def test_the_error_of_a_round_is_that_of_float64(form, shape, rank, tmp_path):
     X = heavy_tailed(*shape)
     matrix = FORMS[form](X, tmp_path)
-    solver = Alternate(momentum=Extrapolation())
-    rows, columns = Rows(), solver.begin(matrix.native(np.random.default_rng(1).random((shape[1], rank))))
+    solver = SquaredError(momentum=Extrapolation())
+    rows, columns = RowState(), solver.begin(matrix.native(np.random.default_rng(1).random((shape[1], rank))))
     compared = 0
     for _ in range(6):
         rows, totals = solver.row_step(matrix, rows, columns)
@@ -118,19 +118,19 @@ def test_a_fit_in_float32_knows_its_error():
 
 
 def some_columns(**changed):
-    columns = Alternate().begin(np.ones((4, 2)))
+    columns = SquaredError().begin(np.ones((4, 2)))
     return replace(columns, **{"squared_error": 1.0, "squared_norm": 2.0, **changed})
 
 
 def test_what_is_no_number_is_no_perfect_fit():
-    program = SharedStatistics(2)
+    program = SharedSums(2)
     pace = replace(some_columns().pace, objective=float("nan"))
     told = program.metrics(some_columns(squared_error=float("nan"), pace=pace))
     assert np.isnan(told["relative_error"])
     assert np.isnan(told["objective"])
     shards = [Shard("one", Lost(as_matrix(np.ones((6, 4)))))]
-    assert np.isnan(relative_error(Alternate(), shards, np.ones((2, 4))))
-    assert np.isnan(complete(Alternate(), shards, np.ones((4, 2)), rescale=False).relative_error)
+    assert np.isnan(relative_error(SquaredError(), shards, np.ones((2, 4))))
+    assert np.isnan(complete(SquaredError(), shards, np.ones((4, 2)), rescale=False).relative_error)
 
 
 class Lost:
@@ -148,7 +148,7 @@ class Lost:
 
 def test_rounding_below_zero_is_stated_as_the_least_error_that_sums_can_tell():
     pace = replace(some_columns().pace, objective=0.25 - 1e-10)
-    told = SharedStatistics(2).metrics(some_columns(squared_error=-2e-10, pace=pace))
+    told = SharedSums(2).metrics(some_columns(squared_error=-2e-10, pace=pace))
     norm = some_columns().squared_norm
     assert told["relative_error"] ** 2 == pytest.approx(KNOWN[0])
     assert told["objective"] == pytest.approx(KNOWN[0] + 0.5 / norm, rel=1e-9), "penalties stay"

@@ -28,8 +28,8 @@ from partsong.methods.averaging import (
     Personal,
     WholeUpload,
 )
-from partsong.solvers.alternating import Extrapolation
-from partsong.solvers.coupling import AlignedPull, Pull
+from partsong.solvers.coupling import AlignedProximalTerm, ProximalTerm
+from partsong.solvers.squared_error import Extrapolation
 
 PROGRAMS = {
     "fnmf robust": recipes.fnmf(4, steps=5),
@@ -204,8 +204,8 @@ def test_starts_are_what_they_say():
 def test_nothing_is_pulled_in_free_rounds():
     shards = shards_of(data())
     free = replace(recipes.fnmf(4, steps=6, start="common"), free_rounds=1)
-    alone = replace(free, coupling=AlignedPull(0.0))
-    tied = replace(free, free_rounds=0, coupling=AlignedPull(5.0))
+    alone = replace(free, coupling=AlignedProximalTerm(0.0))
+    tied = replace(free, free_rounds=0, coupling=AlignedProximalTerm(5.0))
     assert_allclose(run(free, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"], rtol=1e-12)
     assert not np.allclose(run(tied, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"])
 
@@ -224,10 +224,12 @@ def test_rows_that_nobody_matched_stay():
         (lambda: Consensus(4, free_rounds=-1), ParameterError),
         (lambda: Consensus(4, sweeps=2), CompositionError),
         (lambda: Consensus(4, upload=AlignedUpload(), aggregation=Mean()), CompositionError),
-        (lambda: Consensus(4, coupling=AlignedPull(prox="exact")), CompositionError),
+        (lambda: Consensus(4, coupling=AlignedProximalTerm(prox="exact")), CompositionError),
         (
             lambda: replace(
-                recipes.fedprox(4), solver=replace(recipes.fedprox(4).solver, momentum=Extrapolation()), coupling=Pull()
+                recipes.fedprox(4),
+                solver=replace(recipes.fedprox(4).solver, momentum=Extrapolation()),
+                coupling=ProximalTerm(),
             ),
             CompositionError,
         ),

@@ -17,7 +17,7 @@ from partsong.aggregation.alignment import (
     SoftMax,
 )
 from partsong.errors import CompositionError, ParameterError
-from partsong.solvers.coupling import AlignedPull, NoPull, Pull, Tether
+from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import (
     BlockPivoting,
@@ -47,15 +47,17 @@ def equations_of(W, X):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("coupling", [Pull(0.0), AlignedPull(0.0), AlignedPull(0.0, prox="exact")], ids=repr)
+@pytest.mark.parametrize(
+    "coupling", [ProximalTerm(0.0), AlignedProximalTerm(0.0), AlignedProximalTerm(0.0, prox="exact")], ids=repr
+)
 def test_no_strength_is_no_pull(rule, coupling):
-    if coupling == AlignedPull(0.0, prox="exact") and not isinstance(rule, InertialPalm | ProjectedGradient):
+    if coupling == AlignedProximalTerm(0.0, prox="exact") and not isinstance(rule, InertialPalm | ProjectedGradient):
         with pytest.raises(CompositionError, match="gradient step"):
             coupling.check(rule)
         return
     W, X, own, model = problem()
-    plain, memory, _ = NoPull().step(rule, own, equations_of(W, X), rule.init(own), Tether(model))
-    pulled, other, _ = coupling.step(rule, own, equations_of(W, X), rule.init(own), Tether(model))
+    plain, memory, _ = NoPull().step(rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model))
+    pulled, other, _ = coupling.step(rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model))
     assert_allclose(pulled, plain, rtol=1e-12, atol=1e-14)
     assert memory.count == other.count == 1
 
@@ -66,7 +68,9 @@ def test_the_printed_form_is_a_weighted_mean_with_the_aligned_model(rule, align)
     W, X, own, model = problem()
     kept = own.copy(), model.copy()
     plain, _ = rule.step(own, equations_of(W, X), rule.init(own))
-    pulled, _, tether = AlignedPull(0.7, align).step(rule, own, equations_of(W, X), rule.init(own), Tether(model))
+    pulled, _, tether = AlignedProximalTerm(0.7, align).step(
+        rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model)
+    )
     P = align.plan(own.T, model.T).matrix
     expected = (plain.T + 0.7 * P @ model.T) / (1 + 0.7 * P.sum(axis=1, keepdims=True))
     assert_allclose(pulled.T, expected, rtol=1e-9, atol=1e-12)
@@ -82,7 +86,9 @@ def test_the_exact_form_is_the_proximal_map(rule, align):
     """argmin over A ≥ 0 of ‖A − Z‖²/2η + γ Σ_a w_a ½‖A_a − (P H̄)_a / w_a‖², with Z the step before projection."""
     W, X, own, model = problem()
     equations, gamma = equations_of(W, X), 3.0
-    pulled, _, _ = AlignedPull(gamma, align, prox="exact").step(rule, own, equations, rule.init(own), Tether(model))
+    pulled, _, _ = AlignedProximalTerm(gamma, align, prox="exact").step(
+        rule, own, equations, rule.init(own), ProximalAnchor(model)
+    )
     beta = getattr(rule, "inertia", 0.0)
     eta = (1.0 if beta == 0 else 2 * (1 - beta) / (1 + 2 * beta)) / np.linalg.norm(equations.gram, 2)
     Z = (own - eta * (own @ equations.gram - equations.cross)).T
@@ -96,8 +102,8 @@ def test_fedprox_is_the_gradient_step_of_the_paper():
     W, X, own, model = problem()
     equations = equations_of(W, X)
     L = np.linalg.norm(equations.gram, 2)
-    for pull, mu in ((Pull(0.3), 0.3 * L), (Pull(0.3, absolute=True), 0.3)):
-        pulled, _, _ = pull.step(InertialPalm(), own, equations, InertialPalm().init(own), Tether(model))
+    for pull, mu in ((ProximalTerm(0.3), 0.3 * L), (ProximalTerm(0.3, absolute=True), 0.3)):
+        pulled, _, _ = pull.step(InertialPalm(), own, equations, InertialPalm().init(own), ProximalAnchor(model))
         gradient = own @ equations.gram - equations.cross + mu * (own - model)
         assert_allclose(pulled, np.maximum(0, own - gradient / (L + mu)), rtol=1e-10, atol=1e-12)
 
@@ -108,11 +114,11 @@ def test_strong_pulls_end_at_the_model_in_the_partys_order(strength):
     equations, rule = equations_of(W, X), InertialPalm()
     aligned = Assignment().plan(own.T, model.T).apply(model.T).T
     for coupling, goal in (
-        (Pull(strength), model),
-        (AlignedPull(strength), aligned),
-        (AlignedPull(strength * 1e3, prox="exact"), aligned),
+        (ProximalTerm(strength), model),
+        (AlignedProximalTerm(strength), aligned),
+        (AlignedProximalTerm(strength * 1e3, prox="exact"), aligned),
     ):
-        pulled, _, _ = coupling.step(rule, own, equations, rule.init(own), Tether(model))
+        pulled, _, _ = coupling.step(rule, own, equations, rule.init(own), ProximalAnchor(model))
         assert_allclose(pulled, goal, atol=1e-4)
 
 
@@ -126,7 +132,9 @@ def test_components_without_a_partner_are_left_alone():
     rule, equations = InertialPalm(), equations_of(W, X)
     plain, _ = rule.step(own, equations, rule.init(own))
     for prox in ("paper", "exact"):
-        pulled, _, _ = AlignedPull(50.0, Partly(), prox).step(rule, own, equations, rule.init(own), Tether(model))
+        pulled, _, _ = AlignedProximalTerm(50.0, Partly(), prox).step(
+            rule, own, equations, rule.init(own), ProximalAnchor(model)
+        )
         assert_allclose(pulled[:, [1, 3]], plain[:, [1, 3]], rtol=1e-12)
         assert (np.abs(pulled - plain)[:, [0, 2, 4]].max(axis=0) > 1e-3).all()
 
@@ -142,9 +150,9 @@ def test_alignments_are_found_anew_every_so_many_steps():
 
     for every, expected in ((1, 6), (3, 2), (10, 1)):
         seen.clear()
-        tether, Ht, memory = Tether(model), own, InertialPalm().init(own)
+        tether, Ht, memory = ProximalAnchor(model), own, InertialPalm().init(own)
         for _ in range(6):
-            Ht, memory, tether = AlignedPull(0.1, Counted(), every=every).step(
+            Ht, memory, tether = AlignedProximalTerm(0.1, Counted(), every=every).step(
                 InertialPalm(), Ht, equations_of(W, X), memory, tether
             )
         assert len(seen) == expected
@@ -157,7 +165,7 @@ def test_with_the_exact_form_the_partys_objective_never_rises(inertia, gamma):
     _, X, own, model = problem()
     rng = np.random.default_rng(1)
     rule, align = InertialPalm(inertia), Assignment()
-    coupling = AlignedPull(gamma, align, prox="exact")
+    coupling = AlignedProximalTerm(gamma, align, prox="exact")
     W, Ht = rng.random((40, 5)), own
 
     def objective(W, Ht):
@@ -167,31 +175,33 @@ def test_with_the_exact_form_the_partys_objective_never_rises(inertia, gamma):
     on_W, on_H, values = rule.init(W), rule.init(Ht), [objective(W, Ht)]
     for _ in range(300):
         W, on_W = rule.step(W, NormalEquations(Ht.T @ Ht, X @ Ht), on_W)
-        Ht, on_H, _ = coupling.step(rule, Ht, equations_of(W, X), on_H, Tether(model))
+        Ht, on_H, _ = coupling.step(rule, Ht, equations_of(W, X), on_H, ProximalAnchor(model))
         values.append(objective(W, Ht))
     assert (np.diff(values) <= 1e-9 * values[0]).all()
     assert values[-1] < 0.9 * values[0]
 
 
-@pytest.mark.parametrize("coupling", [Pull(0.5), AlignedPull(0.5), AlignedPull(0.5, prox="exact")], ids=repr)
+@pytest.mark.parametrize(
+    "coupling", [ProximalTerm(0.5), AlignedProximalTerm(0.5), AlignedProximalTerm(0.5, prox="exact")], ids=repr
+)
 def test_tensors_are_pulled_like_arrays(coupling):
     torch = pytest.importorskip("torch")
     W, X, own, model = problem()
     rule, equations = InertialPalm(0.3), equations_of(W, X)
-    ours, _, _ = coupling.step(rule, own, equations, rule.init(own), Tether(model))
+    ours, _, _ = coupling.step(rule, own, equations, rule.init(own), ProximalAnchor(model))
     as_tensors = NormalEquations(torch.from_numpy(equations.gram), torch.from_numpy(equations.cross))
     start = torch.from_numpy(own)
-    theirs, _, _ = coupling.step(rule, start, as_tensors, rule.init(start), Tether(torch.from_numpy(model)))
+    theirs, _, _ = coupling.step(rule, start, as_tensors, rule.init(start), ProximalAnchor(torch.from_numpy(model)))
     assert_allclose(theirs.numpy(), ours, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Pull(-1),
-        lambda: AlignedPull(float("inf")),
-        lambda: AlignedPull(prox="other"),
-        lambda: AlignedPull(every=0),
+        lambda: ProximalTerm(-1),
+        lambda: AlignedProximalTerm(float("inf")),
+        lambda: AlignedProximalTerm(prox="other"),
+        lambda: AlignedProximalTerm(every=0),
     ],
 )
 def test_senseless_settings_are_refused(make):

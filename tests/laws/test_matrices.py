@@ -17,7 +17,7 @@ from partsong.data.conversion import as_matrix, float_type
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ShapeError
 from partsong.solvers import initialization
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows
+from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, InertialPalm
 
 
@@ -51,8 +51,8 @@ FORMS = {
 
 
 def factorize(matrix, Ht, rounds=4, rule=CoordinateDescent(sweeps=2)):
-    solver = Alternate(rule, momentum=Extrapolation())
-    rows, columns = Rows(), solver.begin(matrix.native(Ht))
+    solver = SquaredError(rule, momentum=Extrapolation())
+    rows, columns = RowState(), solver.begin(matrix.native(Ht))
     for _ in range(rounds):
         rows, totals = solver.row_step(matrix, rows, columns)
         columns = solver.column_step(columns, totals)

@@ -16,9 +16,9 @@ from partsong.core import runtime
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.errors import CompositionError, DataError, DataTypeError, ShapeError, UnreadableError
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import SquaredError
 
 
 def ratings(shape=(60, 25), seed=0, density=0.6):
@@ -143,7 +143,7 @@ def test_empty_rows_and_columns_are_told():
     matrix = observed(with_gaps(values, known))
     assert matrix.empty_rows.tolist() == [3, 9]
     assert matrix.empty_columns.tolist() == [4]
-    penalised = ObservedRows(Alternate(penalty_W=Penalty(0.1, 0.1)))
+    penalised = ObservedRows(SquaredError(penalty_W=Penalty(0.1, 0.1)))
     for solver in (ObservedRows(), penalised):
         W = solver.solve_rows(matrix, np.random.default_rng(0).random((25, 3)))
         assert np.isfinite(W).all()
@@ -261,7 +261,7 @@ def reference(X, Ht, i, penalty=Penalty()):
 def test_rows_equal_scipy_at_full_rank(shape, rank, penalty):
     X = with_gaps(*ratings(shape, density=0.9))
     Ht = np.random.default_rng(rank).random((shape[1], rank))
-    W = ObservedRows(Alternate(penalty_W=penalty)).solve_rows(observed(X), Ht)
+    W = ObservedRows(SquaredError(penalty_W=penalty)).solve_rows(observed(X), Ht)
     expected = np.array([reference(X, Ht, i, penalty)[0] for i in range(len(X))])
     assert_allclose(W, expected, atol=1e-8)
 
@@ -284,8 +284,8 @@ def test_objective_equals_scipy_at_any_rank(m, k, density, seed, twin):
 def test_columns_are_the_rows_of_the_transpose():
     matrix = observed(with_gaps(*ratings()))
     W = np.random.default_rng(0).random((60, 3))
-    solver = ObservedRows(Alternate(penalty_W=Penalty(l2=9.0), penalty_H=Penalty(l1=0.01, l2=0.02)))
-    swapped = ObservedRows(Alternate(penalty_W=Penalty(l1=0.01, l2=0.02)))
+    solver = ObservedRows(SquaredError(penalty_W=Penalty(l2=9.0), penalty_H=Penalty(l1=0.01, l2=0.02)))
+    swapped = ObservedRows(SquaredError(penalty_W=Penalty(l1=0.01, l2=0.02)))
     assert_array_equal(solver.solve_columns(matrix, W), swapped.solve_rows(matrix.transposed, W))
 
 
@@ -293,7 +293,7 @@ def test_columns_are_the_rows_of_the_transpose():
 def test_where_all_is_known_it_is_what_a_complete_solver_does(penalty):
     values, _ = ratings()
     Ht = np.random.default_rng(2).random((25, 4))
-    complete = Alternate(penalty_W=penalty)
+    complete = SquaredError(penalty_W=penalty)
     ours = ObservedRows(complete).solve_rows(observed(values), Ht)
     assert_allclose(ours, complete.solve_rows(as_matrix(values), Ht), atol=1e-10)
     for matrix in (as_matrix(values), as_matrix(sp.csr_array(values))):

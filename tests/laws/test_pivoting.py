@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import nnls
 
-from partsong.solvers.alternating import SUPPORT_SWEEPS, start_rows
 from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.squared_error import SUPPORT_SWEEPS, start_rows
 from partsong.solvers.update_rules import BlockPivoting, CoordinateDescent
 
 

@@ -18,7 +18,7 @@ from partsong.errors import CompositionError, DataError
 from partsong.evaluation.metrics import potential
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus
-from partsong.solvers.coupling import AlignedPull, Tether
+from partsong.solvers.coupling import AlignedProximalTerm, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import InertialPalm
 from partsong.training.simulation import party_components, potential_in_simulation, simulate
@@ -36,7 +36,7 @@ def shards_of(parties=4):
 
 
 def fnmf(align=Assignment(), strength=0.5, steps=15):
-    return replace(recipes.fnmf(3, steps=steps), coupling=AlignedPull(strength, align, prox="exact"))
+    return replace(recipes.fnmf(3, steps=steps), coupling=AlignedProximalTerm(strength, align, prox="exact"))
 
 
 @pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
@@ -74,11 +74,11 @@ def test_no_step_of_a_party_raises_it(align, strength):
     shard, rule = shards_of(1)[0], InertialPalm()
     model = np.random.default_rng(2).gamma(0.4, size=(3, 18)).T + 0.2 * rng.random((18, 3))
     W, Ht = rng.random((20, 3)), 0.1 * (model + rng.random((18, 3)))
-    pull, memory, partial = AlignedPull(strength, align, prox="exact"), rule.init(Ht), []
+    pull, memory, partial = AlignedProximalTerm(strength, align, prox="exact"), rule.init(Ht), []
     for _ in range(60):
         W, _ = rule.step(W, NormalEquations(Ht.T @ Ht, shard.matrix.X @ Ht), rule.init(W))
         equations = NormalEquations(W.T @ W, shard.matrix.X.T @ W)
-        after, memory, tether = pull.step(rule, Ht, equations, memory, Tether(model))
+        after, memory, tether = pull.step(rule, Ht, equations, memory, ProximalAnchor(model))
         before, then = (
             potential([shard], {"p0": W}, {"p0": one.T}, model.T, strength, Held(tether.plan)) for one in (Ht, after)
         )

@@ -24,13 +24,13 @@ from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus, IndependentStart
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.registry import state_types
-from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation, Rows
 from partsong.solvers.game import DecayingStep
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, RowState, SquaredError
 from partsong.solvers.update_rules import (
     BlockPivoting,
     CoordinateDescent,
@@ -48,13 +48,13 @@ RULES = [
     BlockPivoting(),
 ]
 PROGRAMS = {
-    **{f"shared {rule!r}": SharedStatistics(4, Alternate(rule)) for rule in RULES},
-    "shared penalised": SharedStatistics(4, Alternate(penalty_W=Penalty(1e-3, 1e-3), penalty_H=Penalty(2e-3, 1e-3))),
+    **{f"shared {rule!r}": SharedSums(4, SquaredError(rule)) for rule in RULES},
+    "shared penalised": SharedSums(4, SquaredError(penalty_W=Penalty(1e-3, 1e-3), penalty_H=Penalty(2e-3, 1e-3))),
     "shared accelerated": recipes.shared_statistics(4, accelerate=True),
     "fedavg": recipes.fedavg(4, steps=3),
     "fedavg uniform": recipes.fedavg(4, steps=3, weighted=False),
     "local only": recipes.local_only(4, steps=5),
-    "consensus ipalm": Consensus(4, Alternate(InertialPalm(inertia=0.2)), 3, IndependentStart()),
+    "consensus ipalm": Consensus(4, SquaredError(InertialPalm(inertia=0.2)), 3, IndependentStart()),
     "consensus of games": recipes.game_consensus(4, steps=3),
     "game": recipes.game(4),
     "game in a random order": recipes.game(4, order=Shuffled(), step=DecayingStep(0.01)),
@@ -84,7 +84,7 @@ def model_bytes(rounds):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("cuts", [[45], [1, 2, 3], [10, 20, 30, 31, 80]])
 def test_shared_statistics_over_any_split_is_the_pooled_factorization(rule, cuts):
-    X, program = data(), SharedStatistics(4, Alternate(rule))
+    X, program = data(), SharedSums(4, SquaredError(rule))
     pooled = run(program, shards_of(X, []), 30)[-1]
     split = run(program, shards_of(X, cuts), 30)[-1]
     assert_allclose(split.model["H"], pooled.model["H"], rtol=1e-8, atol=1e-8)
@@ -95,7 +95,7 @@ def test_shared_statistics_over_any_split_is_the_pooled_factorization(rule, cuts
 @pytest.mark.parametrize("form", [sp.csr_array, sp.csc_array, np.asfortranarray], ids=lambda form: form.__name__)
 def test_every_rule_gives_the_same_on_every_form_of_the_data(rule, form):
     X = data() * (np.random.default_rng(1).random((90, 14)) < 0.4)
-    program = SharedStatistics(4, Alternate(rule))
+    program = SharedSums(4, SquaredError(rule))
     plain = run(program, shards_of(X, [30]), 8)[-1]
     shards = [replace(shard, matrix=as_matrix(form(shard.matrix.X))) for shard in shards_of(X, [30])]
     other = run(program, shards, 8)[-1]
@@ -108,7 +108,7 @@ def test_the_objective_is_error_and_penalties(rule):
     """What `metrics` tells is the formula of the estimators' docstring, from W and H as they stand, over ½‖X‖²."""
     X, on_W, on_H = data(), Penalty(2e-3, 3e-3), Penalty(4e-3, 1e-3)
     n, m = X.shape
-    for done in run(SharedStatistics(4, Alternate(rule, on_W, on_H)), shards_of(X, [30, 60]), 3):
+    for done in run(SharedSums(4, SquaredError(rule, on_W, on_H)), shards_of(X, [30, 60]), 3):
         W = np.vstack([done.checkpoint.parties[name].W for name in ("p00", "p01", "p02")])
         W *= done.checkpoint.server.scale  # of the first sums, and 1 afterwards
         H = done.model["H"]
@@ -123,7 +123,7 @@ def test_the_objective_is_error_and_penalties(rule):
 def test_components_that_are_zero_are_tried_again_whatever_the_split_and_wherever_a_run_goes_on(momentum, tmp_path):
     """Two of four begin as zero. A trial splits others into them, at every place to the same bits after a break."""
     X, penalty = data(), Penalty(1e-3, 1e-3)
-    program = SharedStatistics(4, Alternate(CoordinateDescent(sweeps=3), penalty, penalty, momentum))
+    program = SharedSums(4, SquaredError(CoordinateDescent(sweeps=3), penalty, penalty, momentum))
     Ht = np.random.default_rng(2).random((14, 4)) * [1, 1, 0, 0]
 
     def rounds_of(shards, resume=None, n_rounds=80):
@@ -150,7 +150,7 @@ def test_penalties_do_not_collapse_a_random_start_whatever_the_units_and_the_spl
     X, found = data(), []
     for unit in (1e-6, 1.0, 1e6):
         both = Penalty(penalty.l1 * unit**1.5, penalty.l2 * unit)
-        program = SharedStatistics(4, Alternate(CoordinateDescent(sweeps=3), both, both, momentum))
+        program = SharedSums(4, SquaredError(CoordinateDescent(sweeps=3), both, both, momentum))
         for cuts in ([], [30, 60]):
             found.append(min(done.metrics["objective"] for done in run(program, shards_of(unit * X, cuts), 80)))
     assert max(found) < 0.9, "zero has 1"
@@ -159,15 +159,15 @@ def test_penalties_do_not_collapse_a_random_start_whatever_the_units_and_the_spl
 
 def test_a_restart_steps_from_the_weights_and_not_from_the_extrapolated_point():
     X = as_matrix(data())
-    solver = Alternate(CoordinateDescent(), momentum=Extrapolation())
+    solver = SquaredError(CoordinateDescent(), momentum=Extrapolation())
     rng = np.random.default_rng(2)
     W, point, Ht = rng.random((90, 4)), rng.random((90, 4)), rng.random((14, 4))
-    rows, _ = solver.row_step_at(X, Rows(W, point), Ht, 0.5, True)
-    plain, _ = solver.row_step_at(X, Rows(W, None), Ht, 0.0, False)
+    rows, _ = solver.row_step_at(X, RowState(W, point), Ht, 0.5, True)
+    plain, _ = solver.row_step_at(X, RowState(W, None), Ht, 0.0, False)
     assert_array_equal(rows.W, plain.W)
     assert rows.point is None
-    ahead, totals = solver.row_step_at(X, Rows(W, point), Ht, 0.5, False)
-    stepped, _ = solver.row_step_at(X, Rows(point, None), Ht, 0.0, False)
+    ahead, totals = solver.row_step_at(X, RowState(W, point), Ht, 0.5, False)
+    stepped, _ = solver.row_step_at(X, RowState(point, None), Ht, 0.0, False)
     assert_array_equal(ahead.W, stepped.W)
     assert_allclose(ahead.point, np.maximum(0, ahead.W + 0.5 * (ahead.W - W)), rtol=1e-12)
     assert_allclose(totals.gram, ahead.point.T @ ahead.point, rtol=1e-10)
@@ -207,7 +207,7 @@ def test_one_party_consensus_is_centralised():
     solver = recipes.fedavg(4).solver
     matrix = as_matrix(X)
     columns = solver.begin(stream(3, "start").random((14, 4)))
-    rows = Rows(solver.solve_rows(matrix, columns.Ht))
+    rows = RowState(solver.solve_rows(matrix, columns.Ht))
     for _ in range(6):
         rows, totals = solver.row_step(matrix, rows, columns)
         columns = solver.column_step(columns, totals)
@@ -363,7 +363,7 @@ def test_aggregations_are_sums_in_disguise(aggregation):
 class Broken:
     """A program whose local step fails, or sends nonsense, at one party."""
 
-    inner: SharedStatistics
+    inner: SharedSums
     fault: str
     aggregation: Sum = Sum()
 

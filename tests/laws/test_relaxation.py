@@ -18,7 +18,7 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.errors import ParameterError
 from partsong.methods.averaging import Consensus
 from partsong.sketch.crossing import Proportion
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import ProximalDescent
 
 PARTIES = ("p0", "p1", "p2")
@@ -43,7 +43,7 @@ def one_at_a_time(rounds):
 
 def asyn(sketch=None, **settings):
     update = Relaxation(**settings)
-    return Consensus(4, Alternate(ProximalDescent()), 3, aggregation=Mean(), server_update=update, sketch=sketch)
+    return Consensus(4, SquaredError(ProximalDescent()), 3, aggregation=Mean(), server_update=update, sketch=sketch)
 
 
 def folded(update, start, arrivals):

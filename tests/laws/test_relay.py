@@ -19,7 +19,7 @@ from partsong.evaluation.metrics import drift_of, fit_of
 from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods import recipes
 from partsong.methods.registry import state_types
-from partsong.solvers.alternating import Rows
+from partsong.solvers.squared_error import RowState
 from partsong.training.simulation import drift_in_simulation, party_components
 
 LEG = 3
@@ -52,7 +52,7 @@ def test_the_first_leg_is_the_first_program_and_the_second_starts_where_it_ended
     H = first.components(alone[-1].checkpoint.server)
     exact = relay.second
     server, model = exact.start_from(np.ascontiguousarray(H.T))
-    parties = {s.name: Rows(exact.solver.solve_rows(s.matrix, np.ascontiguousarray(H.T))) for s in shards}
+    parties = {s.name: RowState(exact.solver.solve_rows(s.matrix, np.ascontiguousarray(H.T))) for s in shards}
     rest = run(exact, shards, 4, resume=Checkpoint(0, parties, server, model))
     for one, other in zip(whole[LEG:], rest, strict=True):
         assert_array_equal(one.model["H"], other.model["H"])
@@ -130,7 +130,9 @@ def test_parties_keep_what_they_had_found_themselves(name):
         for party, H in party_components(done.checkpoint).items():
             assert_array_equal(H, found[party])
         states = done.checkpoint.parties.values()
-        assert all(state.own.shape == (24, 4) and isinstance(state.inner, Rows) for state in states), "one m × k more"
+        assert all(state.own.shape == (24, 4) and isinstance(state.inner, RowState) for state in states), (
+            "one m × k more"
+        )
     drifts = [drift_in_simulation(relay)(done) for done in rounds[LEG:]]
     for done, drift in zip(rounds[LEG:], drifts, strict=True):
         H = relay.components(done.checkpoint.server)

@@ -22,12 +22,12 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError, ShapeError
 from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods.dsanls import SketchExchange, SketchParty, SketchServer
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.sketch.crossing import Proportion, placed_rows, transposed_times, walk
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows, start_rows
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import Penalty, RuleState
+from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError, start_rows
 from partsong.solvers.update_rules import (
     CoordinateDescent,
     InertialPalm,
@@ -40,7 +40,7 @@ from partsong.training.stopping import WINDOW, Stop
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
 N, M, K, SEED = 61, 34, 3, 3
-DAMPED = Alternate(ProximalDescent(alpha=0.05, beta=0.02))
+DAMPED = SquaredError(ProximalDescent(alpha=0.05, beta=0.02))
 
 
 def data(seed=0, noise=0.3):
@@ -131,10 +131,10 @@ def test_the_number_of_parties_changes_nothing(kind, form):
 @pytest.mark.parametrize("penalty", [Penalty(), Penalty(1e-3, 2e-3)])
 def test_without_sketch_and_damping_it_is_exact_hals(parts, penalty):
     """Ratio 1 keeps all coordinates: S = I, and the factors are those of shared statistics."""
-    X, solver = data(), Alternate(CoordinateDescent(), penalty, penalty)
-    shared, shards = SharedStatistics(K, solver), [Shard("all", as_matrix(X))]
+    X, solver = data(), SquaredError(CoordinateDescent(), penalty, penalty)
+    shared, shards = SharedSums(K, solver), [Shard("all", as_matrix(X))]
     Ht = shared.start_server(Layout.of(shards, SEED))[0].Ht
-    given = {"all": Rows(start_rows(Ht.T @ Ht, X @ Ht))}  # a start without W settles its scale first
+    given = {"all": RowState(start_rows(Ht.T @ Ht, X @ Ht))}  # a start without W settles its scale first
     begun = Checkpoint(0, given, *shared.start_from(Ht))
     exact = list(Sequential().run(shared, shards, Schedule(12, SEED), reduction=InTheOpen(), resume=begun))
     rounds = run(program(ratio=1.0, solver=solver), shards_of(X, parts))
@@ -146,7 +146,7 @@ def test_without_sketch_and_damping_it_is_exact_hals(parts, penalty):
 
 
 def test_a_huge_weight_freezes_both_factors():
-    solver = Alternate(CoordinateDescent(alpha=1e14, beta=1.0))
+    solver = SquaredError(CoordinateDescent(alpha=1e14, beta=1.0))
     rounds = run(program(solver=solver), shards_of(data(), 2))
     for first, last in zip(factors(rounds[0]), factors(rounds[-1]), strict=True):
         assert_allclose(last, first, rtol=1e-9, atol=1e-9)
@@ -214,7 +214,7 @@ def last_residual(X, solver, iterations, kind=Subsampling):
     """The median over the last exchanges, and the residual after the first iteration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        some = program(kind, solver=Alternate(solver), iterations=iterations, every=iterations)
+        some = program(kind, solver=SquaredError(solver), iterations=iterations, every=iterations)
     found = []
     for done in Sequential().run(
         some, [Shard("all", as_matrix(X))], Schedule(2 * iterations, SEED), reduction=InTheOpen()
@@ -243,7 +243,7 @@ def test_projected_gradients_reach_it_too(kind):
 @pytest.mark.parametrize("rule", [ProximalDescent(2), InertialPalm(0.2), ProjectedGradient(decay=0.01)], ids=repr)
 def test_other_rules_fit_as_well(rule):
     X = data(noise=0.01)
-    rounds = run(program(solver=Alternate(rule), iterations=80, every=40), shards_of(X, 2))
+    rounds = run(program(solver=SquaredError(rule), iterations=80, every=40), shards_of(X, 2))
     errors = [done.metrics["relative_error"] for done in rounds if done.metrics]
     assert errors[-1] < 0.25 * errors[0]
 
@@ -260,7 +260,7 @@ def test_weights_grow_once_in_an_iteration_and_scales_are_the_same_everywhere():
 def test_capped_entries_stay_below_the_cap():
     X = data()
     cap = math.sqrt(2 * np.linalg.norm(X))
-    wild = Alternate(ProjectedGradient(step_size=30.0, decay=1e-6))
+    wild = SquaredError(ProjectedGradient(step_size=30.0, decay=1e-6))
     assert max(F.max() for done in run(program(solver=wild), shards_of(X, 2), 11) for F in factors(done)) > 2 * cap
     for done in run(program(solver=wild, capped=True), shards_of(X, 2), 11):
         W, H = factors(done)
@@ -332,7 +332,7 @@ def test_a_run_is_followed_from_whole_model_to_whole_model():
 
 
 def test_a_run_stops_when_whole_models_improve_no_more():
-    still = program(solver=Alternate(CoordinateDescent(alpha=1e14, beta=1.0)), iterations=100, every=2)
+    still = program(solver=SquaredError(CoordinateDescent(alpha=1e14, beta=1.0)), iterations=100, every=2)
     ran = pursue(task_of(still, data(), Stop(1e-3)))
     assert ran.outcome is Outcome.CONVERGED
     known = [row.iteration - 1 for row in ran.history if not math.isnan(row.objective)]
@@ -429,8 +429,8 @@ def test_a_program_made_for_other_rows_says_so():
         ({"every": 1.5}, ParameterError, "every ≥ 1; got 1.5"),
         ({"every": True}, ParameterError, "every"),
         ({"n_rows": 0}, ParameterError, "n_rows"),
-        ({"solver": Alternate(momentum=Extrapolation())}, CompositionError, "NoExtrapolation"),
-        ({"solver": Alternate(Multiplicative()), "sketch": Proportion(Gaussian)}, CompositionError, "signs"),
+        ({"solver": SquaredError(momentum=Extrapolation())}, CompositionError, "NoExtrapolation"),
+        ({"solver": SquaredError(Multiplicative()), "sketch": Proportion(Gaussian)}, CompositionError, "signs"),
     ],
 )
 def test_settings_are_checked_when_it_is_made(settings, kind, words):
@@ -442,10 +442,10 @@ def test_settings_are_checked_when_it_is_made(settings, kind, words):
 def test_weights_that_do_not_grow_are_warned_of_where_there_is_a_sketch():
     for rule in (CoordinateDescent(alpha=1.0), CoordinateDescent(), ProximalDescent(beta=0.0)):
         with pytest.warns(UserWarning, match="Take beta > 0") as caught:
-            program(solver=Alternate(rule))
+            program(solver=SquaredError(rule))
         assert caught[0].filename == __file__
-        program(solver=Alternate(rule), ratio=1.0)
-    program(solver=Alternate(Multiplicative()))
+        program(solver=SquaredError(rule), ratio=1.0)
+    program(solver=SquaredError(Multiplicative()))
 
 
 def test_zero_data_and_zero_columns_do_no_harm():
@@ -493,9 +493,9 @@ def test_as_a_matrix_it_is_its_rows():
     assert_array_equal(block.gram_column(2), rows.gram_column(2))
     assert block.squared_distance(W, Ht) == rows.squared_distance(W, Ht)
     assert block.native(Ht) is Ht
-    solver = Alternate()
+    solver = SquaredError()
     assert_array_equal(solver.solve_rows(block, Ht), solver.solve_rows(rows, Ht))
-    mine, other = (solver.row_step(matrix, Rows(W), solver.begin(Ht))[1] for matrix in (block, rows))
+    mine, other = (solver.row_step(matrix, RowState(W), solver.begin(Ht))[1] for matrix in (block, rows))
     assert_array_equal(mine.cross, other.cross)
 
 

@@ -23,10 +23,10 @@ from partsong.methods.averaging import Consensus
 from partsong.methods.secure_sketched import MeanServer, SketchedConsensus, SteppingParty
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
-from partsong.solvers.alternating import Alternate, Extrapolation, Rows, start_rows
-from partsong.solvers.coupling import Pull
+from partsong.solvers.coupling import ProximalTerm
 from partsong.solvers.normal_equations import RuleState
 from partsong.solvers.sketched import exact_columns, exact_rows, sketched_columns, sketched_rows
+from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError, start_rows
 from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, ProximalDescent
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
@@ -48,7 +48,7 @@ def shards_of(X, cuts=(20, 55)):
 
 def program_of(variant, inner=3, rule=ProximalDescent(), **more):
     rows, columns = VARIANTS[variant]
-    return SketchedConsensus(K, Alternate(rule), inner, rows, columns, **more)
+    return SketchedConsensus(K, SquaredError(rule), inner, rows, columns, **more)
 
 
 def run(program, shards, rounds, engine=Sequential(), reduction=InTheOpen(), **more):
@@ -111,11 +111,11 @@ def test_one_party_is_the_serial_method(variant):
 
 
 def test_one_party_without_sketches_is_plain_alternation():
-    X, solver = data(), Alternate(CoordinateDescent())
+    X, solver = data(), SquaredError(CoordinateDescent())
     program = program_of("none", rule=CoordinateDescent())
     done = run(program, shards_of(X, ()), program.rounds_for(3))[-1]
     matrix, columns = as_matrix(X), solver.begin(stream(SEED, "start").random((M, K)))
-    rows, totals = solver.row_step(matrix, Rows(), columns)
+    rows, totals = solver.row_step(matrix, RowState(), columns)
     for _ in range(9):
         columns = solver.column_step(columns, totals)
         rows, totals = solver.row_step(matrix, rows, columns)
@@ -184,7 +184,7 @@ def test_all_parties_sketch_with_one_s2_whatever_their_rows():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: program_of("V"), lambda: Consensus(K, Alternate(ProximalDescent()), 3, sketch=SOME)]
+    "make", [lambda: program_of("V"), lambda: Consensus(K, SquaredError(ProximalDescent()), 3, sketch=SOME)]
 )
 def test_s1_is_the_partys_own(make):
     """Another secret is another run, and the shared seed alone does not tell S1."""
@@ -210,7 +210,7 @@ def test_agreeing_before_every_step_of_w_beats_agreeing_now_and_then():
     An example, not a law: setting and draw are chosen where the gap is wide. On others it is smaller, and V none ahead.
     """
     shards = shards_of(planted(), range(40, 400, 40))
-    some, solver = Proportion(ratio=0.2), Alternate(CoordinateDescent(1, 0.1, 0.1))
+    some, solver = Proportion(ratio=0.2), SquaredError(CoordinateDescent(1, 0.1, 0.1))
     programs = {
         "SD": Consensus(10, solver, 50, aggregation=Mean()),
         "U": SketchedConsensus(10, solver, 50, None, some),
@@ -316,7 +316,7 @@ def test_rows_that_a_subsample_leaves_out_are_not_read(form):
 def test_a_sketched_consensus_step_is_the_serial_one():
     X = data()
     shards, rule = shards_of(X, ()), CoordinateDescent(1, 0.1, 0.1)
-    program = Consensus(K, Alternate(rule), 3, aggregation=Mean(), sketch=SOME)
+    program = Consensus(K, SquaredError(rule), 3, aggregation=Mean(), sketch=SOME)
     done = run(program, shards, 2)[-1]
     Ht = stream(SEED, "start").random((M, K))
     W = program.solver.solve_rows(as_matrix(X), Ht)
@@ -329,10 +329,10 @@ def test_a_sketched_consensus_step_is_the_serial_one():
     assert done.checkpoint.parties["p00"].count == 6
 
 
-@pytest.mark.parametrize("coupling", [{}, {"coupling": Pull(0.3)}], ids=["alone", "pulled"])
+@pytest.mark.parametrize("coupling", [{}, {"coupling": ProximalTerm(0.3)}], ids=["alone", "pulled"])
 def test_a_consensus_sketch_that_keeps_all_rows_changes_nothing(coupling):
     shards = shards_of(data())
-    program = Consensus(K, Alternate(ProximalDescent()), 3, aggregation=Mean(), **coupling)
+    program = Consensus(K, SquaredError(ProximalDescent()), 3, aggregation=Mean(), **coupling)
     plain, kept = (run(p, shards, 4)[-1].model["H"] for p in (program, replace(program, sketch=Proportion(ratio=1.0))))
     assert_allclose(plain, kept, rtol=1e-7, atol=1e-9)
 
@@ -371,9 +371,12 @@ def test_weighted_means_follow_the_rows():
     [
         (lambda: SketchedConsensus(0), ParameterError),
         (lambda: SketchedConsensus(K, inner=0), ParameterError),
-        (lambda: SketchedConsensus(K, Alternate(ProximalDescent(), momentum=Extrapolation())), CompositionError),
+        (lambda: SketchedConsensus(K, SquaredError(ProximalDescent(), momentum=Extrapolation())), CompositionError),
         (lambda: SketchedConsensus(K, aggregation=FixedPoint()), CompositionError),
-        (lambda: Consensus(K, Alternate(ProximalDescent(), momentum=Extrapolation()), sketch=SOME), CompositionError),
+        (
+            lambda: Consensus(K, SquaredError(ProximalDescent(), momentum=Extrapolation()), sketch=SOME),
+            CompositionError,
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(make, error):

@@ -21,8 +21,8 @@ from partsong.methods.secure_sketched import SketchedStatistics, SketchedStatist
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.placed import most_sketches, recover_from_sketches
-from partsong.solvers.alternating import Alternate, Extrapolation, start_rows
 from partsong.solvers.normal_equations import RuleState
+from partsong.solvers.squared_error import Extrapolation, SquaredError, start_rows
 from partsong.solvers.update_rules import CoordinateDescent, ProximalDescent
 
 K, M, SEED = 3, 12, 5
@@ -77,7 +77,7 @@ class Stacked:
 @pytest.mark.parametrize("columns", [None, SOME], ids=["exact W", "sketched W"])
 def test_any_split_is_the_serial_method_with_the_stacked_sketch(columns):
     X, rule = data(), CoordinateDescent(1, 0.1, 0.1)
-    program = SketchedStatistics(K, Gaussian(4), Alternate(rule), columns, is_guarded=False)
+    program = SketchedStatistics(K, Gaussian(4), SquaredError(rule), columns, is_guarded=False)
     shards = shards_of(X)
     done = run(program, shards, 8)[-1]
     Ht, W = stream(SEED, "start").random((M, K)), None
@@ -273,7 +273,7 @@ def test_checkpoints_can_be_written_and_read(tmp_path):
         ({"rank": 5}, ParameterError),
         ({"rank": 0}, ParameterError),
         ({"budget": "mine"}, ParameterError),
-        ({"solver": Alternate(ProximalDescent(), momentum=Extrapolation())}, CompositionError),
+        ({"solver": SquaredError(ProximalDescent(), momentum=Extrapolation())}, CompositionError),
         ({"rows_sketch": CountSketch(4)}, CompositionError),
     ],
 )

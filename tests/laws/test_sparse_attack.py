@@ -17,7 +17,7 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import ShapeError
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.recipes import shared_statistics
 
 K = 10
@@ -87,14 +87,14 @@ def test_weights_come_back_with_the_rows() -> None:
 
 
 def test_the_estimator_gives_the_same_rows_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, sent, local = with_support(60, 1500, 5, 2, "float32"), [], SharedStatistics.local
+    X, sent, local = with_support(60, 1500, 5, 2, "float32"), [], SharedSums.local
 
-    def recording(program: SharedStatistics, *given: Any) -> Any:
+    def recording(program: SharedSums, *given: Any) -> Any:
         party, message = local(program, *given)
         sent.append((np.asarray(message["gram"]), np.asarray(message["cross"])))
         return party, message
 
-    monkeypatch.setattr(SharedStatistics, "local", recording)
+    monkeypatch.setattr(SharedSums, "local", recording)
     FederatedNMF(K, method="exact", rounds=3, tol=0, random_state=0).fit([X])
     assert rows_to(0.01, rows_by_dictionary(sent[:3], 60), X) >= 55
 

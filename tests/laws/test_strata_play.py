@@ -460,7 +460,7 @@ def test_consensus_tells_a_step_too_large_while_numbers_are_finite(order, eta):
 
 
 def test_a_game_has_neither_sketch_nor_pull():
-    from partsong.solvers.coupling import Pull
+    from partsong.solvers.coupling import ProximalTerm
 
     with pytest.raises(CompositionError, match="without a pull"):
-        Consensus(K, game=Game(), coupling=Pull(0.1))
+        Consensus(K, game=Game(), coupling=ProximalTerm(0.1))

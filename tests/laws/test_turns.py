@@ -16,9 +16,9 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.kernels import fused_steps
 from partsong.kernels.fused_steps import Move
 from partsong.methods import recipes
-from partsong.solvers.alternating import Alternate, Rows, TurnsAtOnce, singly, take_turns
-from partsong.solvers.coupling import AlignedPull, NoPull, Pull, Tether
+from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
 from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.squared_error import RowState, SquaredError, TurnsAtOnce, run_local_steps, run_steps_one_by_one
 from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, Multiplicative, ProjectedGradient
 
 RULES = {
@@ -29,12 +29,12 @@ RULES = {
 }
 PULLS = {
     "alone": NoPull(),
-    "by position": Pull(0.2),
-    "by position, absolute": Pull(3.0, absolute=True),
-    "assignment": AlignedPull(0.1, Assignment(), every=3),
-    "partial assignment": AlignedPull(0.1, PartialAssignment(), every=2),
-    "transport": AlignedPull(0.1, Sinkhorn(), every=4),
-    "exact": AlignedPull(2.0, PartialAssignment(), prox="exact", every=5),
+    "by position": ProximalTerm(0.2),
+    "by position, absolute": ProximalTerm(3.0, absolute=True),
+    "assignment": AlignedProximalTerm(0.1, Assignment(), every=3),
+    "partial assignment": AlignedProximalTerm(0.1, PartialAssignment(), every=2),
+    "transport": AlignedProximalTerm(0.1, Sinkhorn(), every=4),
+    "exact": AlignedProximalTerm(2.0, PartialAssignment(), prox="exact", every=5),
 }
 TURNS = 13
 ROWS, COLUMNS, RANK = 90, 40, 6
@@ -52,7 +52,7 @@ def begun(solver, dtype):
     draw = np.random.default_rng(4)
     W, Ht = (draw.random((size, RANK)).astype(dtype) for size in (ROWS, COLUMNS))
     model = Ht[:, draw.permutation(RANK)] + dtype(0.05) * draw.random((COLUMNS, RANK)).astype(dtype)
-    return Rows(W, None, solver.rule.init(W)), solver.begin(Ht), Tether(model)
+    return RowState(W, None, solver.rule.init(W)), solver.begin(Ht), ProximalAnchor(model)
 
 
 HT = np.random.default_rng(5).random((COLUMNS, RANK))
@@ -77,14 +77,14 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
     near = 1e-8 if dtype is np.float64 else 3e-3
     for penalty in (Penalty(), Penalty(1e-3, 1e-2)):
         calls.clear()
-        solver = Alternate(RULES[rule], penalty, penalty)
+        solver = SquaredError(RULES[rule], penalty, penalty)
         rows, columns, tether = begun(solver, dtype)
         kept = [F.copy() for F in (rows.W, columns.Ht, tether.Ht)]
         with runtime.kernels_on(1):
-            W, H = take_turns(solver, matrix, rows, columns, coupling, tether, TURNS)
+            W, H = run_local_steps(solver, matrix, rows, columns, coupling, tether, TURNS)
             assert sum(calls) == TURNS
             assert max(calls) <= min(4, getattr(coupling, "every", 4))
-            W_singly, H_singly = singly(solver, matrix, rows, columns, coupling, tether, TURNS)
+            W_singly, H_singly = run_steps_one_by_one(solver, matrix, rows, columns, coupling, tether, TURNS)
         assert sum(calls) == TURNS
         assert far(W.W, W_singly.W) < near
         assert far(H.Ht, H_singly.Ht) < near
@@ -100,10 +100,10 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
 @pytest.mark.parametrize("rule", [CoordinateDescent(1, alpha=0.5), Multiplicative(2), ProjectedGradient()])
 def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypatch):
     monkeypatch.setattr(DenseMatrix, "take_turns", lambda *given: pytest.fail("not known to compiled code"))
-    solver = Alternate(rule)
+    solver = SquaredError(rule)
     rows, columns, tether = begun(solver, np.float64)
     with runtime.kernels_on(1):
-        _, H = take_turns(solver, data(False, np.float64), rows, columns, NoPull(), tether, 3)
+        _, H = run_local_steps(solver, data(False, np.float64), rows, columns, NoPull(), tether, 3)
     assert H.memory.count == 3
 
 
@@ -115,7 +115,7 @@ class Thresholded(CoordinateDescent):
         return np.where(moved > 0.5 * moved.max(), moved, 0), state
 
 
-class Halfway(AlignedPull):
+class Halfway(AlignedProximalTerm):
     """A coupling of one's own that changes what it inherits."""
 
     def step(self, rule, Ht, equations, state, tether):
@@ -134,10 +134,14 @@ class Named(InertialPalm):
     ("rule", "coupling"), [(Thresholded(), NoPull()), (InertialPalm(), Halfway()), (Named(), NoPull())]
 )
 def test_what_a_subclass_inherits_does_not_speak_for_its_steps(rule, coupling):
-    solver = Alternate(rule)
+    solver = SquaredError(rule)
     with runtime.kernels_on(1):
-        found = take_turns(solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, Tether(HT), 5)
-        expected = singly(solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, Tether(HT), 5)
+        found = run_local_steps(
+            solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, ProximalAnchor(HT), 5
+        )
+        expected = run_steps_one_by_one(
+            solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, ProximalAnchor(HT), 5
+        )
     assert (found[1].Ht == expected[1].Ht).all()
     assert (found[0].W == expected[0].W).all()
 
@@ -177,14 +181,20 @@ def test_sums_over_many_rows_keep_their_digits(rows, columns, rank, offset):
     draw = np.random.default_rng(0)
     X = draw.random((rows, rank)) @ draw.random((rank, columns)) + offset
     W, Ht = draw.random((rows, rank)) + offset, draw.random((columns, rank))
-    solver, found = Alternate(CoordinateDescent()), {}
+    solver, found = SquaredError(CoordinateDescent()), {}
     with runtime.kernels_on(1):
-        for dtype, way in ((np.float64, take_turns), (np.float32, take_turns), (np.float32, singly)):
-            start = Rows(W.astype(dtype), None, solver.rule.init(W)), solver.begin(Ht.astype(dtype))
-            _, columns_ = way(solver, as_matrix(X.astype(dtype)), *start, NoPull(), Tether(Ht), 20)
+        for dtype, way in (
+            (np.float64, run_local_steps),
+            (np.float32, run_local_steps),
+            (np.float32, run_steps_one_by_one),
+        ):
+            start = RowState(W.astype(dtype), None, solver.rule.init(W)), solver.begin(Ht.astype(dtype))
+            _, columns_ = way(solver, as_matrix(X.astype(dtype)), *start, NoPull(), ProximalAnchor(Ht), 20)
             found[dtype, way] = columns_.Ht
-    exact = found[np.float64, take_turns]
-    assert far(found[np.float32, take_turns], exact) < 10 * far(found[np.float32, singly], exact) + 1e-6
+    exact = found[np.float64, run_local_steps]
+    assert (
+        far(found[np.float32, run_local_steps], exact) < 10 * far(found[np.float32, run_steps_one_by_one], exact) + 1e-6
+    )
 
 
 def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
@@ -244,11 +254,11 @@ def test_what_vanishes_becomes_zero(rule, dtype):
     """Columns that nobody has anything in decay by a factor a turn; numbers below the normal ones slow down all."""
     X = np.zeros((30, 12), dtype)
     X[:, :6] = np.random.default_rng(0).random((30, 6))
-    solver = Alternate(RULES[rule])
+    solver = SquaredError(RULES[rule])
     draw = np.random.default_rng(1)
-    rows = Rows(draw.random((30, 3)).astype(dtype), None, solver.rule.init(X))
+    rows = RowState(draw.random((30, 3)).astype(dtype), None, solver.rule.init(X))
     Ht = draw.random((12, 3)).astype(dtype)
     with runtime.kernels_on(1):
-        _, H = take_turns(solver, as_matrix(X), rows, solver.begin(Ht), NoPull(), Tether(Ht), 3000)
+        _, H = run_local_steps(solver, as_matrix(X), rows, solver.begin(Ht), NoPull(), ProximalAnchor(Ht), 3000)
     assert not ((H.Ht > 0) & (H.Ht < np.finfo(dtype).tiny)).any()
     assert (H.Ht[6:] == 0).any()

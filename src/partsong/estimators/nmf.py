@@ -41,10 +41,10 @@ from partsong.estimators.parameters import (
 from partsong.estimators.persistence import fill_from_file, forget_origin, save_fitted
 from partsong.estimators.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
 from partsong.methods.recipes import names_of
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.game import Game
-from partsong.solvers.initialization import Beginning
+from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import SquaredError
 from partsong.training.loop import RowFit, fit_rows, progress
 from partsong.training.result import Finished, top_features
 from partsong.training.stopping import WINDOW, Run, Stop
@@ -292,7 +292,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         with runtime.kernels_on(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, Ht), given
 
-    def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> Beginning | None:
+    def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> InitialFactors | None:
         if self.init == "custom":
             return given_beginning(matrix, rank, W, H, is_cast=self.dtype is not None)
         if W is not None or H is not None:
@@ -316,7 +316,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             return validated_cells(self, X, reset=reset, dtype=precision)
         return as_matrix(validated(self, X, reset=reset, dtype=precision), precision)
 
-    def _solver(self) -> Alternate | ObservedRows:
+    def _solver(self) -> SquaredError | ObservedRows:
         return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
     def _check_settings(self) -> Stop:

@@ -23,10 +23,10 @@ from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, 
 from partsong.methods.recipes import game_told, solver_of
 from partsong.methods.registry import ALIGNED, ASYNCHRONOUS, COMMON_ONLY, LONG_ROUNDS, METHODS, SENDS_H, STARTS
 from partsong.sketch.crossing import Proportion
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.game import Game
-from partsong.solvers.initialization import Beginning
+from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import SquaredError
 from partsong.training import loop
 from partsong.training.stopping import Stop
 
@@ -37,7 +37,7 @@ from partsong.training.stopping import Stop
 _SIDES = {"H": "row per component and one column per feature", "W": "row per sample and one column per component"}
 
 
-def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool = False) -> Beginning:
+def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool = False) -> InitialFactors:
     """The factors of init='custom', checked; where X is cast to another type they are as well."""
     if H is None:
         raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
@@ -46,7 +46,9 @@ def given_beginning(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool 
     columns = given_factor("H", H, (rank, m), dtype)
     rows = None if W is None else given_factor("W", W, (n, rank), dtype)
     start = matrix.native(np.ascontiguousarray(columns.T))
-    return Beginning(kernels.of(start).rows_of(start.T), None if rows is None else matrix.native(rows.copy(order="C")))
+    return InitialFactors(
+        kernels.of(start).rows_of(start.T), None if rows is None else matrix.native(rows.copy(order="C"))
+    )
 
 
 def given_factor(name: str, factor: Any, shape: tuple[int, int], dtype: Any, *, is_start: bool = True) -> np.ndarray:
@@ -171,7 +173,7 @@ def game_of(solver: Any) -> Game | None:
 
 def row_solver_of(
     solver: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0
-) -> Alternate | ObservedRows:
+) -> SquaredError | ObservedRows:
     """What fits rows to a model; a game has no penalties, and can do with known cells alone."""
     if game_of(solver) is None:
         return solver_of(solver, alpha_W, alpha_H, l1_ratio)
@@ -204,7 +206,7 @@ def sketch_of(solver: Any, sketch: Any, ratio: Any) -> Proportion | None:
     return Proportion(kinds[sketch], share) if is_sketched else None
 
 
-def solver_told(settings: Mapping[str, Any]) -> Alternate:
+def solver_told(settings: Mapping[str, Any]) -> SquaredError:
     """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none.
 
     `l1_ratio_h` is H's own share of L1, where it differs from that of W.

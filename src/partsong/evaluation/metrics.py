@@ -11,7 +11,7 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment, correlations, inner_products, orthogonality_gap, significant
 from partsong.core.interfaces import Alignment, Array, Plan, RowSolver, Shard
-from partsong.solvers.alternating import Alternate
+from partsong.solvers.squared_error import SquaredError
 
 # ---- agreement --------------------------------------------------------------------------------------------------
 #
@@ -234,7 +234,7 @@ def _shares(W: Array, Ht: Array) -> tuple[float, ...]:
 # ---- metrics ----------------------------------------------------------------------------------------------------
 
 
-def relative_error(solver: Alternate, shards: Sequence[Shard], H: Array) -> float:
+def relative_error(solver: SquaredError, shards: Sequence[Shard], H: Array) -> float:
     """‖X − W H‖ / ‖X‖ over all parties, with W refitted to H at each of them."""
     error = energy = 0.0
     for shard in shards:

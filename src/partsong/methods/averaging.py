@@ -27,12 +27,12 @@ from partsong.core.streams import stream
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.operator import Operator
-from partsong.solvers.alternating import Alternate, NoExtrapolation, Rows, take_turns
-from partsong.solvers.coupling import Coupling, NoPull, Tether
+from partsong.solvers.coupling import Coupling, NoPull, ProximalAnchor
 from partsong.solvers.game import Game, Standing
 from partsong.solvers.game_orders import distance
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.sketched import take_sketched_turns
+from partsong.solvers.squared_error import NoExtrapolation, RowState, SquaredError, run_local_steps
 from partsong.solvers.update_rules import warn_if_noisy
 
 # ---- joining ----------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class CommonStart:
         assert model_Ht is not None
         return model_Ht
 
-    def weights(self, shard: Shard, Ht: Array, solver: Alternate) -> Array:
+    def weights(self, shard: Shard, Ht: Array, solver: SquaredError) -> Array:
         """The non-negative least squares fit to H."""
         return solver.solve_rows(shard.matrix, Ht)
 
@@ -82,7 +82,7 @@ class IndependentStart:
         draw = stream(shard.secret, "start", shard.name)
         return shard.matrix.native(random_columns(shard.matrix.shape[1], rank, draw))
 
-    def weights(self, shard: Shard, Ht: Array, solver: Alternate) -> Array:
+    def weights(self, shard: Shard, Ht: Array, solver: SquaredError) -> Array:
         """The party's own W, uniform, on a scale where W H has the mean of X (the paper takes U(0, 1) as it is)."""
         rank = Ht.shape[1]
         draw = stream(shard.secret, "start", shard.name, "W")
@@ -100,7 +100,7 @@ class Overwrite:
     follow: Alignment | None = None
 
     def begin(
-        self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: Alternate
+        self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: SquaredError
     ) -> tuple[Array, Array]:
         """Hᵀ and W to go on from."""
         assert model_Ht is not None
@@ -122,7 +122,7 @@ class Personal:
     align: Alignment = PartialAssignment()
 
     def begin(
-        self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: Alternate
+        self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: SquaredError
     ) -> tuple[Array, Array]:
         """Hᵀ and W to go on from; W is in the party's order already."""
         assert model_Ht is not None
@@ -279,7 +279,7 @@ class Consensus:
     """
 
     rank: int
-    solver: Alternate = field(default_factory=Alternate)
+    solver: SquaredError = field(default_factory=SquaredError)
     steps: int = 10
     start: CommonStart | IndependentStart = CommonStart()
     aggregation: Aggregation = WeightedMean()
@@ -345,14 +345,14 @@ class Consensus:
             Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
         if self.game is not None:
             return self._play(shard, party, W, Ht, number)
-        rows = Rows(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
+        rows = RowState(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
         columns = self.solver.begin(Ht)
         columns = replace(columns, memory=replace(columns.memory, count=party.count, scale=party.scale_H))
         is_free = model_Ht is None or number < self.free_rounds
         pulls: Coupling = NoPull() if is_free else self.coupling
-        tether = Tether(Ht if model_Ht is None else model_Ht)
+        tether = ProximalAnchor(Ht if model_Ht is None else model_Ht)
         if self.sketch is None:
-            rows, columns = take_turns(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
+            rows, columns = run_local_steps(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
         else:
             draws = (self._private_sketch(shard, party.count + i) for i in range(self.steps))
             rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, tether, draws)

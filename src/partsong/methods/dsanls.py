@@ -18,9 +18,9 @@ from partsong.sketch import crossing
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Subsampling
 from partsong.sketch.operator import Operator
-from partsong.solvers.alternating import Alternate, NoExtrapolation, rounded, start_rows
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
+from partsong.solvers.squared_error import NoExtrapolation, SquaredError, rounded, start_rows
 from partsong.solvers.update_rules import Multiplicative, ProximalDescent, warn_if_noisy
 
 # ---- sketch turns -----------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class Turns:
     """One iteration at a party: all that its two steps need; `cap` bounds what comes of them."""
 
     rank: int
-    solver: Alternate
+    solver: SquaredError
     sketch: Proportion
     matrix: TwoSided
     iteration: int
@@ -208,7 +208,7 @@ class SketchExchange:
     """
 
     rank: int
-    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    solver: SquaredError = field(default_factory=lambda: SquaredError(ProximalDescent()))
     sketch: Proportion = Proportion()
     iterations: int = 100
     every: int = 10

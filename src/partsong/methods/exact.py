@@ -14,8 +14,8 @@ from partsong.aggregation.linear import Sum
 from partsong.core.interfaces import Array, Form, Layout, Message, Round, Shard, Traits
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
-from partsong.solvers.alternating import Alternate, Columns, Rows, Totals
 from partsong.solvers.initialization import random_columns
+from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, Totals
 
 KNOWN = (1e-13, 1e-8)
 TRUSTED = (1e-11, 1e-5)
@@ -23,7 +23,7 @@ TRUSTED = (1e-11, 1e-5)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedStatistics:
+class SharedSums:
     """Parties update W_p from the shared H and send WᵀW and WᵀX; the server updates H from the sums.
 
         local:   W_p ← rule(W_p; H Hᵀ, X_p Hᵀ)          sent: W_pᵀW_p (k × k), W_pᵀX_p (k × m), totals (3)
@@ -37,7 +37,7 @@ class SharedStatistics:
     """
 
     rank: int
-    solver: Alternate = field(default_factory=Alternate)
+    solver: SquaredError = field(default_factory=SquaredError)
     aggregation: Sum = Sum()
 
     def __post_init__(self) -> None:
@@ -49,33 +49,33 @@ class SharedStatistics:
         """H is fitted to the sums alone."""
         return Traits(full_participation=True)
 
-    def start_party(self, shard: Shard, layout: Layout) -> Rows:
+    def start_party(self, shard: Shard, layout: Layout) -> RowState:
         """No W yet: it starts from H and each row alone, in the first round."""
-        return Rows()
+        return RowState()
 
-    def start_server(self, layout: Layout) -> tuple[Columns, Message]:
+    def start_server(self, layout: Layout) -> tuple[ColumnState, Message]:
         """Random H from the shared seed; under penalties its scale is settled by the first sums."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
         columns = replace(self.solver.begin(Ht), is_unscaled=self.solver.has_scale)
         return columns, _model(columns)
 
-    def start_from(self, Ht: Array) -> tuple[Columns, Message]:
+    def start_from(self, Ht: Array) -> tuple[ColumnState, Message]:
         """The server's start from a given Hᵀ."""
         columns = self.solver.begin(Ht)
         return columns, _model(columns)
 
-    def local(self, shard: Shard, party: Rows, model: Message) -> tuple[Rows, Message]:
+    def local(self, shard: Shard, party: RowState, model: Message) -> tuple[RowState, Message]:
         """One pass over the party's rows."""
         matrix = shard.matrix
         H = matrix.native(model["H"])
         amount, restart = (float(value) for value in model["pace"])
         if restart not in (0.0, 1.0) and party.W is not None:
-            party = Rows(party.W * kernels.of(party.W).like(np.array(restart), party.W))
+            party = RowState(party.W * kernels.of(party.W).like(np.array(restart), party.W))
         rows, totals = self.solver.row_step_at(matrix, party, kernels.of(H).rows_of(H), amount, restart > 0)
         scalars = np.array([totals.rows, totals.energy, totals.mass])
         return rows, Message({"gram": totals.gram, "cross": totals.cross.T, "totals": scalars})
 
-    def finish(self, server: Columns, aggregate: Message) -> tuple[Columns, Message]:
+    def finish(self, server: ColumnState, aggregate: Message) -> tuple[ColumnState, Message]:
         """The update of H from the sums."""
         totals = _totals(aggregate)
         columns = _in_the_type_of(totals.cross, server)
@@ -87,11 +87,11 @@ class SharedStatistics:
         columns = self.solver.settle(columns, moved)
         return columns, _model(columns)
 
-    def components(self, server: Columns) -> Array:
+    def components(self, server: ColumnState) -> Array:
         """H (k × m) as it stands."""
         return server.Ht.T
 
-    def metrics(self, server: Columns) -> Mapping[str, float]:
+    def metrics(self, server: ColumnState) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ over the rows that took part, and the objective over ½‖X‖², known from the sums.
 
         For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
@@ -131,13 +131,13 @@ def _totals(aggregate: Message) -> Totals:
     return Totals(aggregate["gram"], cross, rows, energy, mass)
 
 
-def _model(columns: Columns) -> Message:
+def _model(columns: ColumnState) -> Message:
     restart = columns.scale if columns.scale != 1.0 else float(columns.pace.must_restart)
     pace = np.array([columns.pace.amount, restart])
     return Message({"H": columns.point.T, "pace": pace})
 
 
-def _in_the_type_of(example: Array, columns: Columns) -> Columns:
+def _in_the_type_of(example: Array, columns: ColumnState) -> ColumnState:
     """Before the first sums arrive the server cannot know where the parties compute; H follows them."""
     if type(columns.Ht) is type(example) and columns.Ht.dtype == example.dtype:
         return columns

@@ -26,8 +26,8 @@ from partsong.methods.mutual_information.critics import (
     Separable,
 )
 from partsong.methods.mutual_information.descent import Descent
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.initialization import random_columns
+from partsong.solvers.squared_error import SquaredError
 
 # ---- topic rounds -----------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class TopicRounds:
     rank: int
     descent: Descent = field(default_factory=Descent)
     server_update: ServerUpdate = Replace()
-    solver: Alternate = field(default_factory=Alternate)
+    solver: SquaredError = field(default_factory=SquaredError)
     aggregation: Aggregation = WeightedMean()
     fits_first: bool = False
 

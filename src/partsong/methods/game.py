@@ -127,7 +127,7 @@ class PlayInStrata:
         if seats > 1 and not self.game.order.plays_cells:
             raise CompositionError(
                 f"{type(self.game.order).__name__} moves all players at once, which takes all rows. Between parties "
-                "play single cells (Raster, Shuffled, Stratified), or take SharedStatistics with ProjectedGradient."
+                "play single cells (Raster, Shuffled, Stratified), or take SharedSums with ProjectedGradient."
             )
         return PlayParty(layout.parties.index(shard.name), seats, shard.secret)
 

@@ -39,8 +39,8 @@ from partsong.privacy.row_level import (
     sound_model,
     whole_model,
 )
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.initialization import random_columns
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 # ---- private consensus ------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class PrivateModel:
 
 @dataclass(frozen=True, slots=True)
 class PrivateStatistics:
-    """`SharedStatistics` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
+    """`SharedSums` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
 
         local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row by itself
                  sent: Σ c w wᵀ (k × k), Σ c w xᵀ (k × m), whole numbers of public units, + N(0, σ²)
@@ -339,9 +339,9 @@ class PrivateStatistics:
         return math.floor(ROWS_SHARE * self.sum_bound / 2 ** (WEIGHT_BITS + ROW_BITS))
 
     @property
-    def solver(self) -> Alternate:
+    def solver(self) -> SquaredError:
         """For rows of a finished model, at their party; without penalties."""
-        return Alternate(CoordinateDescent(sweeps=self.sweeps))
+        return SquaredError(CoordinateDescent(sweeps=self.sweeps))
 
     @property
     def release(self) -> Release:

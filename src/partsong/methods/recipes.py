@@ -23,7 +23,7 @@ from partsong.core.parameters import real_number
 from partsong.errors import ParameterError
 from partsong.methods.averaging import AlignedUpload, CommonStart, Consensus, IndependentStart, Overwrite
 from partsong.methods.dsanls import SketchExchange
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.game import PlayInStrata
 from partsong.methods.private import PrivateConsensus, PrivateStatistics
 from partsong.methods.registry import SAFE, STARTS
@@ -34,8 +34,7 @@ from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, Mechani
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.operator import Sketch
-from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation
-from partsong.solvers.coupling import AlignedPull, Pull
+from partsong.solvers.coupling import AlignedProximalTerm, ProximalTerm
 from partsong.solvers.game import (
     ConstantStep,
     DecayingStep,
@@ -49,6 +48,7 @@ from partsong.solvers.game import (
 )
 from partsong.solvers.game_orders import Alternating, Order, Raster, Shuffled, Simultaneous, Stratified
 from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, SquaredError
 from partsong.solvers.update_rules import (
     BlockPivoting,
     CoordinateDescent,
@@ -66,14 +66,14 @@ SWEEPS = 5
 """Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning.py)."""
 
 
-def accelerated_hals(penalty_W: Penalty = Penalty(), penalty_H: Penalty = Penalty()) -> Alternate:
+def accelerated_hals(penalty_W: Penalty = Penalty(), penalty_H: Penalty = Penalty()) -> SquaredError:
     """HALS with several sweeps per product and extrapolation with restart: the default solver of `NMF`."""
-    return Alternate(CoordinateDescent(sweeps=SWEEPS), penalty_W, penalty_H, Extrapolation())
+    return SquaredError(CoordinateDescent(sweeps=SWEEPS), penalty_W, penalty_H, Extrapolation())
 
 
-def plain(rule: UpdateRule, penalty_W: Penalty = Penalty(), penalty_H: Penalty = Penalty()) -> Alternate:
+def plain(rule: UpdateRule, penalty_W: Penalty = Penalty(), penalty_H: Penalty = Penalty()) -> SquaredError:
     """One step of a rule per factor and iteration, nothing else."""
-    return Alternate(rule, penalty_W, penalty_H, NoExtrapolation())
+    return SquaredError(rule, penalty_W, penalty_H, NoExtrapolation())
 
 
 def solver_rules() -> dict[str, UpdateRule]:
@@ -91,7 +91,7 @@ def solver_rules() -> dict[str, UpdateRule]:
     }
 
 
-def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> Alternate:
+def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> SquaredError:
     """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
     chosen = _rule_of(rule)
     is_same = isinstance(alpha_H, str) and alpha_H == "same"
@@ -103,7 +103,7 @@ def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: An
     if not 0 <= l1 <= 1:
         raise ParameterError(f"l1_ratio must lie between 0 and 1; got {l1_ratio!r}.")
     momentum = Extrapolation() if isinstance(rule, str) and rule == "hals" else NoExtrapolation()
-    return Alternate(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
+    return SquaredError(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
 
 
 def _rule_of(rule: Any) -> UpdateRule:
@@ -146,13 +146,13 @@ def sketches() -> dict[str, Callable[[int], Sketch]]:
     return {"subsampling": Subsampling, "gaussian": Gaussian, "count": CountSketch, "hadamard": Hadamard}
 
 
-def shared_statistics(rank: int, *, sweeps: int = SWEEPS, accelerate: bool = False) -> SharedStatistics:
+def shared_statistics(rank: int, *, sweeps: int = SWEEPS, accelerate: bool = False) -> SharedSums:
     """Exactly the pooled factorization from sums of gram and cross; `accelerate` extrapolates both factors.
 
     Sent per round and party: WᵀW (k × k), WᵀX (k × m), three totals. Never sent: X_p, W_p.
     """
     solver = plain(CoordinateDescent(sweeps=sweeps))
-    return SharedStatistics(rank, replace(solver, momentum=Extrapolation()) if accelerate else solver)
+    return SharedSums(rank, replace(solver, momentum=Extrapolation()) if accelerate else solver)
 
 
 def row_private(
@@ -187,7 +187,7 @@ def fedprox(rank: int, *, strength: float = 0.1, steps: int = 10, start: str = C
     Sent per round and party: H_p (k × m) and the number of rows. Never sent: X_p, W_p.
     """
     plain_average = replace(fedavg(rank, steps=steps, start=start), solver=plain(InertialPalm()))
-    return replace(plain_average, coupling=Pull(strength), free_rounds=1)
+    return replace(plain_average, coupling=ProximalTerm(strength), free_rounds=1)
 
 
 def fnmf(
@@ -220,7 +220,7 @@ def fnmf(
         steps,
         _started(start, announced=is_paper),
         FixedPoint(server_align, FromMean() if is_paper else FromPrevious()),
-        coupling=AlignedPull(pull, client_align, every=pause),
+        coupling=AlignedProximalTerm(pull, client_align, every=pause),
         joining=Overwrite() if is_paper else Overwrite(follow=server_align),
         free_rounds=0 if is_paper else 1,
     )

@@ -113,10 +113,20 @@ def program_states() -> tuple[type, ...]:
         SketchedStatisticsServer,
         SteppingParty,
     )
-    from partsong.solvers.alternating import Columns, Pace, Rows, Trial
     from partsong.solvers.normal_equations import RuleState
+    from partsong.solvers.squared_error import ColumnState, MomentumState, RowState, Trial
 
-    plain = (Rows, Columns, RuleState, Pace, Trial, ConsensusParty, ConsensusServer, RelayParty, RelayServer)
+    plain = (
+        RowState,
+        ColumnState,
+        RuleState,
+        MomentumState,
+        Trial,
+        ConsensusParty,
+        ConsensusServer,
+        RelayParty,
+        RelayServer,
+    )
     private = (PrivateParty, PrivateRows, PrivateModel)
     sketched = (SketchParty, SketchServer, SteppingParty, MeanServer, SketchedStatisticsParty, SketchedStatisticsServer)
     return (Message, Layout, *plain, *private, *sketched, PlayParty, PlayServer, *_of_topics())

@@ -26,9 +26,9 @@ from partsong.core.interfaces import (
     turn_of,
 )
 from partsong.errors import CompositionError, ParameterError
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.privacy.exposure import directions_after, directions_of
-from partsong.solvers.alternating import Rows
+from partsong.solvers.squared_error import RowState
 
 LEG = "leg"
 """What the server adds to a model: 0 for the first program, 1 for the second."""
@@ -91,7 +91,7 @@ class EitherSum(EitherAggregation):
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """`rounds` rounds of `first`, then SharedStatistics from its H: few long rounds, and exact ones to the end.
+    """`rounds` rounds of `first`, then SharedSums from its H: few long rounds, and exact ones to the end.
 
         rounds 0 … r−1:  as `first` does
         from round r on: W_p ← argmin ‖X_p − W H‖ once, then gram and cross as in `second`
@@ -102,7 +102,7 @@ class Relay:
     """
 
     first: Program
-    second: SharedStatistics
+    second: SharedSums
     rounds: int
 
     def __post_init__(self) -> None:
@@ -159,9 +159,9 @@ class Relay:
         inner, upload = self.second.local(shard, rows, plain)
         return RelayParty(inner, True, party.Ht), upload
 
-    def _fitted(self, shard: Shard, model: Message) -> Rows:
+    def _fitted(self, shard: Shard, model: Message) -> RowState:
         H = shard.matrix.native(model["H"])
-        return Rows(self.solver.solve_rows(shard.matrix, kernels.of(H).rows_of(H)))
+        return RowState(self.solver.solve_rows(shard.matrix, kernels.of(H).rows_of(H)))
 
     def finish(self, server: RelayServer, aggregate: Message) -> tuple[RelayServer, Message]:
         """As the current leg does; after its last round the first hands over H."""

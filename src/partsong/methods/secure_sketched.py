@@ -17,10 +17,10 @@ from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Subsampling
 from partsong.sketch.operator import Operator, Sketch
 from partsong.sketch.placed import most_sketches
-from partsong.solvers.alternating import Alternate, NoExtrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, RuleState
 from partsong.solvers.sketched import exact_columns, exact_rows, first_rows, sketched_columns, sketched_rows
+from partsong.solvers.squared_error import NoExtrapolation, SquaredError
 from partsong.solvers.update_rules import ProximalDescent, warn_if_noisy
 
 # ---- sketched consensus -----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class SketchedConsensus:
     """
 
     rank: int
-    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    solver: SquaredError = field(default_factory=lambda: SquaredError(ProximalDescent()))
     inner: int = 10
     rows_sketch: Proportion | None = Proportion()
     columns_sketch: Proportion | None = Proportion()
@@ -280,7 +280,7 @@ class SketchedStatistics:
 
     rank: int
     rows_sketch: Sketch
-    solver: Alternate = field(default_factory=lambda: Alternate(ProximalDescent()))
+    solver: SquaredError = field(default_factory=lambda: SquaredError(ProximalDescent()))
     columns_sketch: Proportion | None = None
     budget: str = "own"
     is_guarded: bool = True

@@ -26,7 +26,7 @@ class Proximal(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tether:
+class ProximalAnchor:
     """The shared model as a party's pull sees it: Hᵀ (m × k), the plan in use, and how many steps it has served.
 
     `aligned` is (P·H)ᵀ in the order of the party's own components.
@@ -45,15 +45,15 @@ class Coupling(Protocol):
         """Refuse a rule that cannot be pulled this way."""
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
-    ) -> tuple[Array, RuleState, Tether]:
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+    ) -> tuple[Array, RuleState, ProximalAnchor]:
         """The next Hᵀ, the rule's memory, and the tether with the plan in use."""
 
 
 class SteadyPull(Protocol):
     """A coupling whose pull compiled code knows; a subclass is such a coupling only if it says so itself."""
 
-    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
         """The pull from here on, for how many turns it holds (at most `most`), and the tether after these."""
 
 
@@ -65,19 +65,19 @@ class NoPull:
         """Any rule will do."""
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
-    ) -> tuple[Array, RuleState, Tether]:
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+    ) -> tuple[Array, RuleState, ProximalAnchor]:
         """One step of the rule."""
         after, memory = rule.step(Ht, equations, state)
         return after, memory, tether
 
-    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
         """Nothing, for good."""
         return Towards(), tether, most
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class ProximalTerm:
     """½ μ ‖H − H̄‖² by position, as part of the normal equations: FedProx (Li et al., 2020).
 
     μ = strength · ‖WᵀW‖₂, so that it does not depend on the data's scale; for gradient rules a step then is
@@ -94,20 +94,20 @@ class Pull:
         """Any rule will do."""
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
-    ) -> tuple[Array, RuleState, Tether]:
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+    ) -> tuple[Array, RuleState, ProximalAnchor]:
         """One step of the rule on the damped equations."""
         weight = self.strength * (1.0 if self.absolute else equations.curvature())
         after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
         return after, memory, tether
 
-    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
         """The model by position, for good."""
         return Towards("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
 
 
 @dataclass(frozen=True, slots=True)
-class AlignedPull:
+class AlignedProximalTerm:
     """Towards P·H̄, with P = align(H_j, H̄) found anew every `every` steps (Dalleiger & Gionis, 2025).
 
         prox="paper":  H ← (rule(H) + γ P H̄) / (1 + γ)                         any rule; γ has no unit
@@ -138,8 +138,8 @@ class AlignedPull:
             )
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: Tether
-    ) -> tuple[Array, RuleState, Tether]:
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+    ) -> tuple[Array, RuleState, ProximalAnchor]:
         """One step of the rule, then (or with) the pull."""
         tether = self._aligned(Ht, tether)
         on = kernels.of(Ht)
@@ -158,7 +158,7 @@ class AlignedPull:
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
         return pulled, memory, tether
 
-    def compiled_pull(self, Ht: Array, tether: Tether, most: int) -> tuple[Towards, Tether, int]:
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
         """The aligned model, until components are looked for again."""
         tether = self._aligned(Ht, tether)
         assert tether.plan is not None
@@ -167,11 +167,11 @@ class AlignedPull:
         towards = Towards("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
         return towards, replace(tether, served=tether.served + turns - 1), turns
 
-    def _aligned(self, Ht: Array, tether: Tether) -> Tether:
+    def _aligned(self, Ht: Array, tether: ProximalAnchor) -> ProximalAnchor:
         if tether.plan is not None and tether.served < self.every:
             return replace(tether, served=tether.served + 1)
         plan = self.align.plan(Ht.T, tether.Ht.T)
-        return Tether(tether.Ht, plan, kernels.of(Ht).rows_of(plan.apply(tether.Ht.T)), 1)
+        return ProximalAnchor(tether.Ht, plan, kernels.of(Ht).rows_of(plan.apply(tether.Ht.T)), 1)
 
 
 def _with_columns(base: Array, other: Array, columns: np.ndarray) -> Array:

@@ -13,8 +13,8 @@ from partsong.core.interfaces import Array, Matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import CompositionError, ParameterError, StepTooLarge
 from partsong.kernels import game
-from partsong.solvers.alternating import start_rows
 from partsong.solvers.game_orders import LEADERS, Occasion, Stratified, board_of, distance, gram_norm
+from partsong.solvers.squared_error import start_rows
 
 if TYPE_CHECKING:
     from partsong.solvers.game_orders import Order

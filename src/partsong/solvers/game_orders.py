@@ -19,7 +19,7 @@ from partsong.data.observed import ObservedMatrix
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import CompositionError, ParameterError
 from partsong.kernels import game
-from partsong.solvers.alternating import rounded
+from partsong.solvers.squared_error import rounded
 
 if TYPE_CHECKING:
     from partsong.solvers.game import StepSize
@@ -462,6 +462,6 @@ def gram_norm(factor: Array) -> float:
 def _require_all(matrix: Matrix, first: int, last: int) -> None:
     if (first, last) != (0, matrix.shape[1]):
         raise CompositionError(
-            "Players who all move at once do so over all columns. Between parties that is SharedStatistics with "
+            "Players who all move at once do so over all columns. Between parties that is SharedSums with "
             "ProjectedGradient; play in strata takes an order of single cells."
         )

@@ -10,8 +10,8 @@ import numpy as np
 from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.kernels import numpy_backend
-from partsong.solvers.alternating import Alternate, least_penalised, rounded, start_rows
 from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.squared_error import SquaredError, least_penalised, rounded, start_rows
 
 ANCHOR_EFFORT = 50_000_000
 """Entries looked at × components, above which anchors are chosen on a sample of rows."""
@@ -29,14 +29,14 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialFactors:
     """Hᵀ (m × k) to start from, and W (n × k) where the start makes one."""
 
     Ht: Array
     W: Array | None = None
 
 
-def balanced(matrix: Matrix, beginning: Beginning, solver: Alternate) -> Beginning:
+def balanced(matrix: Matrix, beginning: InitialFactors, solver: SquaredError) -> InitialFactors:
     """The same W H, with each component on the scale where its penalties are least; as it is without penalties on both.
 
         min over c > 0 of   c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c²
@@ -52,7 +52,7 @@ def balanced(matrix: Matrix, beginning: Beginning, solver: Alternate) -> Beginni
     a, b = _terms(W, solver.penalty_W, m), _terms(beginning.Ht, solver.penalty_H, n)
     scale = least_penalised(*a, *b)
     up, down = (kernels.of(W).like(values, W) for values in (scale, 1 / scale))
-    return Beginning(beginning.Ht * down, W * up)
+    return InitialFactors(beginning.Ht * down, W * up)
 
 
 def _terms(factor: Array, penalty: Penalty, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,9 +79,9 @@ def random_columns(n_features: int, rank: int, generator: np.random.Generator, d
     return _uniform((n_features, rank), generator, dtype)
 
 
-def random_beginning(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
+def random_beginning(matrix: Matrix, rank: int, generator: np.random.Generator) -> InitialFactors:
     """Random H; W starts from H and its own row."""
-    return Beginning(matrix.native(random_columns(matrix.shape[1], rank, generator, _type_name(matrix))))
+    return InitialFactors(matrix.native(random_columns(matrix.shape[1], rank, generator, _type_name(matrix))))
 
 
 def _uniform(
@@ -100,7 +100,7 @@ def _type_name(matrix: Matrix) -> str:
     return str(matrix.dtype).removeprefix("torch.")
 
 
-def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginning:
+def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> InitialFactors:
     """Columns of X as W, chosen one after another for what the earlier ones leave unexplained, and H fitted to them.
 
     Successive projection (Araújo et al., 2001): take the column with the largest residual norm, project all columns
@@ -113,7 +113,7 @@ def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Beginn
         W[:, : len(chosen)] = matrix.columns(chosen)
     on = kernels.of(W)
     gram, cross = rounded(on.gram(W), W), matrix.transposed_times(W)
-    return Beginning(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
+    return InitialFactors(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
 
 
 def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix:
@@ -156,7 +156,7 @@ def double_svd(
     *,
     is_random: bool = False,
     power: int = 5,
-) -> Beginning:
+) -> InitialFactors:
     """Non-negative double SVD (Boutsidis & Gallopoulos, 2008): the stronger sign half of each singular pair.
 
     `fill` replaces zeros (nndsvda: the mean of X); where it `is_random`, each by a uniform share of it (nndsvdar: of a
@@ -178,7 +178,7 @@ def double_svd(
     for factor in (W, Ht) if fill > 0 else ():
         others = _uniform(factor.shape, generator, factor.dtype, fill) if is_random else fill
         np.copyto(factor, others, where=factor == 0)
-    return Beginning(matrix.native(Ht), matrix.native(W))
+    return InitialFactors(matrix.native(Ht), matrix.native(W))
 
 
 def _randomized_svd(

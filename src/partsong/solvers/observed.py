@@ -11,8 +11,8 @@ from partsong.core.interfaces import Array, Matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import ShapeError
 from partsong.kernels import game
-from partsong.solvers.alternating import Alternate
 from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.squared_error import SquaredError
 
 ROW_COST = 16
 """What solving a row costs, in multiples of k²: sweeps, a few factorizations, checks."""
@@ -28,7 +28,7 @@ class ObservedRows:
     many solutions, and gets one of them.
     """
 
-    complete: Alternate = field(default_factory=Alternate)
+    complete: SquaredError = field(default_factory=SquaredError)
 
     @property
     def penalty_W(self) -> Penalty:

@@ -13,9 +13,9 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.sketch.operator import Operator
 from partsong.sketch.placed import placed, places_of, spread
-from partsong.solvers.alternating import Alternate, Columns, Rows, rounded, start_rows
-from partsong.solvers.coupling import Coupling, Tether
+from partsong.solvers.coupling import Coupling, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
+from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, rounded, start_rows
 
 
 def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
@@ -56,21 +56,21 @@ def first_rows(equations: NormalEquations) -> Array:
 
 
 def take_sketched_turns(
-    solver: Alternate,
+    solver: SquaredError,
     matrix: Matrix,
-    rows: Rows,
-    columns: Columns,
+    rows: RowState,
+    columns: ColumnState,
     coupling: Coupling,
-    tether: Tether,
+    tether: ProximalAnchor,
     draws: Iterable[Operator],
-) -> tuple[Rows, Columns]:
+) -> tuple[RowState, ColumnState]:
     """For each S drawn: W ← rule(W; H) exactly, then H ← rule(H; SᵀW, SᵀX), pulled to the tether."""
     n, m = matrix.shape
     for S in draws:
         memory = rows.memory or solver.rule.init(rows.W)
         for_W = exact_rows(matrix, columns.Ht).penalised(solver.penalty_W, m)
         W, memory = solver.rule.step(rows.W, for_W, memory)
-        rows = Rows(W, None, memory)
+        rows = RowState(W, None, memory)
         for_H = sketched_columns(matrix, S, W).penalised(solver.penalty_H, n)
         Ht, after, tether = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, tether)
         columns = replace(columns, Ht=Ht, point=Ht, memory=after)

@@ -37,7 +37,7 @@ from partsong.errors import DivergenceError
 from partsong.methods import recipes
 from partsong.methods.averaging import Consensus, ConsensusParty
 from partsong.methods.dsanls import SketchExchange
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.game import PlayInStrata
 from partsong.methods.registry import RANK_AVERAGES, RANK_SOLVERS
 from partsong.sketch.crossing import Proportion
@@ -357,7 +357,7 @@ def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
         return _reported(settings), settings.max_iter
     if not settings.is_sketched:
         solver = recipes.solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
-        return SharedStatistics(settings.n_components, solver), settings.max_iter
+        return SharedSums(settings.n_components, solver), settings.max_iter
     program = SketchExchange(
         settings.n_components,
         sketch=_sketch(settings),

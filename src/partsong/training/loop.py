@@ -42,14 +42,13 @@ from partsong.data.observed import ObservedMatrix
 from partsong.engines.local import Sequential
 from partsong.errors import DivergenceWarning, FeatureError, IllPosedWarning, ParameterError, PartyError, first_few
 from partsong.methods.dsanls import SketchExchange, SketchParty
-from partsong.methods.exact import SharedStatistics, is_known
+from partsong.methods.exact import SharedSums, is_known
 from partsong.methods.game import PlayInStrata, PlayParty
 from partsong.privacy.ledger import Spending, accounted
 from partsong.sketch.crossing import Proportion
-from partsong.solvers.alternating import Alternate, Extrapolation, NoExtrapolation, Rows
 from partsong.solvers.game import Game, balance, first_weights
 from partsong.solvers.initialization import (
-    Beginning,
+    InitialFactors,
     anchors,
     balanced,
     double_svd,
@@ -57,6 +56,7 @@ from partsong.solvers.initialization import (
     random_beginning,
 )
 from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Multiplicative
 from partsong.training.result import Finished, complete, finish
 from partsong.training.stopping import Course, Follower, HistoryRow, Run, Stop, known_error, known_objective
@@ -97,7 +97,7 @@ class RowFit:
     """
 
     rank: int
-    solver: Alternate | ObservedRows
+    solver: SquaredError | ObservedRows
     init: str = "auto"
     seed: int = 0
     max_iter: int = 500
@@ -161,7 +161,7 @@ def fit_rows(
     matrix: Matrix,
     settings: RowFit,
     *,
-    beginning: Beginning | None = None,
+    beginning: InitialFactors | None = None,
     earlier: Earlier | None = None,
     began: float | None = None,
     watch: Watch = lambda done, row: None,
@@ -175,7 +175,7 @@ def fit_rows(
         warn_of_divergence(run)
         done = conclude(task, run)
         if is_zero(done):
-            is_asked = isinstance(settings.solver, Alternate) and settings.solver.is_penalised and beginning is None
+            is_asked = isinstance(settings.solver, SquaredError) and settings.solver.is_penalised and beginning is None
             is_asked = is_asked and run.outcome is not Outcome.TIME_SPENT and not interrupts.count
             if not is_asked:
                 warn_of_nothing(task, done)
@@ -193,7 +193,7 @@ def _compared_with_zero(
     task: Task, found: tuple[Run, Finished], settings: RowFit, interrupts: Interrupts
 ) -> tuple[Run, Finished]:
     """A penalised fit that ended at zero, or one by plain steps from another start where that is better; both warn."""
-    assert isinstance(settings.solver, Alternate)
+    assert isinstance(settings.solver, SquaredError)
     matrix = task.shards[0].matrix
     other = "nndsvda" if settings.init == "random" and settings.rank <= min(matrix.shape) else "random"
     plain = replace(settings.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
@@ -227,29 +227,29 @@ def warn_if_ill_posed(solver: Any) -> None:
     )
 
 
-def rows_task(matrix: Matrix, settings: RowFit, beginning: Beginning | None = None) -> Task:
+def rows_task(matrix: Matrix, settings: RowFit, beginning: InitialFactors | None = None) -> Task:
     """Centralised NMF as the program of a single party; the start is computed when the task is pursued."""
     if settings.game is not None:
         return _game_task(matrix, settings, settings.game, beginning)
     if settings.sketch is not None:
         return _sketched_task(matrix, settings, settings.sketch, beginning)
-    assert isinstance(settings.solver, Alternate)
+    assert isinstance(settings.solver, SquaredError)
     solver = _for_data(settings.solver, matrix)
-    program = SharedStatistics(settings.rank, solver)
+    program = SharedSums(settings.rank, solver)
 
     def begin() -> Checkpoint:
         with runtime.kernels_on(settings.threads):
             chosen = beginning if beginning is not None else beginning_of(matrix, settings)
             chosen = balanced(matrix, _shuffled(chosen, settings) if settings.shuffle else chosen, solver)
         server, model = program.start_from(chosen.Ht)
-        return Checkpoint(0, {"all": Rows(chosen.W)}, server, model)
+        return Checkpoint(0, {"all": RowState(chosen.W)}, server, model)
 
     schedule, shards = Schedule(settings.max_iter, kernel_threads=settings.threads), [Shard("all", matrix)]
     error_of = error_over(shards, settings.threads)
     return Task(program, shards, schedule, settings.stop, begin=begin, threads=settings.threads, error_of=error_of)
 
 
-def _for_data(solver: Alternate, matrix: Matrix) -> Alternate:
+def _for_data(solver: SquaredError, matrix: Matrix) -> SquaredError:
     """The solver called "hals", with one sweep a step on sparse data.
 
     Products with sparse data cost less than sweeps, and several sweeps to one product end in worse minima there.
@@ -260,15 +260,15 @@ def _for_data(solver: Alternate, matrix: Matrix) -> Alternate:
     return replace(solver, rule=replace(solver.rule, sweeps=1))  # type: ignore[type-var]
 
 
-def _shuffled(beginning: Beginning, settings: RowFit) -> Beginning:
+def _shuffled(beginning: InitialFactors, settings: RowFit) -> InitialFactors:
     """The same components in another order, which rules that update one after another go by."""
     order = stream(settings.seed, "order").permutation(settings.rank)
     factors = (beginning.Ht, beginning.W)
-    return Beginning(*(None if F is None else kernels.of(F).rows_of(F[:, order].T) for F in factors))
+    return InitialFactors(*(None if F is None else kernels.of(F).rows_of(F[:, order].T) for F in factors))
 
 
 def error_over(shards: Sequence[Shard], threads: int) -> Callable[[Round], float]:
-    """The error that sums tell of a round of `SharedStatistics`; from the data where that is mostly rounding.
+    """The error that sums tell of a round of `SharedSums`; from the data where that is mostly rounding.
 
     ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
     is so large that all others are rounding beside it.
@@ -276,7 +276,7 @@ def error_over(shards: Sequence[Shard], threads: int) -> Callable[[Round], float
 
     def error_of(done: Round) -> float:
         parties, norm = done.checkpoint.parties, sum(shard.matrix.squared_norm for shard in shards)
-        states = [parties.get(shard.name, Rows()) for shard in shards]
+        states = [parties.get(shard.name, RowState()) for shard in shards]
         known, dtype = known_error(done), shards[0].matrix.dtype
         if norm <= 0 or math.isnan(known) or is_known(done, dtype) or any(rows.W is None for rows in states):
             return known
@@ -291,7 +291,7 @@ def error_over(shards: Sequence[Shard], threads: int) -> Callable[[Round], float
     return error_of
 
 
-def _game_task(matrix: Matrix, settings: RowFit, game: Game, beginning: Beginning | None) -> Task:
+def _game_task(matrix: Matrix, settings: RowFit, game: Game, beginning: InitialFactors | None) -> Task:
     """An iteration is a sweep over all cells; columns without a known cell begin, and stay, at zero."""
     assert isinstance(settings.solver, ObservedRows)
     program = PlayInStrata(settings.rank, game, settings.solver)
@@ -311,9 +311,9 @@ def _game_task(matrix: Matrix, settings: RowFit, game: Game, beginning: Beginnin
     return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
 
 
-def _sketched_task(matrix: Matrix, settings: RowFit, sketch: Proportion, beginning: Beginning | None) -> Task:
+def _sketched_task(matrix: Matrix, settings: RowFit, sketch: Proportion, beginning: InitialFactors | None) -> Task:
     """An iteration is two exchanges, of a party with itself; its H is looked at now and then."""
-    assert isinstance(settings.solver, Alternate)
+    assert isinstance(settings.solver, SquaredError)
     most, rows = settings.max_iter, matrix.shape[0]
     program = SketchExchange(settings.rank, settings.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
 
@@ -475,7 +475,7 @@ def _first_server(task: Task) -> Any:
     return task.program.start_server(Layout.of(task.shards, task.schedule.seed))[0]
 
 
-def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
+def beginning_of(matrix: Matrix, settings: RowFit) -> InitialFactors:
     """The start that the settings name; "auto" takes nndsvda for sparse data and anchors for others.
 
     Random numbers are for cells that are unknown, and for more components than rows or columns, which no SVD has.
@@ -499,10 +499,10 @@ def beginning_of(matrix: Matrix, settings: RowFit) -> Beginning:
         fill = FILLS[init] * matrix.mean
         return double_svd(matrix, settings.rank, generator, fill, is_random=init == "nndsvdar")
     beginning = anchors(matrix, settings.rank, generator)
-    if isinstance(settings.solver, Alternate) and isinstance(
+    if isinstance(settings.solver, SquaredError) and isinstance(
         settings.solver.rule, Multiplicative
     ):  # zeros would stay zeros for ever
-        return Beginning(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
+        return InitialFactors(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
     return beginning
 
 

@@ -31,10 +31,10 @@ from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.local import Parallel
 from partsong.errors import CompositionError
 from partsong.evaluation.metrics import drift_of, potential, relative_error
-from partsong.methods.exact import SharedStatistics
+from partsong.methods.exact import SharedSums
 from partsong.methods.registry import ASYNCHRONOUS
 from partsong.privacy.ledger import Spending
-from partsong.solvers.coupling import AlignedPull
+from partsong.solvers.coupling import AlignedProximalTerm
 from partsong.training.loop import (
     Pursuit,
     Task,
@@ -170,7 +170,7 @@ def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport], prepare
 
 def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round], float]:
     """The relative error of a round: what the server knows, or else one that only a simulation can compute."""
-    is_exact = isinstance(program, SharedStatistics)
+    is_exact = isinstance(program, SharedSums)
     from_sums = error_over(shards, runtime.available()) if is_exact and len(shards) > 0 else known_error
 
     def error_of(done: Round) -> float:
@@ -209,10 +209,10 @@ def _energy(H: Array) -> float:
 
 def potential_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round, float], float]:
     """ΣΦ over ½Σ‖X_p‖² after a round: the objective that the parties of a pulled Consensus minimise together."""
-    if not isinstance(getattr(program, "coupling", None), AlignedPull):
+    if not isinstance(getattr(program, "coupling", None), AlignedProximalTerm):
         raise CompositionError(
             f"ΣΦ is the objective of parties with an aligned pull, which {type(program).__name__} does not have. "
-            "Follow the error instead, or give the program AlignedPull as its coupling."
+            "Follow the error instead, or give the program AlignedProximalTerm as its coupling."
         )
     energy = sum(shard.matrix.squared_norm for shard in shards) or 1.0
 

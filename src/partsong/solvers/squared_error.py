@@ -19,7 +19,7 @@ from partsong.core.interfaces import Array, Matrix, UpdateRule
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
 from partsong.kernels.fused_steps import Move, Turns
-from partsong.solvers.coupling import Coupling, SteadyPull, Tether
+from partsong.solvers.coupling import Coupling, ProximalAnchor, SteadyPull
 from partsong.solvers.normal_equations import NormalEquations, Penalty, PlainRule, RuleState
 from partsong.solvers.update_rules import CoordinateDescent
 
@@ -29,7 +29,7 @@ from partsong.solvers.update_rules import CoordinateDescent
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MomentumState:
     """How far to extrapolate next, the largest amount allowed, the last amount that helped, the least objective so far.
 
     `must_restart`: the last step raised the objective and was taken back.
@@ -63,15 +63,15 @@ class Extrapolation:
                 f"Extrapolation needs 0 < start < 1 and cut > growth > ceiling_growth ≥ 1; got {self}."
             )
 
-    def begin(self) -> Pace:
+    def begin(self) -> MomentumState:
         """The pace of the first iteration."""
-        return Pace(self.start, 1.0, self.start)
+        return MomentumState(self.start, 1.0, self.start)
 
-    def next(self, pace: Pace, objective: float) -> Pace:
+    def next(self, pace: MomentumState, objective: float) -> MomentumState:
         """The pace after an iteration that ended at `objective`."""
         if objective > pace.objective:
-            return Pace(pace.amount / self.cut, pace.trusted, pace.trusted, pace.objective, must_restart=True)
-        return Pace(
+            return MomentumState(pace.amount / self.cut, pace.trusted, pace.trusted, pace.objective, must_restart=True)
+        return MomentumState(
             min(pace.ceiling, pace.amount * self.growth),
             min(1.0, pace.ceiling * self.ceiling_growth),
             pace.amount,
@@ -83,11 +83,11 @@ class Extrapolation:
 class NoExtrapolation:
     """Plain alternation."""
 
-    def begin(self) -> Pace:
+    def begin(self) -> MomentumState:
         """At rest."""
-        return Pace(0.0, 0.0, 0.0)
+        return MomentumState(0.0, 0.0, 0.0)
 
-    def next(self, pace: Pace, objective: float) -> Pace:
+    def next(self, pace: MomentumState, objective: float) -> MomentumState:
         """Still at rest."""
         return replace(pace, objective=objective)
 
@@ -166,7 +166,7 @@ SUPPORT_SWEEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowState:
     """A party's half: W (n × k), the extrapolated point it steps from next (None: W itself), the rule's memory.
 
     W is None before the first step; it then starts from H and each row alone.
@@ -178,7 +178,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ColumnState:
     """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' objective.
 
     `reported` is the objective where it is not that of the pace, which begins again with a split. Under penalties a
@@ -188,7 +188,7 @@ class Columns:
     Ht: Array
     point: Array
     memory: RuleState
-    pace: Pace
+    pace: MomentumState
     squared_error: float = float("nan")
     squared_norm: float = float("nan")
     trial: Trial = Trial()
@@ -221,7 +221,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ProposedStep:
     """A step of H not yet accepted: Hᵀ (m × k), the rule's memory, ‖X − W H‖², the objective, ‖X‖², all ‖w_j‖ ‖h_j‖."""
 
     Ht: Array
@@ -233,7 +233,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternate:
+class SquaredError:
     """X ≈ W H by turns: W from the rows and H, H from WᵀW and WᵀX.
 
     The same rule serves both factors, each through its own normal equations with its own penalty.
@@ -255,29 +255,29 @@ class Alternate:
         return bool(self.penalty_W and self.penalty_H)
 
     @property
-    def without_penalties(self) -> Alternate:
+    def without_penalties(self) -> SquaredError:
         """The same steps on the error alone."""
         return replace(self, penalty_W=Penalty(), penalty_H=Penalty())
 
-    def begin(self, Ht: Array) -> Columns:
+    def begin(self, Ht: Array) -> ColumnState:
         """The shared half before the first step."""
-        return Columns(Ht, Ht, self.rule.init(Ht), self.momentum.begin())
+        return ColumnState(Ht, Ht, self.rule.init(Ht), self.momentum.begin())
 
-    def row_step(self, matrix: Matrix, rows: Rows, columns: Columns) -> tuple[Rows, Totals]:
+    def row_step(self, matrix: Matrix, rows: RowState, columns: ColumnState) -> tuple[RowState, Totals]:
         """One pass over the data: W ← rule(W; H), and the sums of the (extrapolated) W that H needs next."""
         return self.row_step_at(matrix, rows, columns.point, columns.pace.amount, columns.pace.must_restart)
 
     def row_step_at(
-        self, matrix: Matrix, rows: Rows, Ht: Array, amount: float, must_restart: bool
-    ) -> tuple[Rows, Totals]:
+        self, matrix: Matrix, rows: RowState, Ht: Array, amount: float, must_restart: bool
+    ) -> tuple[RowState, Totals]:
         """`row_step` from what a server sends: the point Hᵀ, how far to extrapolate, whether to start again from W."""
         if rows.W is None and self.has_scale:  # the scale of a start says nothing, and on a wrong one W would be zero
             return self.without_penalties._row_step(matrix, rows, Ht, amount, must_restart, has_mass=True)
         return self._row_step(matrix, rows, Ht, amount, must_restart, has_mass=bool(self.penalty_W.l1))
 
     def _row_step(
-        self, matrix: Matrix, rows: Rows, Ht: Array, amount: float, must_restart: bool, *, has_mass: bool
-    ) -> tuple[Rows, Totals]:
+        self, matrix: Matrix, rows: RowState, Ht: Array, amount: float, must_restart: bool, *, has_mass: bool
+    ) -> tuple[RowState, Totals]:
         on = kernels.of(Ht)
         point = rows.W if must_restart or rows.point is None else rows.point
         W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
@@ -303,7 +303,9 @@ class Alternate:
         gram, cross = matrix.visit(Ht, update, ahead)
         mass = float(ahead.sum()) if has_mass else 0.0
         totals = Totals(gram, cross, float(matrix.shape[0]), matrix.squared_norm, mass)
-        return Rows(W, None if ahead is W else ahead, replace(memory, count=memory.count + 1, scale=scales[0])), totals
+        return RowState(
+            W, None if ahead is W else ahead, replace(memory, count=memory.count + 1, scale=scales[0])
+        ), totals
 
     def _row_solver(
         self, gram: Array, n_features: int
@@ -321,7 +323,7 @@ class Alternate:
 
         return solve
 
-    def settle_scale(self, columns: Columns, totals: Totals) -> Columns:
+    def settle_scale(self, columns: ColumnState, totals: Totals) -> ColumnState:
         """The first step of H, on the error alone, and the scale c on which penalties of c W and H / c are least."""
         moved = self.without_penalties.move_columns(columns, totals)
         on, n, m = kernels.of(moved.Ht), totals.rows, moved.Ht.shape[0]
@@ -339,11 +341,11 @@ class Alternate:
             scale=scale,
         )
 
-    def column_step(self, columns: Columns, totals: Totals) -> Columns:
+    def column_step(self, columns: ColumnState, totals: Totals) -> ColumnState:
         """H ← rule(H; WᵀW, WᵀX), from sums alone, and the point to step from next."""
         return self.settle(columns, self.move_columns(columns, totals))
 
-    def move_columns(self, columns: Columns, totals: Totals) -> Moved:
+    def move_columns(self, columns: ColumnState, totals: Totals) -> ProposedStep:
         """The rule's step, before it is accepted; its error comes by the trace formula:
 
         ‖X − W H‖² = ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩
@@ -354,9 +356,9 @@ class Alternate:
         gram = on.gram(Ht)
         error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
         sizes = _sizes(totals.gram, gram) if self.is_penalised else None
-        return Moved(Ht, memory, error, 0.5 * error + self._penalties(totals, Ht, gram), totals.energy, sizes)
+        return ProposedStep(Ht, memory, error, 0.5 * error + self._penalties(totals, Ht, gram), totals.energy, sizes)
 
-    def settle(self, columns: Columns, moved: Moved) -> Columns:
+    def settle(self, columns: ColumnState, moved: ProposedStep) -> ColumnState:
         """The step taken or taken back, as the objective says; the sums are not needed any more."""
         before = columns.pace
         if moved.energy != columns.squared_norm:  # other parties than last time: objectives cannot be compared
@@ -369,10 +371,10 @@ class Alternate:
         else:
             Ht = moved.Ht
             point = kernels.of(Ht).extrapolate(Ht, columns.Ht, columns.pace.amount)
-        after = Columns(Ht, point, moved.memory, pace, moved.squared_error, moved.energy, columns.trial)
+        after = ColumnState(Ht, point, moved.memory, pace, moved.squared_error, moved.energy, columns.trial)
         return after if moved.sizes is None else self._tried(after, moved.sizes, before.objective, moved.objective)
 
-    def _tried(self, after: Columns, sizes: np.ndarray, before: float, now: float) -> Columns:
+    def _tried(self, after: ColumnState, sizes: np.ndarray, before: float, now: float) -> ColumnState:
         """Under penalties: begin a trial of components that are zero, go on with it, or end it."""
         trial = after.trial
         if trial.before is not None:
@@ -386,7 +388,7 @@ class Alternate:
         split = REVIVAL.split(after.Ht, sizes, trial.count)
         return self._begun_again(after, split, Trial(after.Ht, now, 0, trial.count))
 
-    def _begun_again(self, after: Columns, Ht: Array, trial: Trial) -> Columns:
+    def _begun_again(self, after: ColumnState, Ht: Array, trial: Trial) -> ColumnState:
         """Step from another Hᵀ next; the model stays what the sums were about."""
         start = self.begin(Ht)
         pace = replace(start.pace, must_restart=start.pace.amount > 0)
@@ -454,9 +456,15 @@ class TurnsAtOnce(Protocol):
         """All of `turns`, in place; the factors before the last step are kept where the rule looks back."""
 
 
-def take_turns(
-    solver: Alternate, matrix: Matrix, rows: Rows, columns: Columns, coupling: Coupling, tether: Tether, count: int
-) -> tuple[Rows, Columns]:
+def run_local_steps(
+    solver: SquaredError,
+    matrix: Matrix,
+    rows: RowState,
+    columns: ColumnState,
+    coupling: Coupling,
+    tether: ProximalAnchor,
+    count: int,
+) -> tuple[RowState, ColumnState]:
     """`count` times: W ← rule(W; H), then H ← rule(H; WᵀW, WᵀX), pulled to the tether.
 
     Rules and couplings that say so take many turns in one compiled call on data in memory; all others, and all tensors,
@@ -465,10 +473,10 @@ def take_turns(
     """
     move = _known(solver, coupling)
     if move is None or rows.W is None or not isinstance(matrix, TurnsAtOnce):
-        return singly(solver, matrix, rows, columns, coupling, tether, count)
+        return run_steps_one_by_one(solver, matrix, rows, columns, coupling, tether, count)
     most = matrix.most_turns(columns.Ht.shape[1], move)
     if not most:
-        return singly(solver, matrix, rows, columns, coupling, tether, count)
+        return run_steps_one_by_one(solver, matrix, rows, columns, coupling, tether, count)
     pull = cast(SteadyPull, coupling)
     n, m = matrix.shape
     W, Ht = rows.W + 0, columns.Ht + 0
@@ -481,10 +489,10 @@ def take_turns(
         matrix.take_turns(W, W_before, Ht, Ht_before, turns)
         left -= several
     after = replace(columns, Ht=Ht, point=Ht, memory=_later(columns.memory, Ht_before, count))
-    return Rows(W, None, _later(rows.memory or solver.rule.init(W), W_before, count)), after
+    return RowState(W, None, _later(rows.memory or solver.rule.init(W), W_before, count)), after
 
 
-def _known(solver: Alternate, coupling: Coupling) -> Move | None:
+def _known(solver: SquaredError, coupling: Coupling) -> Move | None:
     """The rule's step, where compiled code knows that step, that coupling, and of nothing else that happens.
 
     What a subclass inherits says nothing of its own steps.
@@ -496,9 +504,15 @@ def _known(solver: Alternate, coupling: Coupling) -> Move | None:
     return cast(PlainRule, rule).compiled_move
 
 
-def singly(
-    solver: Alternate, matrix: Matrix, rows: Rows, columns: Columns, coupling: Coupling, tether: Tether, count: int
-) -> tuple[Rows, Columns]:
+def run_steps_one_by_one(
+    solver: SquaredError,
+    matrix: Matrix,
+    rows: RowState,
+    columns: ColumnState,
+    coupling: Coupling,
+    tether: ProximalAnchor,
+    count: int,
+) -> tuple[RowState, ColumnState]:
     """The same, one step after the other: what many turns in one call mean."""
     for _ in range(count):
         rows, totals = solver.row_step(matrix, rows, columns)
