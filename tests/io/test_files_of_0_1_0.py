@@ -1,0 +1,98 @@
+"""Files that version 0.1.0 wrote: models load to the same numbers; ledgers and audit logs are read in full."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from partsong import NMF, FederatedNMF, FederatedTopicModel, TopicModel, load_model
+from partsong.federation.audit_log import Audit, both_read, not_charged, not_in_log, verified
+from partsong.federation.ledger import SiteLedger
+
+FOLDER = Path(__file__).parent / "from_0_1_0"
+FACTORS = {
+    "nmf": NMF,
+    "nmf-mu-float32": NMF,
+    "federated-exact": FederatedNMF,
+    "federated-fnmf": FederatedNMF,
+    "federated-fedprox": FederatedNMF,
+    "federated-syn-ssd-uv": FederatedNMF,
+    "federated-asyn-sd": FederatedNMF,
+    "federated-game": FederatedNMF,
+    "federated-masked": FederatedNMF,
+}
+TOPICS = {
+    "topics-nmf": TopicModel,
+    "topics-lda": TopicModel,
+    "federated-topics-exact": FederatedTopicModel,
+    "federated-topics-fedlda": FederatedTopicModel,
+}
+SITES = {"site-exact-masked": 2, "site-private": 0}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with np.load(FOLDER / "expected.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_model_files_of_0_1_0_still_load(name, expected):
+    path = FOLDER / f"{name}.safetensors"
+    model, H = FACTORS[name].load(path), expected[f"{name}/H"]
+    np.testing.assert_array_equal(model.components_, H)
+    np.testing.assert_array_equal(load_model(path).components, H)
+    assert model.components_.dtype == H.dtype
+    rows = expected["rows"].astype(H.dtype)
+    if name == "nmf":
+        rows = pd.DataFrame(rows, columns=model.feature_names_in_)
+    close = {"rtol": 1e-4, "atol": 1e-5} if H.dtype == np.float32 else {"rtol": 1e-8, "atol": 1e-10}
+    np.testing.assert_allclose(model.transform(rows), expected[f"{name}/W"], **close)
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_topic_files_of_0_1_0_still_load(name, expected):
+    model = TOPICS[name].load(FOLDER / f"{name}.safetensors")
+    np.testing.assert_array_equal(model.components_, expected[f"{name}/H"])
+    found = model.transform([str(text) for text in expected["texts"]])
+    np.testing.assert_allclose(found, expected[f"{name}/W"], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FACTORS | TOPICS)
+def test_model_files_of_0_1_0_are_saved_as_they_were(name, tmp_path):
+    """Loaded and saved again, a file is the same byte for byte: what it says of its fit is kept."""
+    path = FOLDER / f"{name}.safetensors"
+    (FACTORS | TOPICS)[name].load(path).save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_ledgers_and_audit_logs_of_0_1_0_are_always_read(name, tmp_path):
+    known = json.loads((FOLDER / "sites.json").read_text())[name]
+    for file in ("ledger.jsonl", "audit.jsonl"):
+        shutil.copy(FOLDER / name / file, tmp_path / file)
+    ledger, audit = SiteLedger(tmp_path / "ledger.jsonl"), Audit(tmp_path / "audit.jsonl")
+    books, left = both_read(ledger, audit)
+    assert list(ledger.chain.head()) == known["ledger head"]
+    assert books.serial == known["serial"]
+    assert books.noiseless == SITES[name]
+    assert sum(books.releases.values()) == known["serial"] - SITES[name]
+    found = verified(audit.path)
+    assert (found.lines, found.head) == (known["audit lines"], known["audit head"])
+    assert not not_charged(books, left)
+    assert not not_in_log(books, left)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_chains_of_0_1_0_grow(name, tmp_path):
+    """A line that is written today follows from those of 0.1.0."""
+    shutil.copy(FOLDER / name / "ledger.jsonl", tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
+    lines, last = ledger.chain.head()
+    assert ledger.chain.append({"count": 0})["before"] == last
+    assert ledger.chain.head()[0] == lines + 1
