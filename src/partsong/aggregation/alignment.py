@@ -249,7 +249,6 @@ class Identity:
     is_partial: ClassVar[bool] = False
 
     def plan(self, target: Array, source: Array) -> Matching:
-        """I."""
         return Matching.identity(len(target))
 
 

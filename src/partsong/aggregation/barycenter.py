@@ -48,7 +48,6 @@ class FromMedoid:
     candidates: int = 8
 
     def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
-        """One of the matrices."""
         count = min(self.candidates, len(matrices))
         chosen = [matrices[i * len(matrices) // count] for i in range(count)]
         if count == 1:
@@ -63,7 +62,6 @@ class FromPrevious:
     otherwise: FromMean | FromMedoid = FromMedoid()
 
     def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
-        """The previous model."""
         return previous if previous is not None else self.otherwise.choose(matrices, weights, previous, align)
 
 
@@ -327,7 +325,6 @@ class KMeans:
         return np.ldexp(centres, power)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        """Of uploads H_j (k × m)."""
         return _centres_message(self.solve([upload["H"] for upload in uploads]), uploads)
 
 
@@ -357,7 +354,6 @@ class FuzzyCMeans:
         return np.ldexp(centres, power)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        """Of uploads H_j (k × m)."""
         return _centres_message(self.solve([upload["H"] for upload in uploads]), uploads)
 
 

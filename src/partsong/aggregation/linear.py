@@ -30,15 +30,12 @@ class Sum:
     """Σ_p upload_p."""
 
     def lift(self, upload: Message) -> Message:
-        """As it is."""
         return upload
 
     def lower(self, total: Message) -> Message:
-        """As it is."""
         return total
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        """Of uploads in name order."""
         return total_of(self, uploads)
 
 
@@ -55,7 +52,6 @@ class Mean:
         return Message({name: array / total.weight for name, array in total.arrays.items()}, total.weight)
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        """Of uploads in name order."""
         return total_of(self, uploads)
 
 
@@ -72,7 +68,6 @@ class WeightedMean:
         return Message({name: array / total.weight for name, array in total.arrays.items()}, total.weight)
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        """Of uploads in name order."""
         return total_of(self, uploads)
 
 
@@ -97,7 +92,6 @@ class AlignedMean:
         return Message({"H": total["H"] / divisor, "counts": counts}, total.weight)
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        """Of uploads in name order."""
         return total_of(self, uploads)
 
 
@@ -128,7 +122,6 @@ class DisjointBlocks:
         return Message(arrays, upload.weight)
 
     def lower(self, total: Message) -> Message:
-        """As it is."""
         return total
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:

@@ -31,21 +31,18 @@ class InTheOpen:
         """Every aggregation can read open uploads."""
 
     def enrol(self, party: str, secret: int, layout: Layout) -> None:
-        """Nothing lasts."""
+        return None
 
     def begin(self, standing: None, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Message:
-        """The upload itself."""
         return upload
 
     def send(self, phase: int, state: Message, heard: Message) -> tuple[Message, Message]:
-        """The upload itself."""
         return state, state
 
     def rest(self, state: Message) -> None:
-        """Nothing lasts."""
+        return None
 
     def first(self, state: None, occasion: Occasion) -> int:
-        """There is one phase."""
         return 0
 
     def hear(

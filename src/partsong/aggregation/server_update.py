@@ -148,11 +148,9 @@ class Replace:
     """The aggregate is the new model."""
 
     def init(self, model: Message) -> tuple[()]:
-        """Nothing is remembered."""
         return ()
 
     def step(self, model: Message, aggregate: Message, state: tuple[()]) -> tuple[Message, tuple[()]]:
-        """The aggregate."""
         return Message(aggregate.arrays), state
 
 
@@ -179,7 +177,6 @@ class Relaxation:
             raise ParameterError(f"Relaxation counts from a whole number offset ≥ 0; got {self.offset!r}.")
 
     def init(self, model: Message) -> int:
-        """Where counting begins."""
         return self.offset
 
     def step(self, model: Message, aggregate: Message, state: int) -> tuple[Message, int]:

@@ -49,7 +49,6 @@ class CommonStart:
         return random_columns(layout.n_features, rank, draw, layout.dtype)
 
     def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
-        """The server's."""
         assert model_Ht is not None
         return model_Ht
 
@@ -148,24 +147,20 @@ class WholeUpload:
     """H_p (k × m) and the number of rows; whoever aggregates finds out which component is which."""
 
     def check(self, aggregation: Aggregation, sweeps: int) -> None:
-        """One exchange a round."""
         if sweeps > 1:
             raise CompositionError(
                 "Several sweeps per round need AlignedUpload: without it the second says nothing new."
             )
 
     def message(self, shard: Shard, Ht: Array | None, model_Ht: Array | None, is_late: bool, rank: int) -> Message:
-        """H_p and n_p."""
         if Ht is None or is_late:
             raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the beginning of this round.")
         return Message({"H": Ht.T}, weight=float(shard.matrix.shape[0]))
 
     def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
-        """H_p ≥ 0."""
         return {"H": Form((rank, layout.n_features), non_negative=True, is_factor=True)}
 
     def agreed(self, aggregate: Message, model: Message) -> Message:
-        """The aggregate itself."""
         return aggregate
 
 
@@ -312,7 +307,6 @@ class Consensus:
             )
 
     def start_party(self, shard: Shard, layout: Layout) -> ConsensusParty:
-        """Neither W nor H yet."""
         return ConsensusParty()
 
     def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
@@ -414,7 +408,6 @@ class Consensus:
         return {}
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        """What the upload says of itself."""
         return (self.upload.expected(self.rank, layout),)
 
     def turn(self, model: Message) -> Turn:

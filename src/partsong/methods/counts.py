@@ -62,12 +62,10 @@ class CooccurrenceSums:
 
     @property
     def rank(self) -> int:
-        """Nothing is factorized."""
         return 0
 
     @property
     def solver(self) -> RowSolver:
-        """Nothing is fitted."""
         raise CompositionError("CooccurrenceSums counts words; it has no model to fit rows to.")
 
     @property
@@ -76,7 +74,6 @@ class CooccurrenceSums:
         return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Counter:
-        """Nothing was sent yet."""
         return Counter()
 
     def start_server(self, layout: Layout) -> tuple[Counted, Message]:
@@ -89,7 +86,6 @@ class CooccurrenceSums:
         return Counted(), Message({"words": np.array(self.asked.words, np.int64), "pairs": pairs})
 
     def local(self, shard: Shard, party: Counter, model: Message) -> tuple[Counter, Message]:
-        """One pass over the party's documents."""
         if party.has_sent:
             raise ParameterError(
                 f"Party {shard.name!r} has sent its counts already. Counting takes one round: two sums of which one "
@@ -100,7 +96,6 @@ class CooccurrenceSums:
         return Counter(True), Message({"documents": documents, "words": counted.words, "pairs": counted.pairs})
 
     def finish(self, server: Counted, aggregate: Message) -> tuple[Counted, Message]:
-        """The sums are all there is."""
         totals = (kernels.of(aggregate[name]).to_numpy(aggregate[name]) for name in ("documents", "words", "pairs"))
         counted = Counted(*totals)
         return counted, Message({"documents": counted.documents})
@@ -116,11 +111,9 @@ class CooccurrenceSums:
         return np.zeros((0, len(self.asked.words)))
 
     def metrics(self, server: Counted) -> Mapping[str, float]:
-        """How many documents were counted."""
         return {"documents": 0.0 if server.documents is None else float(server.documents[0])}
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        """Counts."""
         sizes = {"documents": 1, "words": len(self.asked.words), "pairs": len(self.asked.pairs)}
         return ({name: Form((size,), "int", non_negative=True) for name, size in sizes.items()},)
 
@@ -159,12 +152,10 @@ class FrequencySums:
 
     @property
     def rank(self) -> int:
-        """Nothing is factorized."""
         return 0
 
     @property
     def solver(self) -> RowSolver:
-        """Nothing is fitted."""
         raise CompositionError("FrequencySums counts documents; it has no model to fit rows to.")
 
     @property
@@ -173,7 +164,6 @@ class FrequencySums:
         return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Sender:
-        """Nothing was sent yet."""
         return Sender()
 
     def start_server(self, layout: Layout) -> tuple[Frequencies, Message]:
@@ -181,7 +171,6 @@ class FrequencySums:
         return Frequencies(), Message({"documents": np.zeros(1, np.int64)})
 
     def local(self, shard: Shard, party: Sender, model: Message) -> tuple[Sender, Message]:
-        """One pass over the party's documents."""
         if party.has_sent:
             raise ParameterError(f"Party {shard.name!r} has sent its counts already. Counting takes one round.")
         rows = word_counts(shard.matrix)
@@ -189,7 +178,6 @@ class FrequencySums:
         return Sender(True), Message({"documents": np.array([rows.shape[0]], np.int64), "words": words})
 
     def finish(self, server: Frequencies, aggregate: Message) -> tuple[Frequencies, Message]:
-        """The sums are all there is."""
         documents, words = (kernels.of(aggregate[name]).to_numpy(aggregate[name]) for name in ("documents", "words"))
         return Frequencies(int(documents[0]), words), Message({"documents": documents})
 
@@ -200,14 +188,11 @@ class FrequencySums:
         return server.words, server.documents
 
     def components(self, server: Frequencies) -> Array:
-        """No topics of its own."""
         return np.zeros((0, 0 if server.words is None else len(server.words)))
 
     def metrics(self, server: Frequencies) -> Mapping[str, float]:
-        """How many documents were counted."""
         return {"documents": float(server.documents)}
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        """Counts."""
         sizes = {"documents": 1, "words": layout.n_features}
         return ({name: Form((size,), "int", non_negative=True) for name, size in sizes.items()},)

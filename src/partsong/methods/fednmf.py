@@ -82,7 +82,6 @@ class TopicRounds:
             raise ParameterError(f"TopicRounds needs a whole number of topics ≥ 1; got {self.rank!r}.")
 
     def start_party(self, shard: Shard, layout: Layout) -> TopicParty:
-        """No weights yet."""
         return TopicParty()
 
     def start_server(self, layout: Layout) -> tuple[TopicServer, Message]:

@@ -122,7 +122,6 @@ class PlayInStrata:
         return parties
 
     def start_party(self, shard: Shard, layout: Layout) -> PlayParty:
-        """No W yet."""
         seats = len(layout.parties)
         if seats > 1 and not self.game.order.plays_cells:
             raise CompositionError(

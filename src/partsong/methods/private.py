@@ -103,17 +103,14 @@ class PrivateConsensus:
 
     @property
     def rank(self) -> int:
-        """k."""
         return self.program.rank
 
     @property
     def solver(self) -> RowSolver:
-        """As within."""
         return self.program.solver
 
     @property
     def aggregation(self) -> Aggregation:
-        """As within; all weights are 1."""
         return self.program.aggregation
 
     @property
@@ -128,7 +125,6 @@ class PrivateConsensus:
         return found if self.source is from_the_system else replace(found, is_secure=False)
 
     def start_party(self, shard: Shard, layout: Layout) -> PrivateParty:
-        """Nothing sent yet."""
         return PrivateParty(self.program.start_party(shard, layout))
 
     def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
@@ -187,7 +183,6 @@ class PrivateConsensus:
         return tuple({name: replace(form, non_negative=False) for name, form in kind.items()} for kind in stated)
 
     def turn(self, model: Message) -> Turn:
-        """As within."""
         return self.program.turn(model)
 
 

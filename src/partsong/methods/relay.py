@@ -67,7 +67,6 @@ class EitherAggregation:
     second: Aggregation
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        """Of uploads in name order."""
         return (self.second if _is_second(model) else self.first)(uploads, model)
 
 
@@ -78,11 +77,9 @@ class EitherSum(EitherAggregation):
     of_second: frozenset[str] = frozenset()
 
     def lift(self, upload: Message) -> Message:
-        """What is summed."""
         return self._of(upload).lift(upload)
 
     def lower(self, total: Message) -> Message:
-        """What the sum means."""
         return self._of(total).lower(total)
 
     def _of(self, message: Message) -> Any:
@@ -119,7 +116,6 @@ class Relay:
 
     @property
     def rank(self) -> int:
-        """Of both."""
         return self.second.rank
 
     @property
@@ -141,11 +137,9 @@ class Relay:
         return EitherAggregation(first, second)
 
     def start_party(self, shard: Shard, layout: Layout) -> RelayParty:
-        """As the first leg does."""
         return RelayParty(self.first.start_party(shard, layout))
 
     def start_server(self, layout: Layout) -> tuple[RelayServer, Message]:
-        """As the first leg does."""
         inner, model = self.first.start_server(layout)
         return RelayServer(inner), _marked(model, 0)
 
@@ -194,7 +188,6 @@ class Relay:
         return directions_after(self.first, first, parties) + directions_after(self.second, exchanges - first, parties)
 
     def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        """What either leg sends."""
         return (*self.first.expects(layout), *self.second.expects(layout))
 
     def turn(self, model: Message) -> Turn:

@@ -48,13 +48,11 @@ class KeepAll:
 
     @property
     def release(self) -> Release:
-        """A release without any bound."""
         return Release("none", 0.0)
 
     def protect(
         self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
     ) -> dict[str, Array]:
-        """The arrays as they are."""
         return dict(arrays)
 
 
@@ -86,13 +84,11 @@ class ClippedGaussian:
 
     @property
     def release(self) -> Release:
-        """What one message costs."""
         return Release("gaussian", self.noise_multiplier, "party", self.relation)
 
     def protect(
         self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
     ) -> dict[str, Array]:
-        """The message that may leave."""
         noise = RoundedGaussian(self.sigma, self.grid)
         return _protected(arrays, reference, self.clip / self.grid, 2, noise, source)
 
@@ -131,7 +127,6 @@ class ClippedLaplace:
     def protect(
         self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
     ) -> dict[str, Array]:
-        """The message that may leave."""
         noise = RoundedLaplace(self.scale, self.grid)
         return _protected(arrays, reference, self.clip / self.grid, 1, noise, source)
 

@@ -52,22 +52,18 @@ class SignedPlaces:
     source: Source
 
     def placed(self, start: int, stop: int) -> Placed:
-        """The entries of S[start:stop]."""
         numbers = range(start // DRAWN_TOGETHER, -(-stop // DRAWN_TOGETHER))
         drawn = [self.source.stream("count", n).integers(2 * self.dimension, size=DRAWN_TOGETHER) for n in numbers]
         both = np.concatenate([np.empty(0, np.int64), *drawn])[start % DRAWN_TOGETHER :][: stop - start]
         return Placed(np.arange(stop - start), both // 2, 1.0 - 2.0 * (both % 2))
 
     def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
-        """S[indices, first:last], for ascending indices."""
         return placing.entries(self, indices, first, last, dtype)
 
     def times(self, matrix: Matrix, start: int) -> Array:
-        """A S[start : start + c]."""
         return placing.times(self, matrix, start)
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
-        """Aᵀ S[start : start + r]."""
         return placing.transposed_times(self, matrix, start)
 
 
@@ -109,7 +105,6 @@ class GaussianEntries:
     source: Source
 
     def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
-        """S[indices, first:last], for ascending indices."""
         out = np.empty((len(indices), last - first), dtype)
         numbers, begins = np.unique(indices // DRAWN_ROWS, return_index=True)
         ends = np.append(begins[1:], len(indices))
@@ -135,11 +130,9 @@ class GaussianEntries:
         return np.multiply(block, self.dimension**-0.5, out=block)
 
     def times(self, matrix: Matrix, start: int) -> Array:
-        """A S[start : start + c]."""
         return operator.times(self, matrix, start)
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
-        """Aᵀ S[start : start + r]."""
         return operator.transposed_times(self, matrix, start)
 
 
@@ -188,7 +181,6 @@ class SignedHadamard:
         return np.sort(self.source.stream("columns").choice(padded, self.dimension, replace=False, shuffle=False))
 
     def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
-        """S[indices, first:last], for ascending indices."""
         out = np.empty((len(indices), last - first), dtype)
         if len(indices):
             start = int(indices[0])
@@ -197,13 +189,11 @@ class SignedHadamard:
         return out
 
     def times(self, matrix: Matrix, start: int) -> Array:
-        """A S[start : start + c]."""
         if isinstance(matrix, DenseMatrix) and self.dimension > FEW:
             return self._transformed(matrix, start)
         return operator.times(self, matrix, start)
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
-        """Aᵀ S[start : start + r]."""
         if isinstance(matrix, DenseMatrix):
             return self.times(DenseMatrix(matrix.X.T, matrix.dtype), start)
         return operator.transposed_times(self, matrix, start)
@@ -274,19 +264,15 @@ class ChosenCoordinates:
         return np.sort(chosen)
 
     def placed(self, start: int, stop: int) -> Placed:
-        """The entries of S[start:stop]."""
         first, last = np.searchsorted(self.chosen, (start, stop))
         weights = np.full(last - first, (self.size / self.dimension) ** 0.5)
         return Placed(self.chosen[first:last] - start, np.arange(first, last), weights)
 
     def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
-        """S[indices, first:last], for ascending indices."""
         return placing.entries(self, indices, first, last, dtype)
 
     def times(self, matrix: Matrix, start: int) -> Array:
-        """A S[start : start + c]."""
         return placing.times(self, matrix, start)
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
-        """Aᵀ S[start : start + r]."""
         return placing.transposed_times(self, matrix, start)

@@ -30,7 +30,6 @@ class NoSelfPlay:
     """Columns play against rows alone."""
 
     def __call__(self, Ht: Array) -> Array:
-        """As it is."""
         return Ht
 
 
@@ -128,19 +127,15 @@ class ConstantStep:
         _require_positive("eta", self.eta)
 
     def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
-        """η."""
         return self.eta, 0.0
 
     def together(self, sweep: int, curvature: float, miss: float) -> float:
-        """η."""
         return self.eta
 
     def in_turn(self, sweep: int, curvature: float) -> float:
-        """η."""
         return self.eta
 
     def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
-        """As it was."""
         return pace
 
 
@@ -161,19 +156,15 @@ class DecayingStep:
         return self.eta / (1 + self.decay * sweep)
 
     def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
-        """η_t."""
         return self._at(sweep), 0.0
 
     def together(self, sweep: int, curvature: float, miss: float) -> float:
-        """η_t."""
         return self._at(sweep)
 
     def in_turn(self, sweep: int, curvature: float) -> float:
-        """η_t."""
         return self._at(sweep)
 
     def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
-        """As it was."""
         return pace
 
 

@@ -87,21 +87,17 @@ class DenseBoard:
 
     @property
     def row_cells(self) -> np.ndarray:
-        """The same number in every row."""
         return np.arange(self.X.shape[0] + 1) * self.X.shape[1]
 
     @property
     def largest(self) -> float:
-        """Of all cells."""
         return float(self.X.max(initial=0))
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        """Row by row."""
         columns = np.arange(first, last)
         return float(game.play_dense(self.X, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
 
     def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        """In a random order."""
         width = last - first
         order = _shuffled(draw, len(self.X) * width)
         numbers, seen = meeting.numbers(W.dtype), 0.0
@@ -112,7 +108,6 @@ class DenseBoard:
         return seen
 
     def arranged(self, columns: Array) -> DenseBoard:
-        """A copy."""
         return DenseBoard(np.ascontiguousarray(self.X[:, columns]))
 
 
@@ -124,22 +119,18 @@ class SparseBoard:
 
     @property
     def row_cells(self) -> np.ndarray:
-        """The same number in every row."""
         return np.arange(self.by_row.shape[0] + 1) * self.by_row.shape[1]
 
     @property
     def largest(self) -> float:
-        """Of those that are stored."""
         return float(self.by_row.data.max(initial=0))
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        """Row by row."""
         side, columns = self.by_row, np.arange(first, last)
         entries = side.indptr, side.indices, side.data
         return float(game.play_sparse(*entries, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
 
     def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        """In a random order."""
         width = last - first
         order = _shuffled(draw, self.by_row.shape[0] * width)
         numbers, seen = meeting.numbers(W.dtype), 0.0
@@ -151,7 +142,6 @@ class SparseBoard:
         return seen
 
     def arranged(self, columns: Array) -> SparseBoard:
-        """A copy."""
         return SparseBoard(_arranged(self.by_row, columns))
 
 
@@ -163,22 +153,18 @@ class KnownBoard:
 
     @property
     def row_cells(self) -> np.ndarray:
-        """What is stored."""
         return np.asarray(self.by_row.indptr, np.int64)
 
     @property
     def largest(self) -> float:
-        """Of known cells."""
         return float(self.by_row.data.max(initial=0))
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        """Row by row."""
         side = self.by_row
         entries = side.indptr, side.indices, side.data
         return float(game.play_stored(*entries, rows, first, last, W, Ht, *meeting.numbers(W.dtype)))
 
     def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        """In a random order."""
         side = self.by_row
         rows = np.repeat(np.arange(side.shape[0]), np.diff(side.indptr))
         here = np.flatnonzero((side.indices >= first) & (side.indices < last))
@@ -187,7 +173,6 @@ class KnownBoard:
         return float(game.play_cells(rows[order], side.indices[order], side.data[order], W, Ht, *numbers))
 
     def arranged(self, columns: Array) -> KnownBoard:
-        """A copy."""
         return KnownBoard(_arranged(self.by_row, columns))
 
 
@@ -269,7 +254,6 @@ class Raster:
     plays_cells = True
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
-        """One after the other."""
         return board_of(matrix).play(np.arange(len(W)), first, last, W, Ht, on.meeting)
 
 
@@ -280,7 +264,6 @@ class Shuffled:
     plays_cells = True
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
-        """One after the other."""
         if on.draw is None:
             raise ParameterError("A random order needs a generator to draw it from: sweep(…, draw=generator).")
         return board_of(matrix).shuffle(on.draw, first, last, W, Ht, on.meeting)
@@ -396,7 +379,6 @@ class Simultaneous:
     plays_cells = False
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
-        """One step of everybody."""
         _require_all(matrix, first, last)
         miss = distance(matrix, W, Ht) if np.isnan(on.miss) else on.miss
         eta = on.step.together(on.sweep, max(gram_norm(W), gram_norm(Ht)), miss)
@@ -413,7 +395,6 @@ class Alternating:
     plays_cells = False
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
-        """One step of each side."""
         _require_all(matrix, first, last)
         _move(W, row_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(Ht)))
         _move(Ht, column_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(W)))

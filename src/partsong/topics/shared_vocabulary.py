@@ -70,7 +70,6 @@ class Advising:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Iterator[Round]:
-        """The engine's rounds."""
         try:
             yield from self.engine.run(program, shards, schedule, reduction=reduction, resume=resume)
         except PartsongError as error:

@@ -105,7 +105,6 @@ class Concat:
         return flat.reshape(b, b) + theta["last_shift"], (W, A, Z)
 
     def pull(self, theta: Theta, trace: Trace, slopes: Array) -> Array:
-        """∂J/∂W (b × k)."""
         W, A, Z = trace
         on = operations(W)
         on.spread(Z, slopes.reshape(-1), theta["last"])
@@ -236,22 +235,18 @@ class NoInformation:
     strength: float = field(default=0.0, init=False)
 
     def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
-        """No parameters."""
         return {}
 
     def start(self, n_features: int, rank: int, draw: np.random.Generator, dtype: str) -> dict[str, np.ndarray]:
-        """No parameters."""
         return {}
 
     def read(self, theta: Theta, bag: Bag) -> None:
-        """Nothing."""
+        return None
 
     def pull(self, theta: Theta, reading: Any, W: Array) -> Array | float:
-        """0."""
         return 0.0
 
     def learn(self, theta: Theta, bag: Bag, reading: Any, W: Array, rate: float) -> Array | float:
-        """Nothing; there is no estimate."""
         return float("nan")
 
 
@@ -277,11 +272,9 @@ class MutualInformation:
             raise ParameterError(f"The critic's rate must be a number above 0; got {self.rate!r}.")
 
     def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
-        """The critic's parameters."""
         return self.critic.sizes(n_features, rank)
 
     def start(self, n_features: int, rank: int, draw: np.random.Generator, dtype: str) -> dict[str, np.ndarray]:
-        """θ before the first step."""
         return draw_parameters(self.critic, n_features, rank, draw, dtype)
 
     def read(self, theta: Theta, bag: Bag) -> Any:
@@ -352,7 +345,6 @@ class Separable:
         return reading[-1] @ seen[-1].T, (reading, seen)
 
     def pull(self, theta: Theta, trace: Trace, slopes: Array) -> Array:
-        """∂J/∂W (b × k)."""
         reading, seen = trace
         D, _ = self._backward(theta, "weights", seen, slopes.T @ reading[-1])
         return D @ theta["weights.0"].T

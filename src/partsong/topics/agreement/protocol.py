@@ -210,7 +210,6 @@ class VocabularyAgreement:
         return server, Message({"step": server.step.written()})
 
     def local(self, shard: Shard, party: Candidate, model: Message) -> tuple[Candidate, Message]:
-        """What the step asks for."""
         held = held_by(shard)
         step = Step.asked(model, party.answered, shard.name)
         accord, is_second = model.arrays.get("accord"), party.answered == 0
