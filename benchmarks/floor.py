@@ -13,9 +13,10 @@ from benchmarks.evaluation import Problem
 from benchmarks.iterations import factors, iterate
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
-from partsong.methods import recipes
+from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.initialization import random_beginning
-from partsong.solvers.squared_error import Extrapolation, SquaredError
+from partsong.solvers.named import accelerated_hals
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 ALLOWED = 1.3
@@ -32,9 +33,9 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
         start = random_beginning(matrix, problem.rank, np.random.default_rng(0))
     one_sweep = CoordinateDescent(sweeps=1)
     kinds = {
-        "one sweep": recipes.plain(one_sweep),
+        "one sweep": SquaredError(one_sweep),
         "one sweep, extrapolated": SquaredError(one_sweep, momentum=Extrapolation()),
-        "default": recipes.accelerated_hals(),
+        "default": accelerated_hals(),
     }
     running = {
         name: iterate(matrix, problem.rank, solver, start, n_threads, repeats + WARM) for name, solver in kinds.items()
@@ -60,6 +61,6 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
 
 def _products(matrix: Any, W: np.ndarray, Ht: np.ndarray) -> dict[str, Callable[[], Any]]:
     return {
-        "one pass": lambda: matrix.visit(Ht, lambda start, stop, cross: None, W),
+        "one pass": lambda: matrix.visit(Ht, W, lambda rows, cross: ()),
         "two passes": lambda: (matrix.times(Ht), matrix.transposed_times(W)),
     }

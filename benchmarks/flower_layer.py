@@ -171,18 +171,18 @@ def _wanted(message: Any) -> int:
 def _party(context: Any) -> tuple[Any, Any, Any]:
     from partsong.core.interfaces import Layout, Shard
     from partsong.federation.setup.site_folder import SiteFolder
-    from partsong.methods import recipes
+    from partsong.methods import build
 
     site = SiteFolder.at(Path(str(context.node_config["site"])))
     shard = Shard(site.site, site.opened().data.matrix(), 1)
-    program = recipes.shared_statistics(RANK)
+    program = build("exact", RANK, local_steps=5)
     return program, shard, program.start_party(shard, Layout.of([shard], 5))
 
 
 def _model(H: Any) -> Any:
     from partsong.core.interfaces import Message as Model
 
-    return Model({"H": H, "pace": np.zeros(2)})
+    return Model({"H": H, "amount": np.zeros(()), "restart": np.zeros(())})
 
 
 def _note(context: Any, arm: str, seconds: float, spent: dict[str, float]) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.curves import Run
-from partsong.reporting.html import Line, Quantity, figure_svg, style_of
+from experiments.shared.figures import figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
 
 SMALLEST = 1e-4
 """Distances below this are drawn at it."""

@@ -1,6 +1,6 @@
 """How many sweeps per product, and how much extrapolation: a grid on generated data alone.
 
-`partsong.methods.recipes.SWEEPS` and the start of `Extrapolation` are chosen from the table that this writes.
+`partsong.solvers.update_rules.SWEEPS` and the start of `Extrapolation` are chosen from the table that this writes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 
 from benchmarks.curves import Run, spread
 from benchmarks.iterations import iterate
+from experiments.shared.synthetic import gamma_factors, sparse_topics
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
-from partsong.data.synthetic import gamma_factors, sparse_topics
+from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.initialization import anchors
-from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, SquaredError
+from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 SWEEPS = (1, 2, 3, 4, 5, 8)
@@ -137,7 +138,7 @@ def written(outcomes: list[Outcome], heading: str) -> str:
 
 
 def _choice(by_setting: dict[Setting, dict[str, Outcome]], cost: dict[Setting, float]) -> str:
-    """The setting that `partsong.methods.recipes` should hold: the cheapest of those that arrived on every seed."""
+    """The setting that `partsong.solvers.named` should hold: the cheapest of those that arrived on every seed."""
     sure = [s for s, held in by_setting.items() if all(math.isfinite(spread(o.seconds).high) for o in held.values())]
     if not sure:
         return "No setting reached the level on every seed."

@@ -73,7 +73,7 @@ def _stack_overflow(quick: bool) -> Any:
 def _planted_dense(quick: bool) -> Any:
     import numpy as np
 
-    from partsong.data.synthetic import gamma_factors
+    from experiments.shared.synthetic import gamma_factors
 
     rows, columns, rank = (600, 80, 6) if quick else (20_000, 2_000, 40)
     return gamma_factors(rows, columns, rank, np.random.default_rng(7)).X
@@ -82,7 +82,7 @@ def _planted_dense(quick: bool) -> Any:
 def _generated_text(quick: bool) -> Any:
     import numpy as np
 
-    from partsong.data.synthetic import sparse_topics
+    from experiments.shared.synthetic import sparse_topics
 
     rows, columns, topics = (800, 300, 6) if quick else (20_000, 10_000, 50)
     return sparse_topics(rows, columns, topics, np.random.default_rng(8), words=12 if quick else 30).X

@@ -23,11 +23,12 @@ from experiments.dsanls_secure import ASYNCHRONOUS, METHODS
 from experiments.dsanls_sets import QUICK, SETS
 from partsong import kernels
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Schedule, Shard, turn_of
+from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.mpi import Mpi
 from partsong.engines.mpi_async import AsynchronousMpi
+from partsong.methods.registry import exchanges_of
 from partsong.solvers.update_rules import ProximalDescent
 
 WORKERS = 2
@@ -70,14 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     worker = comm.Get_rank() - is_asynchronous
     names, rows = ["p00", "p01"], shares(X.shape[0], chosen.share, chosen.seed)
     own = [Shard(names[worker], as_matrix(X[rows[worker]]), key(chosen.seed, "secret", worker))] if worker >= 0 else []
-    counts: Any = getattr(program, "rounds_for", None)
-    several = WORKERS * chosen.rounds if is_asynchronous else (counts(chosen.rounds) if counts else chosen.rounds)
+    several = exchanges_of(program, chosen.rounds, WORKERS)
     engine: Any = AsynchronousMpi() if is_asynchronous else Mpi(sums="all-reduce")
     kept: list[tuple[float, np.ndarray, tuple[str, ...]]] = []
     comm.Barrier()
     began = time.perf_counter()
     for done in engine.run(program, own, Schedule(several, chosen.seed), reduction=InTheOpen()):
-        if comm.Get_rank() == 0 and turn_of(program, done.model).ends_round and done.checkpoint.server is not None:
+        if comm.Get_rank() == 0 and program.turn(done.model).ends_round and done.checkpoint.server is not None:
             H = np.array(program.components(done.checkpoint.server))
             kept.append((time.perf_counter() - began, H, done.participants))
         del done

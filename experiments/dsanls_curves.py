@@ -78,9 +78,8 @@ def error_of(matrix: Matrix, done: Round) -> float:
     state = done.checkpoint.parties["all"]
     Ht = state.Ht_block if hasattr(state, "Ht_block") else done.checkpoint.server.Ht
     W, on = state.W, kernels.of(Ht)
-    crossed: list[float] = []  # rows are walked in threads, and appending is safe among them
-    matrix.walk(Ht, lambda start, stop, cross: crossed.append(on.inner(W[start:stop], cross)))
-    square = matrix.squared_norm - 2 * sum(crossed) + on.inner(on.gram(W), on.gram(Ht))
+    (crossed,) = matrix.walk(Ht, lambda rows, cross: (on.inner(W[rows], cross),))
+    square = matrix.squared_norm - 2 * crossed + on.inner(on.gram(W), on.gram(Ht))
     return float(max(0.0, square) / matrix.squared_norm) ** 0.5
 
 

@@ -23,7 +23,8 @@ from experiments.dsanls_secure import METHODS
 from experiments.dsanls_sets import SETS
 from experiments.fnmf_report import BLOCK, renewed
 from experiments.measures import spread
-from partsong.reporting.html import Line, Quantity, figure_svg, style_of
+from experiments.shared.figures import figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
 
 SLACK = 1.05
 Runs = Sequence[dict[str, Any]]

@@ -27,12 +27,13 @@ from experiments.dsanls_sets import QUICK, SETS
 from partsong import kernels
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Message, Round, Schedule, Shard, turn_of
+from partsong.core.interfaces import Message, Round, Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
-from partsong.engines.asynchronous import Asynchronous, Durations
 from partsong.engines.local import Sequential
-from partsong.methods import recipes
+from partsong.engines.virtual_clock import Asynchronous, Durations
+from partsong.methods import build
+from partsong.methods.registry import exchanges_of
 from partsong.solvers.update_rules import ProximalDescent
 
 FOREVER = 10**9
@@ -46,14 +47,14 @@ PIECES = 3
 
 Make = Callable[[int, Any], Any]
 SYNCHRONOUS: Mapping[str, Make] = {
-    "Syn-SD": lambda rank, rule: recipes.syn_sd(rank, steps=STEPS, rule=rule),
-    "Syn-SSD-U": lambda rank, rule: recipes.syn_ssd(rank, variant="u", steps=STEPS, rule=rule),
-    "Syn-SSD-V": lambda rank, rule: recipes.syn_ssd(rank, variant="v", steps=STEPS, rule=rule),
-    "Syn-SSD-UV": lambda rank, rule: recipes.syn_ssd(rank, variant="uv", steps=STEPS, rule=rule),
+    "Syn-SD": lambda rank, rule: build("syn-sd", rank, local_steps=STEPS, rule=rule),
+    "Syn-SSD-U": lambda rank, rule: build("syn-ssd-u", rank, local_steps=STEPS, rule=rule),
+    "Syn-SSD-V": lambda rank, rule: build("syn-ssd-v", rank, local_steps=STEPS, rule=rule),
+    "Syn-SSD-UV": lambda rank, rule: build("syn-ssd-uv", rank, local_steps=STEPS, rule=rule),
 }
 ASYNCHRONOUS: Mapping[str, Make] = {
-    "Asyn-SD": lambda rank, rule: recipes.asyn_sd(rank, steps=STEPS, rule=rule),
-    "Asyn-SSD-V": lambda rank, rule: recipes.asyn_ssd_v(rank, steps=STEPS, rule=rule),
+    "Asyn-SD": lambda rank, rule: build("asyn-sd", rank, local_steps=STEPS, rule=rule),
+    "Asyn-SSD-V": lambda rank, rule: build("asyn-ssd-v", rank, local_steps=STEPS, rule=rule),
 }
 METHODS = {**SYNCHRONOUS, **ASYNCHRONOUS}
 
@@ -103,9 +104,8 @@ def error_of(program: Any, shards: Sequence[Shard], done: Round) -> float:
         square += shard.matrix.squared_norm
         if W is None:
             continue
-        crossed: list[float] = []
-        shard.matrix.walk(Ht, lambda a, b, cross, W=W, crossed=crossed: crossed.append(on.inner(W[a:b], cross)))
-        square += on.inner(on.gram(W), gram) - 2 * sum(crossed)
+        (crossed,) = shard.matrix.walk(Ht, lambda rows, cross, W=W: (on.inner(W[rows], cross),))
+        square += float(on.inner(on.gram(W), gram) - 2 * crossed)
     return float(max(0.0, square) / sum(shard.matrix.squared_norm for shard in shards)) ** 0.5
 
 
@@ -118,13 +118,12 @@ def program_of(method: str, rank: int, rule: Any) -> Timed:
 
 def is_whole(program: Timed, done: Round) -> bool:
     """Whether H is that of a finished outer round."""
-    return turn_of(program.program, done.model).ends_round
+    return program.program.turn(done.model).ends_round
 
 
 def iterations_in(program: Timed, pieces: int) -> int:
     """Steps of both factors in so many pieces of work: STEPS in each, or in the STEPS + 1 of a round of Syn-SSD."""
-    exchanges: Any = getattr(program.program, "rounds_for", None)
-    return pieces * STEPS // (1 if exchanges is None else exchanges(1))
+    return pieces * STEPS // exchanges_of(program.program, 1, 1)
 
 
 def rounds_of(method: str, program: Timed, shards: Sequence[Shard], seed: int) -> Iterator[tuple[Round, float]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiments.shared.metrics import distances, rmsd_sum
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn, Sinkhorn
 from partsong.aggregation.linear import Mean
 from partsong.aggregation.plaintext import InTheOpen
@@ -16,8 +17,8 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.data.partition import iid, party_names
 from partsong.engines.local import Parallel
-from partsong.evaluation.metrics import fit_of
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.relay import exact_after
 from partsong.solvers.coupling import AlignedProximalTerm
 
 ALIGNMENTS = {
@@ -47,29 +48,31 @@ def shares_iid(X: Any, parties: int, seed: int) -> list[Any]:
 
 
 def _plain(rank: int, steps: int, strength: float, start: str) -> Any:
-    return replace(recipes.ipalm_once(rank, steps=steps, start=start), aggregation=Mean())
+    return replace(build("ipalm-once", rank, local_steps=steps, start=start), aggregation=Mean())
 
 
 def _multiplicative(rank: int, steps: int, strength: float, start: str) -> Any:
-    return replace(recipes.mur_once(rank, steps=steps, start=start), aggregation=Mean())
+    return replace(build("mur-once", rank, local_steps=steps, start=start), aggregation=Mean())
 
 
 def _prox(rank: int, steps: int, strength: float, start: str) -> Any:
-    made = recipes.fedprox(rank, strength=strength, steps=steps, start=start)
+    made = build("fedprox", rank, strength=strength, local_steps=steps, start=start)
     return replace(made, aggregation=Mean())
 
 
 def _aligned(name: str, variant: str) -> Make:
     def make(rank: int, steps: int, strength: float, start: str) -> Any:
         align, whole = ALIGNMENTS[name], ALIGNMENTS[name.removesuffix("_ρ")]
-        made = recipes.fnmf(
+        made = build(
+            "fnmf-alone",
             rank,
             variant=variant,
             client_align=align,
             server_align=whole,
             strength=strength,
-            steps=steps,
+            local_steps=steps,
             start=start,
+            align="assignment",
         )
         return replace(made, coupling=AlignedProximalTerm(strength, align, every=EVERY))
 
@@ -144,12 +147,12 @@ def perform(
     begins_with, leg = MIXTURES.get(method, (method, 0))
     program, rounds = IN_ROUNDS[begins_with](rank, budget.steps, strength, start), budget.rounds
     if method in MIXTURES:
-        program, rounds = recipes.then_exact(program, leg or rounds), rounds if leg else rounds + POLISH
+        program, rounds = exact_after(program, leg or rounds), rounds if leg else rounds + POLISH
     return _measured(_rounds(program, shards, rounds, seed), program, shards, with_curve)
 
 
 def _exact(rank: int) -> Any:
-    return recipes.shared_statistics(rank, accelerate=True)
+    return build("exact", rank, accelerate=True, local_steps=5)
 
 
 def _rounds(program: Any, shards: Sequence[Shard], rounds: int, seed: int) -> Iterator[tuple[Round, Any]]:
@@ -169,7 +172,7 @@ def _measured(rounds: Iterator[tuple[Round, Any]], program: Any, shards: Sequenc
 
 def _rmsd_sum(shards: Sequence[Shard], H: Any, program: Any) -> float:
     with runtime.kernels_on(runtime.available()):
-        return fit_of(shards, H, program.solver).rmsd_sum
+        return rmsd_sum(shards, distances(shards, H, program.solver))
 
 
 def _pooled(matrices: Sequence[Any], shards: Sequence[Shard], rank: int, seed: int, iterations: int = 300) -> Result:

@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments.federation import ALIGNMENTS
 from experiments.measures import spread
+from experiments.shared.synthetic import block_federation
 from partsong.aggregation.alignment import Assignment, Nearest, orthogonality_gap
 from partsong.aggregation.barycenter import (
     FixedPoint,
@@ -29,7 +30,6 @@ from partsong.aggregation.barycenter import (
 )
 from partsong.core import runtime
 from partsong.core.streams import stream
-from partsong.data.synthetic import block_federation
 
 METHODS: dict[str, Any] = {
     **{name: FixedPoint(align, FromMean()) for name, align in ALIGNMENTS.items()},

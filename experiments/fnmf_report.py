@@ -24,7 +24,8 @@ from experiments.fnmf_scaling import ABSENT, PARTIES, ROWS_EACH, ROWS_IN_ALL
 from experiments.fnmf_table import TUNING_SEED, best_strengths
 from experiments.measures import spread
 from experiments.plays import Play, blocks, known
-from partsong.reporting.html import Line, Quantity, figure_svg, style_of
+from experiments.shared.figures import figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
 
 Records = Mapping[Play, dict[str, Any]]
 STARTS = ("independent", "common")

@@ -7,7 +7,8 @@ from math import log10
 
 from experiments.game_plays import MU, PRINTED, SELF_PLAYS
 from experiments.game_tables import Runs, by_dataset, distinct, label, of
-from partsong.reporting.html import Line, Quantity, figure_svg, style_of
+from experiments.shared.figures import figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
 
 LEAST = 1e-6
 """Errors below this are drawn as this, or not at all."""

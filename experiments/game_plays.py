@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.shared.synthetic import Planted, smoothed_factors
 from partsong.aggregation.alignment import Assignment, correlations
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
-from partsong.data.synthetic import Planted, smoothed_factors
 from partsong.solvers.game import ConstantStep, Game, NoSelfPlay, SafeStep, ShrinkOthers, ShrinkSmallest, Standing
 from partsong.solvers.game_orders import Raster, Simultaneous, Stratified
 from partsong.solvers.normal_equations import NormalEquations

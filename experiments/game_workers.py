@@ -18,13 +18,13 @@ import numpy as np
 
 from experiments.datasets import path_of
 from experiments.game_plays import error_of, parser_of, planted, rounded, start, write_lines
+from experiments.shared.synthetic import gamma_factors
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix, Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
-from partsong.data.synthetic import gamma_factors
 from partsong.engines.local import Sequential
 from partsong.methods.game import PlayInStrata
 from partsong.solvers.game import ConstantStep, Game, Standing

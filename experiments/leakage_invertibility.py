@@ -27,8 +27,9 @@ from scipy.sparse import csr_matrix, issparse, load_npz
 
 from experiments.datasets import DATASETS, path_of
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.attacks.exact_sums import auc_of, from_differences, membership
+from partsong.attacks.exact_sums import from_differences
 from partsong.attacks.findings import rows_within
+from partsong.attacks.membership import auc_of, membership
 from partsong.attacks.moment import Moment, Pair, row_span, rows_by_turning, second_moment
 from partsong.attacks.runner import RecordedRun, by_law, findings
 from partsong.attacks.sparse_rows import DIRECTIONS, lone_columns, rows_by_dictionary
@@ -38,7 +39,7 @@ from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.privacy.exposure import Exposure, Support, worst
 from partsong.secure_aggregation.protocol import MaskedSum
 from partsong.topics.tokenizer import Words
@@ -57,7 +58,7 @@ TELLS = 0.75
 
 def recorded(parts: Sequence[Any], rank: int, rounds: int, seed: int, *, masked: bool = False) -> RecordedRun:
     """Run `exact` on these parts (rows × columns) and record it; the rows of all parties are kept as truth."""
-    program = recipes.shared_statistics(rank, sweeps=3)
+    program = build("exact", rank, local_steps=3)
     shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate(parts)]
     reduction = MaskedSum() if masked else InTheOpen()
     done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=reduction)
@@ -431,7 +432,7 @@ def factor_tests(seed: int, name: str, members: int = MEMBERS, most: float = 1.5
     X, strangers, others = drawn(name, seed, (members, members, members))
     shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate((X, others))]
     rounds = round(most * members / 10)
-    program = recipes.fedavg(10)
+    program = build("fedavg", 10, local_steps=10)
     run = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
     sent = [numbers(message["H"]) for done in run for party, _, message in done.traffic if party == VICTIM]
     rows, is_member = np.vstack([dense(X), dense(strangers)]), np.arange(2 * members) < members

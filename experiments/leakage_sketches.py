@@ -25,7 +25,7 @@ from partsong.core.interfaces import Layout, Program, Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.sketch.kinds import Gaussian, Hadamard
 
 ROWS, COLUMNS, DIMENSION = 100, 12, 5
@@ -107,7 +107,7 @@ def span_of_sums(seed: int, rows: int, rounds: int) -> dict[str, Any]:
     H = draw.gamma(0.5, size=(10, 500))
     X, strangers = (draw.gamma(0.5, size=(n, 10)) @ H + 0.1 * draw.random((n, 500)) for n in (rows, 20))
     shards = [Shard(f"p{i}", as_matrix(part)) for i, part in enumerate(np.array_split(X, 4))]
-    program = recipes.shared_statistics(10)
+    program = build("exact", 10, local_steps=5)
     done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
     sums = [np.sum([message["cross"] for _, _, message in each.traffic], axis=0) for each in done]
     span = row_span(sums, min(rows, 10 * rounds), unit_of("float64"))
@@ -126,11 +126,11 @@ def records(is_quick: bool) -> Iterator[dict[str, Any]]:
     for seed, (kind, density) in product(seeds, cases if is_quick else [*cases, (Hadamard, 0.1)]):
         yield from sketched(seed, kind, density)
     methods = {
-        "exact": recipes.shared_statistics(RANK),
-        "fedavg": recipes.fedavg(RANK),
-        "fnmf": recipes.fnmf(RANK),
-        "syn-sd": recipes.syn_sd(RANK),
-        "game": recipes.game(RANK),
+        "exact": build("exact", RANK, local_steps=5),
+        "fedavg": build("fedavg", RANK, local_steps=10),
+        "fnmf": build("fnmf-alone", RANK, align="assignment"),
+        "syn-sd": build("syn-sd", RANK),
+        "game": build("game", RANK),
     }
     for seed, rows, density in product(seeds, (1,) if is_quick else (1, 2, 3), (0.5, 1.0)):
         for name, program in methods.items():

@@ -17,8 +17,8 @@ import numpy as np
 
 from experiments.datasets import DATASETS
 from experiments.federation import EXACT, Budget, perform, shares_iid
+from experiments.shared.synthetic import block_federation
 from partsong.core.streams import stream
-from partsong.data.synthetic import block_federation
 
 
 @dataclass(frozen=True, slots=True)

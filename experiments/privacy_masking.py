@@ -21,7 +21,7 @@ from experiments.federation import shards_of
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Schedule
 from partsong.engines.local import Sequential
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.secure_aggregation.protocol import MaskedSum
 
 RANK, COLUMNS, ROWS = 20, 1000, 25
@@ -63,7 +63,7 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
     masks = MaskedSum()
     reduction = Timed(masks if is_masked else InTheOpen())
     silent = {shard.name: 2 for shard in sorted(shards, key=lambda shard: shard.name)[:dropped]}
-    schedule, program, sums = Schedule(2, turn, silent={1: silent}), recipes.fedavg(RANK, steps=1), []
+    schedule, program, sums = Schedule(2, turn, silent={1: silent}), build("fedavg", RANK, local_steps=1), []
     for done in Sequential().run(program, shards, schedule, reduction=reduction):
         stays = next(name for name in reversed(done.participants) if name not in silent)
         seconds = (reduction.seconds["party"] / parties, reduction.seconds["server"])

@@ -13,9 +13,8 @@ from experiments.federation import IN_ROUNDS, ONCE
 from partsong import kernels
 from partsong.core.interfaces import Message, Shard
 from partsong.core.streams import stream
-from partsong.methods import recipes
 from partsong.methods.averaging import Consensus, ConsensusParty
-from partsong.methods.private import PrivateConsensus
+from partsong.methods.private import PrivateConsensus, row_private
 from partsong.privacy.accounting import Release, multiplier_for
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, Mechanism
 from partsong.privacy.randomness import InsecureSource, Source, system_source
@@ -67,7 +66,7 @@ class PrintedNoise(Consensus):
         draw = stream(self.seed, "printed noise", shard.name, int(model["turn"][0]))
         made = draw.normal if self.kind == "gaussian" else draw.laplace
         noisy = np.maximum(0.0, np.asarray(H, np.float64) + made(0.0, self.scale, H.shape))
-        return after, Message({"H": kernels.of(H).like(noisy, H)}, upload.weight)
+        return after, Message({"H": kernels.of(H).cast(noisy, H)}, upload.weight)
 
 
 def printed_scale(kind: str, epsilon: float, sensitivity: float = 1.0) -> float:
@@ -112,7 +111,7 @@ class CutOff:
     ) -> dict[str, Any]:
         """max(0, ·) of what the mechanism sends."""
         sent = self.mechanism.protect(arrays, reference, source)
-        return {name: kernels.of(array).like(np.maximum(array, 0), array) for name, array in sent.items()}
+        return {name: kernels.of(array).cast(np.maximum(array, 0), array) for name, array in sent.items()}
 
 
 def party_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[Any, int]:
@@ -128,7 +127,7 @@ def party_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[
 
 def row_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[Any, int]:
     """Noisy sums over rows for ε over all rounds; the clip is the row bound."""
-    program = recipes.row_private(
+    program = row_private(
         rank, epsilon=setting.epsilon, row_bound=setting.clip, delta=DELTA, rounds=setting.rounds, ridge=setting.ridge
     )
     return replace(program, source=Seeded(seed)), setting.rounds

@@ -25,7 +25,8 @@ from experiments.privacy_parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEV
 from experiments.privacy_rows import STUDIES, USUAL, best
 from experiments.privacy_tables import is_like
 from experiments.privacy_trials import Records, Trial, known
-from partsong.reporting.html import Line, Quantity, figure_svg, style_of
+from experiments.shared.figures import figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
 
 CASES = {"20 parties": FEW[:2], "1000 parties": MANY[:2], "MNIST, 200 parties": DIGITS[:2]}
 

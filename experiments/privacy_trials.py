@@ -19,12 +19,12 @@ import numpy as np
 from experiments.datasets import DATASETS
 from experiments.federation import shards_of, shares_iid
 from experiments.privacy_methods import Setting, data_free, free_program, party_program, printed_program, row_program
+from experiments.shared.metrics import distances, rmsd_sum
+from experiments.shared.synthetic import block_federation
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import stream
-from partsong.data.synthetic import block_federation
 from partsong.engines.local import Sequential
-from partsong.evaluation.metrics import fit_of
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
@@ -81,11 +81,15 @@ def result_of(trial: Trial) -> dict[str, float]:
     shards = shards_of(matrices, trial.seed)
     is_one_sum = trial.method == "row level" and len(matrices) > 1
     H = _model(trial, shards_of([np.concatenate(matrices)], trial.seed) if is_one_sum else shards)
-    fit = fit_of(shards, H, SquaredError(CoordinateDescent(sweeps=5)))
+    far = distances(shards, H, SquaredError(CoordinateDescent(sweeps=5)))
     size = sum(float(shard.matrix.squared_norm) for shard in shards) ** 0.5
-    error = float(np.linalg.norm(fit.distances)) / size
+    error = float(np.linalg.norm(far)) / size
     seconds = time.perf_counter() - began
-    return {"rmsd": round(fit.rmsd_sum / len(shards), 6), "error": round(error, 6), "seconds": round(seconds, 2)}
+    return {
+        "rmsd": round(rmsd_sum(shards, far) / len(shards), 6),
+        "error": round(error, 6),
+        "seconds": round(seconds, 2),
+    }
 
 
 def _model(trial: Trial, shards: Sequence[Shard]) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from experiments import topics_published
+from experiments.shared.figures import figure_svg, style_of
 from experiments.topics_figures import DESCENDING, LOOKS
 from experiments.topics_methods import OURS
 from experiments.topics_table import Records
 from experiments.topics_tables import Row, runs
-from partsong.reporting.html import Line, Quantity, figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
 
 
 def drawn_from(found: Records) -> dict[str, str]:

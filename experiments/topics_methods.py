@@ -19,10 +19,9 @@ from partsong.core.interfaces import Round, Schedule, Shard
 from partsong.core.streams import key, sampled
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
-from partsong.estimators.parameters import alignment_of, program_of
+from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import TopicParty, TopicRounds, fednmf, fednmf_mi
-from partsong.methods.registry import LOCAL_STEPS, alignment_for, start_of
+from partsong.methods.fednmf import TopicParty, TopicRounds
 
 MI = "+MI"
 SERVERS = {"FedAvg": "average", "FedAdagrad": "adagrad", "FedYogi": "yogi", "FedAdam": "adam"}
@@ -151,18 +150,17 @@ class _Federation:
             documents = sum(rows.shape[0] for rows in self.rows.values())
             return FederatedLDA(self.rank, own.topic_prior or None, own.word_prior or None, documents=documents)
         if self.method in OURS:
-            name = self.method.lower()
-            align = alignment_of(alignment_for(name, None))
-            return program_of(name, self.rank, steps=LOCAL_STEPS[name], align=align, start=start_of(name, None))
+            return build(self.method.lower(), self.rank)
         base = self.method.removesuffix(MI)
         asked = {
-            "server": SERVERS.get(base, "average"), "server_rate": own.server_rate, "fits_first": own.fits_first,
+            "server": SERVERS.get(base, "average"), "fits_first": own.fits_first,
+            "server_rate": own.server_rate if base in SERVERS and SERVERS[base] != "average" else None,
             "epochs": own.epochs, "batch": own.batch, "rate": own.rate, "weight_step": own.weight_step,
         }  # fmt: skip
         if base == self.method:
-            return fednmf(self.rank, **asked)
+            return build("fednmf", self.rank, **asked)
         critic = {"critic": own.critic, "mi_gradient": own.mi_gradient, "critic_rate": own.critic_rate or None}
-        return fednmf_mi(self.rank, strength=own.strength, **critic, **asked)
+        return build("fednmf-mi", self.rank, strength=own.strength, **critic, **asked)
 
     def _rounds(self) -> int:
         """Of one party that is always there C times as many, so that documents are seen as often."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.shared.classification import classify, judge
 from experiments.topics_corpora import Corpus, corpus, shares
 from experiments.topics_methods import MI, NUMPY, Learned, learn
 from experiments.topics_plays import TFIDF, WORDS, Play
 from partsong.core.streams import stream
 from partsong.errors import DivergenceError
-from partsong.evaluation.classification import classify, judge
 from partsong.evaluation.topic_quality import embedding_coherence, top_words, topic_diversity
 
 

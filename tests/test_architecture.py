@@ -59,10 +59,13 @@ OPTIONAL = {
 }  # fmt: skip
 """Optional package -> the modules, or packages of ours, that may import it."""
 
-LAZY = {"partsong", "partsong.kernels", "partsong.methods", "partsong.cli.main"}
+LAZY = {
+    "partsong", "partsong.core.states", "partsong.kernels", "partsong.methods", "partsong.methods.registry",
+    "partsong.cli.main",
+}  # fmt: skip
 """Where imports of our own modules inside functions are the purpose."""
 
-INSIDE_FUNCTIONS = 199
+INSIDE_FUNCTIONS = 177
 UPWARD = 0
 """How many imports of our own modules there are inside functions elsewhere, and from a room to a later one. These
 numbers may only fall: lower them when you remove one."""
@@ -74,7 +77,9 @@ VAGUE_CLASS = re.compile(r"^_*Base(?=[A-Z]|$)|(Manager|Helper)$")
 
 LINES_TO_MENTION = 500
 LINES_TO_EXPLAIN = 700
-LONG_FOR_A_REASON: dict[str, str] = {}
+LONG_FOR_A_REASON = {
+    "partsong.core.interfaces": "all nouns and protocols of the architecture, to be read in one go",
+}
 """Module -> why it is longer than `LINES_TO_EXPLAIN`. A file is never split to pass."""
 
 

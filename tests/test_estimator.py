@@ -35,7 +35,7 @@ from partsong.errors import (
     ShapeError,
     UnreadableError,
 )
-from partsong.estimators.parameters import rank_of
+from partsong.estimators.validation import rank_of
 from partsong.io.model_file import save_model
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.update_rules import CoordinateDescent

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from method_tables import EVERY, LOCAL_STEPS, METHODS, ONE_SHOT, STARTS
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -37,14 +38,15 @@ from partsong.errors import (
     UnreadableError,
 )
 from partsong.estimators import federated_nmf
-from partsong.estimators.parameters import solver_told
+from partsong.estimators.validation import solver_told
 from partsong.io.model_file import load_model, save_model
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.averaging import Consensus
 from partsong.methods.exact import SharedSums
-from partsong.methods.registry import COMMON_ONLY, METHODS
+from partsong.methods.game import PlayInStrata
+from partsong.solvers.game import Game
 from partsong.solvers.normal_equations import Penalty
-from partsong.training import loop, simulation, stopping
+from partsong.training import loop, simulation
 from partsong.training.loop import EmptyModelWarning, LeftOutWarning
 
 
@@ -66,7 +68,7 @@ def test_exact_is_the_pooled_factorization():
     assert split.relative_error_ == pytest.approx(error, rel=1e-8)
 
 
-@pytest.mark.parametrize("method", ["exact", "fedavg", recipes.local_only(4, steps=20)])
+@pytest.mark.parametrize("method", ["exact", "fedavg", build("local-only", 4, local_steps=20)])
 def test_jobs_and_party_order_change_nothing(method):
     X, names = parts(), ["b", "a", "c"]
     settings = {"method": method, "rounds": 6, "random_state": 2}
@@ -81,7 +83,7 @@ def test_history_counts_rounds_and_bytes():
     assert model.n_iter_ == 5
     assert model.outcome_ is Outcome.MAX_ROUNDS
     k, m, parties = 4, 15, 3
-    assert {row.bytes_up for row in model.history_} == {parties * (8 * (k * k + k * m + 3) + 8)}
+    assert {row.bytes_up for row in model.history_} == {parties * (8 * (k * k + k * m + 2) + 8)}
     assert {row.bytes_down for row in model.history_} == {8 * (k * m + 2) + 8}
     assert (np.diff([row.relative_error for row in model.history_]) <= 1e-12).all()
     average = partsong.FederatedNMF(4, method="fedavg", rounds=5, tol=0, random_state=0).fit(parts())
@@ -273,8 +275,10 @@ def test_tensors_and_arrays_do_not_mix():
 
 
 def penalised(rank=4):
-    program = recipes.shared_statistics(rank)
-    return replace(program, solver=replace(program.solver, penalty_W=Penalty(0.03, 0.01), penalty_H=Penalty(0.0, 0.02)))
+    program = build("exact", rank, local_steps=5)
+    return replace(
+        program, half_steps=replace(program.half_steps, penalty_W=Penalty(0.03, 0.01), penalty_H=Penalty(0.0, 0.02))
+    )
 
 
 def test_a_program_keeps_its_penalties(tmp_path):
@@ -283,7 +287,7 @@ def test_a_program_keeps_its_penalties(tmp_path):
     W = model.transform(X)
     expected = penalised().solver.solve_rows(as_matrix(X), np.ascontiguousarray(model.components_.T))
     assert_allclose(W, expected, rtol=1e-9, atol=1e-12)
-    free = recipes.shared_statistics(4).solver.solve_rows(as_matrix(X), np.ascontiguousarray(model.components_.T))
+    free = build("exact", 4, local_steps=5).solver.solve_rows(as_matrix(X), np.ascontiguousarray(model.components_.T))
     assert np.abs(W - free).max() > 1e-3 * free.max()
     error = np.linalg.norm(X - model.inverse_transform(W)) / np.linalg.norm(X)
     assert model.relative_error_ == pytest.approx(error, rel=1e-8)
@@ -402,15 +406,15 @@ def skewed(seed=0):
 @pytest.mark.parametrize("start", ["common", "independent"])
 def test_every_method_by_name(method, start):
     X = skewed()
-    if method in COMMON_ONLY and start == "independent":
-        with pytest.raises(ParameterError, match="one start for all"):
+    if start not in STARTS[method]:
+        with pytest.raises(ParameterError, match=r"one start for all|start of its own"):
             partsong.FederatedNMF(4, method=method, start=start).fit(np.array_split(X, 4))
         return
     model = partsong.FederatedNMF(4, method=method, start=start, rounds=3, local_steps=20, tol=0, random_state=0)
     model.fit(np.array_split(X, 4))
     has_own = method not in ("exact", "game")
     assert model.components_.shape == (4, 30)
-    assert model.n_iter_ == (1 if "once" in method else 3)
+    assert model.n_iter_ == (1 if method in ONE_SHOT else 3)
     assert set(model.party_components_) == set(model.alignments_) == set(model.parties_)
     for name in model.parties_:
         P, own = model.alignments_[name], model.party_components_[name]
@@ -504,10 +508,8 @@ def test_labels_of_parties_are_taken_literally():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_does_as_its_name_says_unless_told_otherwise(method):
-    from partsong.methods.registry import INDEPENDENT, LOCAL_STEPS
-
     X = np.array_split(skewed()[:60, :12], 3)
-    start = "independent" if method in INDEPENDENT else "common"
+    start = EVERY[method].value("start", {})
     told = partsong.FederatedNMF(
         2, method=method, rounds=2, local_steps=LOCAL_STEPS[method], start=start, random_state=0
     )
@@ -519,9 +521,9 @@ def test_settings_that_would_be_ignored_are_refused():
     X = np.array_split(skewed(), 3)
     for settings in (
         {"method": "exact", "align": "sinkhorn"},
-        {"method": recipes.fnmf(2), "local_steps": 5},
-        {"method": recipes.fnmf(2), "start": "common"},
-        {"method": recipes.fnmf(2), "align": "nearest"},
+        {"method": build("fnmf-alone", 2, align="assignment"), "local_steps": 5},
+        {"method": build("fnmf-alone", 2, align="assignment"), "start": "common"},
+        {"method": build("fnmf-alone", 2, align="assignment"), "align": "nearest"},
     ):
         with pytest.raises(ParameterError):
             partsong.FederatedNMF(2, **settings).fit(X)
@@ -574,7 +576,7 @@ def without_time(rows):
     return [tuple(np.nan_to_num(row._replace(seconds=0.0), nan=-1.0)) for row in rows]
 
 
-@pytest.mark.parametrize("method", [*METHODS, recipes.fnmf_by_sums(3, steps=5, sweeps=2)], ids=str)
+@pytest.mark.parametrize("method", [*METHODS, build("fnmf-by-sums", 3, local_steps=5, sweeps=2)], ids=str)
 def test_iterating_rounds_is_the_fit(method):
     X = np.array_split(skewed(), 3)
     settings = {"method": method, "rounds": 40, "tol": 1e-2, "random_state": 0}
@@ -609,13 +611,14 @@ def test_reports_are_values_and_components_are_copies():
 
 
 @pytest.mark.parametrize("method", ["exact", "fedavg"])
-def test_leaving_the_loop_leaves_the_model_of_the_rounds_so_far(method):
-    """However it is left: by break, by an error, by forgetting about it; and between rounds as well."""
+def test_a_report_gives_the_model_of_the_rounds_so_far(method):
+    """However the loop is left: by break, by an error, by closing it; between rounds, and of earlier rounds as well."""
     X = parts()
     settings = {"method": method, "tol": 0, "random_state": 0}
     shorter = [partsong.FederatedNMF(3, rounds=i, **settings).fit(X) for i in (1, 2, 3)]
     model = partsong.FederatedNMF(3, rounds=50, **settings).fit([part[:, :9] for part in X])
     for report, expected in zip(model.iterate(X), shorter, strict=False):
+        assert report.result() is model
         check_is_fitted(model)
         assert model.components_.tobytes() == expected.components_.tobytes(), "no trace of an earlier fit"
         assert model.relative_error_ == expected.relative_error_
@@ -623,30 +626,34 @@ def test_leaving_the_loop_leaves_the_model_of_the_rounds_so_far(method):
         assert_array_equal(model.transform(X[0]), expected.transform(X[0]))
     assert model.outcome_ is Outcome.INTERRUPTED
 
+    model, reports = clone(model), []
     for report in model.iterate(X):
-        if report.iteration == 2:
+        reports.append(report)
+        if report.iteration == 3:
             break
-    assert model.components_.tobytes() == shorter[1].components_.tobytes()
-    assert model.outcome_ is Outcome.INTERRUPTED
+    assert not hasattr(model, "components_"), "it is fitted when asked"
+    for report, expected in zip(reports, shorter, strict=True):
+        assert report.result().components_.tobytes() == expected.components_.tobytes()
+        assert model.history_[-1].iteration == model.n_iter_ == report.iteration
+        assert model.outcome_ is Outcome.INTERRUPTED
 
     def fail(trouble):
         for report in model.iterate(X):
+            reports.append(report)
             if report.iteration == 3:
                 raise trouble
 
     for trouble in (ZeroDivisionError, KeyboardInterrupt):
         with pytest.raises(trouble):
             fail(trouble)
-        assert model.components_.tobytes() == shorter[2].components_.tobytes()
+        assert reports[-1].result().components_.tobytes() == shorter[2].components_.tobytes()
 
     waiting = model.iterate(X)
     next(waiting)
-    assert model.components_.tobytes() == shorter[0].components_.tobytes()
-    next(waiting)
-    assert copy.deepcopy(model).components_.tobytes() == shorter[1].components_.tobytes()
-    next(waiting)
+    second = next(waiting)
+    assert copy.deepcopy(second.result()).components_.tobytes() == shorter[1].components_.tobytes()
     waiting.close()
-    assert model.history_[-1].iteration == 3
+    assert model.history_[-1].iteration == 2
 
 
 def test_the_best_round_is_the_model_that_a_loop_leaves():
@@ -657,6 +664,7 @@ def test_the_best_round_is_the_model_that_a_loop_leaves():
     for report in model.iterate(X):
         if report.iteration == 4:
             break
+    report.result()
     errors = [row.relative_error for row in model.history_]
     assert errors[3] > errors[2] * (1 + 1e-3)
     best = partsong.FederatedNMF(4, rounds=3, **settings).fit(X)
@@ -667,13 +675,11 @@ def test_the_best_round_is_the_model_that_a_loop_leaves():
 def test_a_model_that_is_left_does_not_carry_data(tmp_path):
     X = [np.random.default_rng(0).random((4000, 15)) for _ in range(2)]
     model = partsong.FederatedNMF(2, rounds=5, random_state=0)
-    for _ in model.iterate(X):
-        break
+    next(model.iterate(X)).result()
     stored = pickle.dumps(model)
     assert len(stored) < X[0].nbytes / 10
     assert pickle.loads(stored).components_.tobytes() == model.components_.tobytes()
-    for _ in model.iterate(X):
-        break
+    next(model.iterate(X)).result()
     model.save(tmp_path / "m.safetensors")
     assert load_model(tmp_path / "m.safetensors").relative_error == model.relative_error_
 
@@ -800,7 +806,9 @@ def test_pipelines_searches_and_clones():
         error_score="raise",
     )
     assert by_party.fit(np.array_split(X, 6)).best_params_ == {"n_components": 4}, "folds of whole parties"
-    model = partsong.FederatedNMF(3, method=recipes.fnmf(3, steps=5), rounds=2, random_state=0)
+    model = partsong.FederatedNMF(
+        3, method=build("fnmf-alone", 3, local_steps=5, align="assignment"), rounds=2, random_state=0
+    )
     fitted = clone(model).fit(np.array_split(X, 3))
     assert clone(fitted).get_params() == model.get_params()
     with pytest.raises(AttributeError):
@@ -854,7 +862,7 @@ def test_load_refuses_what_no_federation_has_written(tmp_path):
             partsong.FederatedNMF.load(path)
 
 
-@pytest.mark.parametrize("method", [*METHODS, recipes.fnmf(3, steps=5)], ids=str)
+@pytest.mark.parametrize("method", [*METHODS, build("fnmf-alone", 3, local_steps=5, align="assignment")], ids=str)
 def test_progress_tells_method_error_and_time_left(method, capsys):
     settings = {"local_steps": 5} if isinstance(method, str) else {}
     model = partsong.FederatedNMF(3, method=method, rounds=3, tol=0, verbose=1, random_state=0, **settings).fit(parts())
@@ -879,9 +887,9 @@ def test_gaps_in_weights_are_refused_by_position():
 
 
 def test_penalties_that_leave_nothing_are_told():
-    program = recipes.shared_statistics(3)
+    program = build("exact", 3, local_steps=5)
     both = Penalty(1e3, 0.0)
-    program = replace(program, solver=replace(program.solver, penalty_W=both, penalty_H=both))
+    program = replace(program, half_steps=replace(program.half_steps, penalty_W=both, penalty_H=both))
     with pytest.warns(EmptyModelWarning, match=r"model is zero.*l1=1000.0.*Lower them"):
         model = partsong.FederatedNMF(method=program, rounds=3, random_state=0).fit(parts())
     assert model.relative_error_ == pytest.approx(1, abs=1e-12)
@@ -898,10 +906,9 @@ def test_a_federated_model_goes_through_nmf_unchanged(tmp_path):
     assert load_model(second).settings["method"] == "exact"
     assert load_model(second).settings["rounds"] == 2
     loaded = partsong.FederatedNMF.load(first)
-    for _ in loaded.iterate(parts()):
-        loaded.save(second)
-        assert load_model(second).settings["iterations"] == 1, "from the first round on it is another model"
-        break
+    next(loaded.iterate(parts())).result()
+    loaded.save(second)
+    assert load_model(second).settings["iterations"] == 1, "from the first round on it is another model"
 
 
 def test_all_penalties_come_back(tmp_path):
@@ -940,7 +947,7 @@ def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch
     """On a clock by which a round takes a second, and the caller a hundred before each of them."""
     now = [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    for module in (federated_nmf, loop, stopping, simulation):
+    for module in (federated_nmf, loop, simulation):
         monkeypatch.setattr(module, "time", clock)
     own_work = SharedSums.finish
 
@@ -1004,7 +1011,7 @@ def test_gaps_are_the_same_in_every_form():
     labels = np.repeat(["party-01", "party-02", "party-03"], [len(part) for part in dense])
     one = partsong.FederatedNMF(3, **settings).fit(np.vstack(dense), parties=labels)
     assert one.n_parties_ == 3
-    program = partsong.FederatedNMF(**{**settings, "method": recipes.game(3)}).fit(dense)
+    program = partsong.FederatedNMF(**{**settings, "method": build("game", 3)}).fit(dense)
     assert_array_equal(program.components_, reference.components_)
     assert clone(reference).get_params()["missing"] == "ignore"
     assert reference.__sklearn_tags__().input_tags.allow_nan
@@ -1013,7 +1020,7 @@ def test_gaps_are_the_same_in_every_form():
 
 def test_gaps_are_for_games():
     dense, _, _ = gapped()
-    for method in ("exact", "fnmf", recipes.shared_statistics(3)):
+    for method in ("exact", "fnmf", build("exact", 3, local_steps=5)):
         with pytest.raises(ParameterError, match='missing="ignore" is for method="game"'):
             partsong.FederatedNMF(3, method=method, missing="ignore").fit(dense)
     with pytest.raises(ParameterError, match="Unknown missing 'drop'; choose one of refuse, ignore"):
@@ -1075,10 +1082,12 @@ def test_a_model_of_known_cells_comes_back(tmp_path):
 
 def test_a_game_between_parties_may_have_a_leader():
     both, led = (
-        partsong.FederatedNMF(method=recipes.game(3, leader=leader), rounds=3, tol=0, random_state=0).fit(parts())
+        partsong.FederatedNMF(method=PlayInStrata(3, game=Game(leader=leader)), rounds=3, tol=0, random_state=0).fit(
+            parts()
+        )
         for leader in (None, "rows")
     )
-    assert recipes.game(3, leader="rows").game.leader == "rows"
+    assert PlayInStrata(3, game=Game(leader="rows")).game.leader == "rows"
     assert np.abs(led.components_ - both.components_).max() > 1e-9
     with pytest.raises(ParameterError, match="leader"):
-        recipes.game(3, leader="nobody")
+        PlayInStrata(3, game=Game(leader="nobody"))

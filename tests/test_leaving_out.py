@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from method_tables import METHODS
 from numpy.testing import assert_array_equal
 
 import partsong
 from partsong.core.interfaces import Message
+from partsong.data.party_columns import Columns, of_other_columns
 from partsong.errors import CompositionError, DataError, FeatureError, PartsongError, PartyError, UploadError
-from partsong.methods import recipes
-from partsong.methods.registry import METHODS
-from partsong.training.loop import Columns, LeftOutWarning, of_other_columns
+from partsong.methods import build
+from partsong.training.loop import LeftOutWarning
 
 SETTINGS = {"rounds": 4, "tol": 0, "random_state": 0}
 
@@ -189,7 +190,7 @@ class Faulty:
 
 def test_a_refused_upload_is_told_once_and_listed_round_by_round():
     X = dict(zip("abcd", parts(), strict=True))
-    program = Faulty(recipes.shared_statistics(3), frozenset({2, 4}), [])
+    program = Faulty(build("exact", 3, local_steps=5), frozenset({2, 4}), [])
     with pytest.warns(LeftOutWarning, match=r"'b' is left out of round 2, and asked again in the next\. .*NaN") as told:
         model = partsong.FederatedNMF(method=program, faulty="leave out", **SETTINGS).fit(X)
     assert len(told) == 1
@@ -207,12 +208,12 @@ def test_rounds_one_at_a_time_tell_the_same():
     X = dict(zip("abcd", parts(), strict=True))
     X["c"] = with_nan(X["c"])
     model = partsong.FederatedNMF(
-        method=Faulty(recipes.shared_statistics(3), frozenset({2}), []), faulty="leave out", **SETTINGS
+        method=Faulty(build("exact", 3, local_steps=5), frozenset({2}), []), faulty="leave out", **SETTINGS
     )
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for report in model.iterate(X):
-            assert {entry.iteration for entry in model.left_out_} == set(range(1, report.iteration + 1))
+            assert {entry.iteration for entry in report.result().left_out_} == set(range(1, report.iteration + 1))
     assert [str(warning.message)[:9] for warning in told] == ["Party 'c'", "Party 'b'"]
     assert left_out(model) == [(1, "c"), (2, "c"), (2, "b"), (3, "c"), (4, "c")]
 

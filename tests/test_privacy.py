@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from method_tables import METHODS, SENDS_H
 
 import partsong
 from partsong.aggregation.plaintext import InTheOpen
@@ -26,10 +27,9 @@ from partsong.errors import (
 )
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.io.model_file import load_model, save_model
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy, masks_for, planned, privacy_from, privacy_told
-from partsong.methods.private import PrivateConsensus, PrivateStatistics
-from partsong.methods.registry import METHODS, SENDS_H
+from partsong.methods.private import PrivateConsensus, PrivateStatistics, party_private
 from partsong.privacy.accounting import Accounts, Ledger, Release
 from partsong.training.loop import LeftOutWarning
 
@@ -108,7 +108,7 @@ class TestSpending:
             fitted(parts, PartyPrivacy(9.0, spent=first.accounts_), method="fedavg")
 
     def test_a_party_refuses_by_itself(self, parts):
-        program = recipes.party_private(recipes.fedavg(3), epsilon=3, delta=1e-5, rounds=2)
+        program = party_private(build("fedavg", 3, local_steps=10), epsilon=3, delta=1e-5, rounds=2)
         model = FederatedNMF(method=program, rounds=9, random_state=0).fit(parts)
         assert model.outcome_ is Outcome.BUDGET_SPENT
         assert model.n_iter_ == 2
@@ -143,6 +143,7 @@ class TestSpending:
         for report in estimator.iterate(parts):
             if report.iteration == 2:
                 break
+        assert report.result() is estimator
         assert {len(ledger) for ledger in estimator.accounts_.ledgers.values()} == {2}
         assert estimator.epsilon_spent_ == report.row.epsilon
 
@@ -237,7 +238,7 @@ class TestNothingElseLeaves:
 
     def test_traffic_of_a_private_fit_holds_noisy_arrays_alone(self, parts):
         weights = set()
-        program = recipes.party_private(recipes.fedavg(3), epsilon=3, delta=1e-5, rounds=2)
+        program = party_private(build("fedavg", 3, local_steps=10), epsilon=3, delta=1e-5, rounds=2)
         shards = [Shard(f"p{i}", as_matrix(rows)) for i, rows in enumerate(parts)]
         for done in Sequential(record=True).run(program, shards, Schedule(2), reduction=InTheOpen()):
             weights |= {message.weight for _, _, message in done.traffic}
@@ -284,7 +285,7 @@ class TestRefused:
         with pytest.raises(ParameterError, match="privacy must be"):
             fitted(parts, 3.0)
         with pytest.raises(ParameterError, match="by name"):
-            FederatedNMF(method=recipes.fedavg(3), privacy=PARTIES).fit(parts)
+            FederatedNMF(method=build("fedavg", 3, local_steps=10), privacy=PARTIES).fit(parts)
         with pytest.raises(ParameterError, match="local_steps"):
             fitted(parts, ROWS, local_steps=3)
         with pytest.raises(ParameterError, match="Noise is"):
@@ -327,7 +328,7 @@ class TestMasks:
 
     @pytest.mark.parametrize("n_parties", [3, 4, 5, 8, 100, 512, 1023])
     def test_sums_of_noise_shares_are_not_rounded_and_leave_enough_honest_parties(self, n_parties):
-        masks, program = masks_for(ROWS, n_parties), ROWS.program(recipes.shared_statistics(3), 4, n_parties, True)
+        masks, program = masks_for(ROWS, n_parties), ROWS.program(build("exact", 3, local_steps=5), 4, n_parties, True)
         grid = masks.encoding(n_parties).grid_of("cross")
         assert grid.exponent >= 0
         assert masks.bound_of("gram") == masks.bound_of("cross") == program.sum_bound
@@ -336,14 +337,14 @@ class TestMasks:
 
     @pytest.mark.parametrize("n_parties", [3, 32, 1023])
     def test_who_chooses_the_noise_cannot_search_for_the_number_of_rows(self, n_parties):
-        program = ROWS.program(recipes.shared_statistics(2), 2, n_parties, True)
+        program = ROWS.program(build("exact", 2, local_steps=5), 2, n_parties, True)
         most = {replace(program, noise_multiplier=float(one)).most_rows(4) for one in np.geomspace(1e-4, 1e6, 300)}
         assert len(most) == 2
         assert min(most) == 0
         assert max(most) > 2**15
 
     def test_a_party_of_too_many_rows_is_refused_by_their_number_alone_before_anything_is_sent(self):
-        program = replace(ROWS.program(recipes.shared_statistics(2), 2, 3, True), sum_bound=2.0**46)
+        program = replace(ROWS.program(build("exact", 2, local_steps=5), 2, 3, True), sum_bound=2.0**46)
         most, layout = program.most_rows(4), Layout(("a", "b", "c"), 4, 0)
         assert 0 < most < 2**10
         X = np.full((most, 4), 1e9)
@@ -358,7 +359,7 @@ class TestMasks:
         assert replace(program, shares=1).start_party(Shard("a", as_matrix(np.ones((most + 1, 4)))), layout)
 
     def test_three_parties_of_a_million_rows_are_not_too_many(self):
-        assert ROWS.program(recipes.shared_statistics(3), 10, 3, True).most_rows(1000) > 2**23
+        assert ROWS.program(build("exact", 3, local_steps=5), 10, 3, True).most_rows(1000) > 2**23
 
     def test_two_parties_are_too_few(self, parts):
         with pytest.raises(ParameterError, match="at least 3"):

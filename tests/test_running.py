@@ -18,13 +18,15 @@ from partsong.core.runtime import Interrupts, held
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import DivergenceError, DivergenceWarning, PartyError
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.averaging import Consensus
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import ProjectedGradient
-from partsong.training import stopping
-from partsong.training.loop import Earlier, EmptyModelWarning, Task, conclude, pursue
-from partsong.training.stopping import WINDOW, Comparable, Course, Follower, HistoryRow, Progress, Run, Stop
+from partsong.training import loop
+from partsong.training.loop import EmptyModelWarning, ResumePoint, ServerMeasures, Training, finish, measured, train
+from partsong.training.loop import run as run_fit
+from partsong.training.simulation import FederatedFit
+from partsong.training.stopping import WINDOW, HistoryRow, Progress, ProgressByCohort, StoppingRule
 
 
 def rounds_of(objectives, participants=None, pause=0.0):
@@ -38,8 +40,16 @@ def rounds_of(objectives, participants=None, pause=0.0):
         yield Round(index, Message({}), metrics, names, dict.fromkeys(names, 5), 7, pause, point)
 
 
-def follow(objectives, tol=1e-4, participants=None, **more) -> Run:
-    return Follower(Stop(tol), **more).follow(rounds_of(objectives, participants))
+def trained(rounds, stop=StoppingRule(), measures=ServerMeasures(), ends_round=lambda done: True, **more) -> Training:
+    """Rounds that are followed to their end; `more` are fields of the training."""
+    training = Training(**more)
+    for _ in train(measured(rounds, measures, ends_round=ends_round, last=training.last), stop, training):
+        pass
+    return training
+
+
+def follow(objectives, tol=1e-4, participants=None, **more) -> Training:
+    return trained(rounds_of(objectives, participants), StoppingRule(tol), **more)
 
 
 def test_history_has_a_row_for_each_round():
@@ -91,7 +101,7 @@ def test_uploads_that_are_not_finite_end_a_run_that_has_begun():
         yield from rounds_of([0.9, 0.8])
         raise DivergenceError("Party 'x' sent NaN")
 
-    run = Follower(Stop()).follow(rounds())
+    run = trained(rounds())
     assert (run.outcome, run.best, run.trouble) == (Outcome.DIVERGED, 1, "Party 'x' sent NaN")
 
     def at_once():
@@ -99,7 +109,7 @@ def test_uploads_that_are_not_finite_end_a_run_that_has_begun():
         yield
 
     with pytest.raises(PartyError, match="'x'"):
-        Follower(Stop()).follow(at_once())
+        trained(at_once())
 
 
 def test_the_best_round_need_not_be_the_last_and_of_equals_the_later_one_counts():
@@ -130,16 +140,16 @@ def clock(monkeypatch):
     """A clock that goes by `sleep` alone."""
     now = [100.0]
     passing = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr(stopping, "time", passing)
+    monkeypatch.setattr(loop, "time", passing)
     monkeypatch.setitem(globals(), "time", passing)
     return passing
 
 
 def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end(clock):
-    budget = Stop(tol=0, time_budget=0.2)
+    budget = StoppingRule(tol=0, time_budget=0.2)
 
     def spend(**more):
-        return Follower(budget, clock.perf_counter(), **more).follow(rounds_of([0.5] * 100, pause=0.03))
+        return trained(rounds_of([0.5] * 100, pause=0.03), budget, began=clock.perf_counter(), **more)
 
     run = spend()
     assert run.outcome is Outcome.TIME_SPENT
@@ -150,34 +160,35 @@ def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end(clock):
 
 
 def test_what_the_caller_does_between_rounds_is_not_in_the_history_but_in_the_budget(clock):
-    course = Course.after()
-    follower = Follower(Stop(0, time_budget=1.0), clock.perf_counter())
-    for _ in follower.attend(rounds_of([0.5] * 100, pause=0.1), course):
+    training = Training(began=clock.perf_counter())
+    for _ in train(measured(rounds_of([0.5] * 100, pause=0.1)), StoppingRule(0, time_budget=1.0), training):
         clock.sleep(0.2)
-    assert course.outcome is Outcome.TIME_SPENT
-    assert [row.seconds for row in course.rows] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert training.outcome is Outcome.TIME_SPENT
+    assert [row.seconds for row in training.history] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
 def test_the_time_that_only_a_simulation_takes_is_not_in_the_history(clock):
-    def slow(done):
-        time.sleep(0.05)
-        return 0.5
+    class Slow(ServerMeasures):
+        def error(self, done):
+            time.sleep(0.05)
+            return 0.5
 
-    run = Follower(Stop(0), clock.perf_counter(), error_of=slow).follow(rounds_of([0.5] * 4, pause=0.01))
+    began = clock.perf_counter()
+    run = trained(rounds_of([0.5] * 4, pause=0.01), StoppingRule(0), Slow(), began=began)
     assert run.history[-1].seconds == pytest.approx(0.04)
-    budget = Stop(0, time_budget=0.13)
-    spent = Follower(budget, clock.perf_counter(), error_of=slow).follow(rounds_of([0.5] * 40))
+    budget = StoppingRule(0, time_budget=0.13)
+    spent = trained(rounds_of([0.5] * 40), budget, Slow(), began=clock.perf_counter())
     assert spent.outcome is Outcome.TIME_SPENT, "but a budget is wall time"
     assert len(spent.history) == 2
 
 
 def test_an_earlier_part_counts_for_convergence_best_and_time():
     rows = tuple(HistoryRow(i + 1, float(i), 0.7, 0.49, 0, 0) for i in range(WINDOW))
-    run = Follower(Stop()).follow(rounds_of([0.49] * 9), rows)
+    run = trained(rounds_of([0.49] * 9), history=list(rows), progress=ProgressByCohort.of(rows))
     assert run.outcome is Outcome.CONVERGED
     assert len(run.history) == WINDOW + 1
     assert run.history[-1].seconds >= WINDOW - 1
-    worse = Follower(Stop()).follow(rounds_of([0.6, 0.55]), rows)
+    worse = trained(rounds_of([0.6, 0.55]), history=list(rows), progress=ProgressByCohort.of(rows))
     assert worse.best is None, "the best lies in the earlier part"
 
 
@@ -226,12 +237,11 @@ def test_held_counts_the_first_and_lets_the_second_through(interrupts_work):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("moment", ["beginning_of", "complete"])
+@pytest.mark.parametrize("moment", ["initial_factors", "complete"])
 def test_ctrl_c_in_the_start_or_the_end_of_a_fit_loses_nothing(interrupts_work, monkeypatch, moment):
-    from partsong.training import loop as fitting
-    from partsong.training import result as finished
+    from partsong.training import centralized
 
-    home = fitting if moment == "beginning_of" else finished
+    home = centralized if moment == "initial_factors" else loop
     plain = getattr(home, moment)
 
     def pressed(*given, **more):
@@ -242,8 +252,8 @@ def test_ctrl_c_in_the_start_or_the_end_of_a_fit_loses_nothing(interrupts_work, 
     X = np.random.default_rng(0).random((40, 8))
     model = partsong.NMF(3, random_state=0, tol=0, max_iter=9).fit(X)
     assert model.components_.shape == (3, 8)
-    assert model.outcome_ is (Outcome.INTERRUPTED if moment == "beginning_of" else Outcome.MAX_ROUNDS)
-    assert model.n_iter_ == (1 if moment == "beginning_of" else 9)
+    assert model.outcome_ is (Outcome.INTERRUPTED if moment == "initial_factors" else Outcome.MAX_ROUNDS)
+    assert model.n_iter_ == (1 if moment == "initial_factors" else 9)
 
 
 FITS = {
@@ -255,18 +265,16 @@ FITS = {
 @pytest.mark.parametrize("which", FITS)
 @pytest.mark.parametrize("round_", [1, 3])
 def test_a_second_ctrl_c_before_any_round_is_done_returns_no_model(interrupts_work, monkeypatch, capsys, which, round_):
-    from partsong.methods.exact import SharedSums
+    plain, seen = SquaredError.column_step, []
 
-    plain, seen = SharedSums.finish, []
-
-    def finish(self, server, aggregate):
+    def column_step(self, columns, sums):
         seen.append(None)
         if len(seen) == round_:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-        return plain(self, server, aggregate)
+        return plain(self, columns, sums)
 
-    monkeypatch.setattr(SharedSums, "finish", finish)
+    monkeypatch.setattr(SquaredError, "column_step", column_step)
     X = np.random.default_rng(0).random((40, 8))
     if round_ == 1:
         with pytest.raises(KeyboardInterrupt):
@@ -285,9 +293,9 @@ def test_a_run_that_goes_on_with_fewer_parties_does_not_wait_for_the_others():
     history = [row_of(1, 0.5, 5, 0), row_of(2, 0.4, 5, 0)]
     without = [row_of(3, 0.6, 4, 7), row_of(4, 0.5, 4, 7), row_of(5, 0.55, 4, 7), row_of(6, 0.1, 3, 9)]
     for present, best in ((5, [False] * 4), (4, [True, True, False, False]), (math.inf, [False] * 4)):
-        comparable = Comparable.of(history, present)
-        assert [comparable.add(row) for row in without] == best
-    resumed = Comparable.of([*history, *without[:3]], 4)
+        progress = ProgressByCohort.of(history, present)
+        assert [progress.add(row) for row in without] == best
+    resumed = ProgressByCohort.of([*history, *without[:3]], 4)
     assert resumed.owner == 7, "the same when it is resumed once more"
 
 
@@ -296,7 +304,7 @@ def test_a_run_that_goes_on_with_fewer_parties_does_not_wait_for_the_others():
 def test_a_rule_that_runs_away_is_told_as_such(dtype, step):
     X = planted().astype(dtype)
     rule = ProjectedGradient(step, absolute=True)
-    with pytest.warns(DivergenceWarning, match="ran away"):
+    with pytest.warns(DivergenceWarning, match="diverged"):
         model = partsong.NMF(5, solver=rule, init="random", random_state=0).fit(X)
     assert model.outcome_ is Outcome.DIVERGED
     assert np.isfinite(model.components_).all()
@@ -333,29 +341,27 @@ def planted():
 def test_a_task_goes_on_from_an_earlier_part_with_its_best():
     """The earlier part's best is the best of all while nothing later is as good."""
     shards = [Shard("a", as_matrix(planted()))]
-    task = Task(recipes.shared_statistics(5), shards, Schedule(4), Stop(0), Sequential())
-    run = pursue(task)
+    task = FederatedFit(build("exact", 5, local_steps=5), shards, Schedule(4), StoppingRule(0), Sequential())
+    run = run_fit(task)
     checkpoint = next(iter(Sequential().run(task.program, shards, task.schedule, reduction=task.reduction))).checkpoint
     perfect = tuple(row._replace(objective=-1.0) for row in run.history[:1])
-    kept = pursue(task, earlier=Earlier(checkpoint, perfect, run.best))
+    kept = run_fit(task, resume=ResumePoint(checkpoint, perfect, run.best))
     assert kept.best is run.best
-    better = pursue(task, earlier=Earlier(checkpoint, run.history[:1], checkpoint.server))
+    better = run_fit(task, resume=ResumePoint(checkpoint, tuple(run.history[:1]), checkpoint.server))
     assert better.best is not checkpoint.server
-    assert conclude(task, better).relative_error == pytest.approx(conclude(task, run).relative_error)
+    assert finish(task, better).relative_error == pytest.approx(finish(task, run).relative_error)
 
 
 def best_of(objectives, participants, cut=None):
     """The best round of a run, in one piece or broken off after `cut` rounds and resumed."""
-    follower, rounds = Follower(Stop(0)), list(rounds_of(objectives, participants))
-    course = Course.after()
+    rounds, history, best = list(rounds_of(objectives, participants)), [], None
     if cut is not None:
-        for _ in follower.attend(iter(rounds[:cut]), course):
-            pass
-        rows = [HistoryRow(*map(float, row)) for row in course.rows]  # as a file of numbers gives them back
-        course = Course.after(rows, course.best)
-    for _ in follower.attend(iter(rounds[cut:]), course):
+        first = trained(rounds[:cut], StoppingRule(0))
+        history, best = [HistoryRow(*map(float, row)) for row in first.history], first.best  # as a file gives them back
+    rest = Training(history, ProgressByCohort.of(history), best)
+    for _ in train(measured(rounds[cut:]), StoppingRule(0), rest):
         pass
-    return course.run().best
+    return rest.best
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -381,15 +387,16 @@ def test_a_resumed_federation_with_rotating_absence_ends_with_the_same_model():
     parts = {"a": planted()[:60], "b": planted()[60:] * 0.1, "c": rng.random((60, 40)), "d": planted()[:50]}
     shards = [Shard(name, as_matrix(X)) for name, X in parts.items()]
     turns = {i: frozenset("abcd"[i % 4]) for i in range(12)}
-    task = Task(recipes.shared_statistics(5), shards, Schedule(12, absent=turns), Stop(0), Sequential())
+    program, schedule = build("exact", 5, local_steps=5), Schedule(12, absent=turns)
+    task = FederatedFit(program, shards, schedule, StoppingRule(0), Sequential())
     points = []
-    whole = pursue(task, watch=lambda done, row: points.append(done.checkpoint))
+    whole = run_fit(task, watch=lambda done, row: points.append(done.checkpoint))
     least = min(whole.history, key=lambda row: row.objective)
     assert least.iteration == 11, "without the hard rows"
     assert whole.best is points[11].server, "which says nothing about the round after it"
     for cut in range(1, 12):
-        first = pursue(replace(task, schedule=replace(task.schedule, rounds=cut)))
-        again = pursue(task, earlier=Earlier(points[cut - 1], first.history, first.best))
+        first = run_fit(replace(task, schedule=replace(task.schedule, rounds=cut)))
+        again = run_fit(task, resume=ResumePoint(points[cut - 1], tuple(first.history), first.best))
         assert [row.objective for row in again.history] == [row.objective for row in whole.history]
         assert [row.company for row in again.history] == [row.company for row in whole.history]
         assert_array_equal(task.program.components(again.best), task.program.components(whole.best))
@@ -406,13 +413,13 @@ def test_rows_tell_who_took_part_without_naming_them():
 
 def test_a_run_that_had_come_to_its_end_is_not_gone_on_with():
     shards = [Shard("a", as_matrix(planted()))]
-    task = Task(recipes.shared_statistics(5), shards, Schedule(9), Stop(1e-4), Sequential())
+    task = FederatedFit(build("exact", 5, local_steps=5), shards, Schedule(9), StoppingRule(1e-4), Sequential())
     checkpoint = next(iter(Sequential().run(task.program, shards, task.schedule, reduction=task.reduction))).checkpoint
     flat = tuple(HistoryRow(i + 1, float(i), 0.7, 0.49, 0, 0) for i in range(WINDOW + 1))
     lost = (flat[0], flat[0]._replace(objective=math.inf))
     for history, outcome in ((flat, Outcome.CONVERGED), (lost, Outcome.DIVERGED)):
-        run = pursue(task, earlier=Earlier(checkpoint, history, "the best"))
-        assert (run.outcome, run.history, run.best) == (outcome, history, "the best")
+        run = run_fit(task, resume=ResumePoint(checkpoint, history, "the best"))
+        assert (run.outcome, tuple(run.history), run.best) == (outcome, history, "the best")
 
 
 def test_progress_is_constant_memory():
@@ -421,9 +428,11 @@ def test_progress_is_constant_memory():
     assert progress.least == 0.0
 
 
-def whole_thirds(objectives, **more) -> Run:
+def whole_thirds(objectives, **more) -> Training:
     """Rounds of three exchanges each, of which the last ends a round."""
-    return follow([value for value in objectives for _ in range(3)], is_whole=lambda done: done.index % 3 == 2, **more)
+    return follow(
+        [value for value in objectives for _ in range(3)], ends_round=lambda done: done.index % 3 == 2, **more
+    )
 
 
 def test_exchanges_within_a_round_are_listed_but_neither_measured_nor_compared():
@@ -443,14 +452,14 @@ def test_only_whole_rounds_count_for_convergence():
 
 
 def test_runs_end_with_whole_rounds_only():
-    thirds = {"is_whole": lambda done: done.index % 3 == 2}
-    late = Follower(Stop(time_budget=1e-9), **thirds).follow(rounds_of([0.9] * 9))
+    thirds = {"ends_round": lambda done: done.index % 3 == 2}
+    late = trained(rounds_of([0.9] * 9), StoppingRule(time_budget=1e-9), **thirds)
     assert (late.outcome, len(late.history), late.best) == (Outcome.TIME_SPENT, 3, 2)
     pressed = Interrupts()
     pressed.count = 1
     wished = follow([0.9] * 9, interrupts=pressed, **thirds)
     assert (wished.outcome, len(wished.history), wished.best) == (Outcome.INTERRUPTED, 3, 2)
-    assert follow([0.9] * 3, is_whole=lambda done: False, last=3).history[-1].objective == 0.9
+    assert follow([0.9] * 3, ends_round=lambda done: False, last=3).history[-1].objective == 0.9
 
 
 def test_an_objective_that_is_no_number_ends_a_run():

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from method_tables import fednmf, fednmf_mi
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -26,7 +27,6 @@ from partsong.errors import (
     PartsongError,
 )
 from partsong.evaluation.topic_quality import TopicPairs, count_pairs, cv_coherence, npmi_coherence, top_columns
-from partsong.methods.fednmf import fednmf, fednmf_mi
 from partsong.reporting.topic_page import apart, positions
 from partsong.secure_aggregation import crypto
 from partsong.solvers.lda import TopicRows
@@ -504,8 +504,8 @@ def test_bad_texts_are_refused_without_telling_them():
 
 def rewritten(path, change):
     """The file with another document, and a checksum that fits."""
-    from partsong.io.model_file import _TOPIC_KIND as _KIND
-    from partsong.io.model_file import read_tensors, write_tensors
+    from partsong.io.tensor_file import read_tensors, write_tensors
+    from partsong.io.topic_file import _KIND
 
     tensors, content = read_tensors(path, _KIND)
     change(tensors, content)

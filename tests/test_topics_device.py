@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 import pytest
+from method_tables import fednmf_mi
 from sklearn.base import clone
 
 import partsong
 from partsong.errors import MissingExtra, ParameterError
-from partsong.methods.fednmf import fednmf_mi
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
 QUICK = {"epochs": 2, "batch": 16, "rate": 0.5}

@@ -111,10 +111,6 @@ class DivergenceError(UploadError):
     """NaN or infinite numbers in an upload or a sum: in data that were checked, the iteration has run away."""
 
 
-class StepTooLarge(DivergenceError):
-    """A game made things worse instead of better: by a step that was given, or by self-play; the text says which."""
-
-
 class IllPosedWarning(UserWarning):
     """The objective has no minimum: a penalty on one factor alone."""
 

@@ -20,8 +20,8 @@ from benchmarks.measure import Rounds
 from benchmarks.peers import PEERS
 from partsong import NMF
 from partsong.data.conversion import as_matrix
-from partsong.methods import recipes
 from partsong.solvers.initialization import InitialFactors
+from partsong.solvers.named import accelerated_hals
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_iterations_are_those_of_the_default_solver(dense):
     """`iterate` is what the floor and the tuning are measured on; it must stay what `NMF.fit` does."""
     W, H = dense.random_start(0)
     start = InitialFactors(np.ascontiguousarray(H.T), W)
-    rounds = iterate(as_matrix(dense.X), 4, recipes.accelerated_hals(), start, 1, 5)
+    rounds = iterate(as_matrix(dense.X), 4, accelerated_hals(), start, 1, 5)
     errors = [done.metrics["relative_error"] for done in islice(rounds, 5)]
     model = NMF(4, init="custom", tol=0.0, max_iter=5, n_threads=1).fit(dense.X, W=W, H=H)
     assert [row.relative_error for row in model.history_] == errors

@@ -17,7 +17,12 @@ from partsong.federation.wire import Kind, Nonce, Reply, Request
 
 
 def test_the_formula_of_a_plain_upload_is_that_of_a_message():
-    arrays = {"cross": np.zeros((RANK, COLUMNS)), "gram": np.zeros((RANK, RANK)), "totals": np.zeros(3)}
+    arrays = {
+        "cross": np.zeros((RANK, COLUMNS)),
+        "gram": np.zeros((RANK, RANK)),
+        "rows": np.zeros(()),
+        "energy": np.zeros(()),
+    }
     sent = Reply("site-01", Nonce("run-1", 7, 0, Kind.WORK), Message(arrays, 200.0), 8).written()
     assert len(sent) == pytest.approx(federation_flower.up_of(), rel=0.05)
 

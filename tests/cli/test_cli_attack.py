@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from partsong.attacks.transcript import KIND
 from partsong.data.table import Table
-from partsong.io.model_file import read_tensors, write_tensors
 from partsong.io.party_folder import write_parts
+from partsong.io.tensor_file import read_tensors, write_tensors
+from partsong.training.traffic import KIND
 
 K, M = 3, 12
 ROWS = {"clinic": 1, "large": 20, "largest": 24}
@@ -132,7 +132,12 @@ def test_bytes_and_arrays_are_those_of_the_record(told, fitted):
         own = [line for line in lines if line["party"] == each["party"]]
         assert each["messages"] == len(own) == 4
         assert each["bytes_sent"] == sum(line["bytes"] for line in own)
-        assert {entry["name"]: entry["times"] for entry in each["sent"]} == {"gram": 4, "cross": 4, "totals": 4}
+        assert {entry["name"]: entry["times"] for entry in each["sent"]} == {
+            "gram": 4,
+            "cross": 4,
+            "rows": 4,
+            "energy": 4,
+        }
 
 
 def test_masks_leave_sums_and_colluders(told, fitted, parts):

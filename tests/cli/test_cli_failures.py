@@ -39,7 +39,7 @@ def test_json_tells_of_faults_of_our_own(invoke, data_npy, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("never foreseen")
 
-    monkeypatch.setattr(fit_session, "task_of", lambda *given, **more: fail())
+    monkeypatch.setattr(fit_session, "fit_of", lambda *given, **more: fail())
     result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
     said = json.loads(result.stdout.splitlines()[-1])
     assert said == {"error": "never foreseen", "type": "ZeroDivisionError", "exit_code": 1}
@@ -61,7 +61,7 @@ def test_what_was_added_on_the_way_is_told(invoke, data_npy, monkeypatch):
         error.add_note("(party 'x')")
         raise error
 
-    monkeypatch.setattr(fit_session, "task_of", fail)
+    monkeypatch.setattr(fit_session, "fit_of", fail)
     result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
     assert json.loads(result.stdout)["error"] == "bad (party 'x')"
     assert "(party 'x')" in result.stderr
@@ -180,6 +180,6 @@ def test_every_error_of_ours_is_told_with_its_class(invoke, data_npy, monkeypatc
         def fail(*_, kind=kind, **__):
             raise kind("no")
 
-        monkeypatch.setattr(fit_session, "task_of", fail)
+        monkeypatch.setattr(fit_session, "fit_of", fail)
         result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
         assert json.loads(result.stdout)["type"] == kind.__name__

@@ -1,6 +1,7 @@
 """`partsong fit PARTS --faulty leave-out`: a fit without those who cannot take part, gone on with in every way."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,26 +200,26 @@ def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts
 
 
 def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monkeypatch):
-    from partsong.training import run_folder as checkpoints
+    from partsong.training import checkpoint
 
-    plain = checkpoints.save_checkpoint
+    plain = checkpoint.save_run
 
-    def older(path, point, context):
-        settings = {name: value for name, value in context["settings"].items() if name != "faulty"}
-        plain(path, point, context={**context, "settings": settings, "left_out": [[1, 2]]})
+    def older(path, run):
+        settings = {name: value for name, value in run.about["settings"].items() if name != "faulty"}
+        plain(path, replace(run, about={**run.about, "settings": settings, "left_out": [[1, 2]]}))
 
-    monkeypatch.setattr(checkpoints, "save_checkpoint", older)
+    monkeypatch.setattr(checkpoint, "save_run", older)
     told("fit", parts, *FIT, "--rounds", 2, "-o", "m.safetensors", "--checkpoint", "odd.ckpt")
     odd = told("fit", parts, "--resume", "odd.ckpt", "--rounds", 3, "-o", "m.safetensors", code=1)
     assert odd["type"] == "FormatError"
     assert "odd.ckpt" in odd["error"]
 
-    def oldest(path, point, context):
-        settings = {name: value for name, value in context["settings"].items() if name != "faulty"}
-        kept = {name: value for name, value in context.items() if name != "left_out"}
-        plain(path, point, context={**kept, "settings": settings})
+    def oldest(path, run):
+        settings = {name: value for name, value in run.about["settings"].items() if name != "faulty"}
+        kept = {name: value for name, value in run.about.items() if name != "left_out"}
+        plain(path, replace(run, about={**kept, "settings": settings}))
 
-    monkeypatch.setattr(checkpoints, "save_checkpoint", oldest)
+    monkeypatch.setattr(checkpoint, "save_run", oldest)
     told("fit", parts, *FIT, "--rounds", 2, "-o", "m.safetensors", "--checkpoint", "old.ckpt")
     assert told("fit", parts, "--resume", "old.ckpt", "--rounds", 3, "-o", "m.safetensors")["left_out"] == {}
 

@@ -81,7 +81,7 @@ def test_traffic_is_recorded(told, parts, tmp_path):
         (index, f"party-0{party}", 0) for index in (1, 2) for party in (1, 2, 3)
     ]
     assert sum(line["bytes"] for line in lines) == 3 * said["bytes_up_per_party"]
-    assert {entry["name"] for entry in lines[0]["arrays"]} == {"gram", "cross", "totals"}
+    assert {entry["name"] for entry in lines[0]["arrays"]} == {"gram", "cross", "rows", "energy"}
     arrays = load_file(tmp_path / "run/traffic/round-0001.safetensors")
     for line in lines[:3]:
         for entry in line["arrays"]:

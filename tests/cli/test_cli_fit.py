@@ -9,8 +9,8 @@ import partsong
 from partsong.cli import choices
 from partsong.io import weights
 from partsong.io.write import as_json
-from partsong.methods.recipes import solver_rules
-from partsong.training.loop import INITS
+from partsong.solvers.update_rules import RULES
+from partsong.training.centralized import INITS
 
 CONTRACT = {
     "model", "method", "n_components", "shape", "parties", "dtype", "seed", "outcome", "iterations", "seconds",
@@ -20,7 +20,7 @@ CONTRACT = {
 
 
 def test_names_on_the_command_line_are_those_of_the_library():
-    assert tuple(solver_rules()) == choices.SOLVERS
+    assert tuple(RULES.values) == choices.SOLVERS
     assert choices.INITS == INITS
     assert set(choices.WEIGHT_ENDINGS) == set(weights._WRITERS)
 

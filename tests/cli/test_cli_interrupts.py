@@ -38,13 +38,13 @@ def test_the_first_is_held_back_and_the_second_is_not(capsys):
 
 
 def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
-    plain = fit_session.conclude
+    plain = fit_session.finish
 
-    def conclude(*given):
+    def finish(*given):
         press()
         return plain(*given)
 
-    monkeypatch.setattr(fit_session, "conclude", conclude)
+    monkeypatch.setattr(fit_session, "finish", finish)
     result = invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--json", code=130)
     assert json.loads(result.stdout)["outcome"] == "converged"
     assert "again" in result.stderr
@@ -52,9 +52,9 @@ def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
 
 
 def test_before_the_first_iteration_is_done_there_is_nothing_to_save(told, data_npy, monkeypatch, tmp_path):
-    from partsong.methods.exact import SharedSums
+    from partsong.solvers.squared_error import SquaredError
 
-    monkeypatch.setattr(SharedSums, "local", lambda *given: (press(), press()))
+    monkeypatch.setattr(SquaredError, "row_step", lambda *given: (press(), press()))
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt", code=130)
     assert said == {"error": "Interrupted; no result was saved.", "type": "KeyboardInterrupt", "exit_code": 130}
     assert not (tmp_path / "m.safetensors").exists()
@@ -62,11 +62,11 @@ def test_before_the_first_iteration_is_done_there_is_nothing_to_save(told, data_
 
 
 def test_a_resumed_run_has_a_model_before_its_first_iteration(told, data_npy, monkeypatch):
-    from partsong.methods.exact import SharedSums
+    from partsong.solvers.squared_error import SquaredError
 
     begin = ["fit", data_npy, "-k", 3, "--tol", 0]
     told(*begin, "--max-iter", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
-    monkeypatch.setattr(SharedSums, "local", lambda *given: (press(), press()))
+    monkeypatch.setattr(SquaredError, "row_step", lambda *given: (press(), press()))
     said = told("fit", data_npy, "--resume", "c.ckpt", "--max-iter", 5, "-o", "again.safetensors", code=130)
     assert (said["iterations"], said["outcome"]) == (3, "interrupted")
     first, again = (partsong.load_model(f"{name}.safetensors").components for name in ("m", "again"))
@@ -74,29 +74,29 @@ def test_a_resumed_run_has_a_model_before_its_first_iteration(told, data_npy, mo
 
 
 def test_the_first_lets_the_iteration_finish(told, data_npy, monkeypatch):
-    from partsong.methods.exact import SharedSums
+    from partsong.solvers.squared_error import SquaredError
 
-    plain = SharedSums.local
+    plain = SquaredError.row_step
 
     def local(self, *given):
         press()
         return plain(self, *given)
 
-    monkeypatch.setattr(SharedSums, "local", local)
+    monkeypatch.setattr(SquaredError, "row_step", local)
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=130)
     assert (said["iterations"], said["outcome"]) == (1, "interrupted")
 
 
 def test_sigterm_goes_the_same_way(told, data_npy, monkeypatch):
-    from partsong.methods.exact import SharedSums
+    from partsong.solvers.squared_error import SquaredError
 
-    plain = SharedSums.local
+    plain = SquaredError.row_step
 
     def local(self, *given):
         signal.raise_signal(signal.SIGTERM)
         return plain(self, *given)
 
-    monkeypatch.setattr(SharedSums, "local", local)
+    monkeypatch.setattr(SquaredError, "row_step", local)
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=143)
     assert (said["iterations"], said["outcome"]) == (1, "interrupted")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -130,10 +130,10 @@ def test_while_the_data_are_read(invoke, data_npy, monkeypatch, tmp_path):
 
 
 def test_divergence_is_an_outcome(told, data_npy, monkeypatch, tmp_path):
-    from partsong.methods.exact import SharedSums
+    from partsong.solvers.squared_error import SquaredError
 
     nan = float("nan")
-    monkeypatch.setattr(SharedSums, "metrics", lambda *given: {"relative_error": nan, "objective": nan})
+    monkeypatch.setattr(SquaredError, "metrics", lambda *given: {"relative_error": nan, "objective": nan})
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--run-folder", "run", "--checkpoint", "c.ckpt")
     assert said["outcome"] == "diverged"
     assert said["relative_error"] is not None

@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +15,9 @@ from partsong.cli import fit_report
 from partsong.core.interfaces import Message
 from partsong.data.conversion import as_matrix
 from partsong.estimators import compare
-from partsong.io.model_file import load_checkpoint, save_checkpoint
 from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
 from partsong.methods.private import PrivateStatistics
-from partsong.methods.registry import state_types
-from partsong.training.run_folder import Bookmark, CheckpointFile, open_checkpoint
+from partsong.training.checkpoint import RunRecorder, load_run, save_run
 
 ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
 PARTY = ["--epsilon", 3, "--unit", "party", "--method", "fedavg"]
@@ -157,23 +155,22 @@ class TestGoingOn:
 
     def test_no_round_follows_one_that_could_not_be_noted(self, invoke, parts, monkeypatch):
         from partsong.errors import FileError
-        from partsong.training import run_folder as checkpoints
+        from partsong.training import checkpoint
 
-        def full(path, marked, context):
-            if marked.index >= 2:
+        def full(path, run):
+            if run.checkpoint.index >= 2:
                 raise FileError("The disk is full.")
-            save_checkpoint(path, marked, context=context)
+            save_run(path, run)
 
-        monkeypatch.setattr(checkpoints, "save_checkpoint", full)
+        monkeypatch.setattr(checkpoint, "save_run", full)
         begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
         assert "disk is full" in invoke(*begin, "-o", "m.safetensors", code=1).stderr
-        assert open_checkpoint(Path("c.ckpt"))[0].checkpoint.index == 1
+        assert load_run("c.ckpt").checkpoint.index == 1
 
     @pytest.mark.parametrize("ledger", [{}, [], {"party-01": "x"}])
     def test_accounts_that_say_too_little_are_refused(self, invoke, told, parts, ledger):
         told("fit", parts, "-k", 3, *ROW, "--rounds", 3, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
-        point, context = load_checkpoint(Path("c.ckpt"), (*state_types(), Bookmark))
-        save_checkpoint(Path("c.ckpt"), point, context={**context, "ledger": ledger})
+        save_run("c.ckpt", replace(load_run("c.ckpt"), spent=ledger))
         invoke("fit", parts, "--resume", "c.ckpt", "-o", "m.safetensors", code=1)
 
     def test_another_bound_of_masks_is_another_run(self, invoke, told, parts):
@@ -205,7 +202,7 @@ class Killed(BaseException):
 
 def _cut_after(rounds, told, *words):
     """Run until a checkpoint of so many rounds is written, and die there as a killed process would: nothing after."""
-    plain = CheckpointFile.save
+    plain = RunRecorder.save
 
     def save(self):
         if self.saved_index < rounds:
@@ -214,16 +211,15 @@ def _cut_after(rounds, told, *words):
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointFile, "save", save)
+        patch.setattr(RunRecorder, "save", save)
         with pytest.raises(Killed):
             told(*words)
-    assert open_checkpoint(Path("c.ckpt"))[0].checkpoint.index == rounds
+    assert load_run("c.ckpt").checkpoint.index == rounds
 
 
 def _mark_closed(path):
     """The same file as its owner's Ctrl-C would have left it."""
-    point, context = load_checkpoint(Path(path), (*state_types(), Bookmark))
-    save_checkpoint(Path(path), point, context={**context, "is_under_way": False})
+    save_run(path, replace(load_run(path), is_under_way=False))
 
 
 def test_accounts_are_not_overwritten(invoke, parts):
@@ -318,9 +314,9 @@ class TestReport:
         told("fit", parts, "-k", 3, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html")
         assert "More was sent than is kept" in (tmp_path / "r.html").read_text()
         witness, message = fit_report.Witness(), Message({"H": np.zeros(60)})
-        monkeypatch.setattr(compare.Witness, "see", lambda self, done, row: None)
+        monkeypatch.setattr(compare.Recorder, "record", lambda self, done, row: None)
         for _ in range(3):
-            witness.see(SimpleNamespace(traffic=(("p", 0, message),)), None)
+            witness.record(SimpleNamespace(traffic=(("p", 0, message),)), None)
         assert witness.traffic == []
 
     def test_a_name_that_is_no_page(self, invoke, parts):

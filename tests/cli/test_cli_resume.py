@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong.training.run_folder import open_checkpoint
+from partsong.training.checkpoint import load_run
 
 
 def same_model(a, b):
@@ -48,16 +48,16 @@ def test_federations_go_on_bit_for_bit(told, parts, tmp_path, method):
 
 def test_the_best_round_may_lie_before_the_checkpoint(invoke, data_npy, monkeypatch):
     """Rounds that only get worse after the fourth: the model is the fourth's, resumed or not."""
-    from partsong.methods.exact import SharedSums
+    from partsong.solvers.squared_error import SquaredError
 
-    plain = SharedSums.metrics
+    plain = SquaredError.metrics
 
     def metrics(self, server):
         told = dict(plain(self, server))
         worse = 1.0 if server.memory.count > 4 else 0.0
         return {name: value + worse for name, value in told.items()}
 
-    monkeypatch.setattr(SharedSums, "metrics", metrics)
+    monkeypatch.setattr(SquaredError, "metrics", metrics)
     begin = ["fit", data_npy, "-k", 3, "--seed", 4, "--tol", 0, "-q"]
     invoke(*begin, "--max-iter", 9, "-o", "whole.safetensors")
     invoke(*begin, "--max-iter", 6, "-o", "half.safetensors", "--checkpoint", "c.ckpt")
@@ -77,14 +77,12 @@ def test_a_run_that_had_converged_stays_where_it_is(told, data_npy):
 
 
 def test_checkpoints_are_written_on_the_way(invoke, data_npy, tmp_path, monkeypatch):
-    from partsong.training import run_folder as checkpoints
+    from partsong.training import checkpoint
 
     saved = []
-    plain = checkpoints.save_checkpoint
+    plain = checkpoint.save_run
     monkeypatch.setattr(
-        checkpoints,
-        "save_checkpoint",
-        lambda path, point, **more: (saved.append(point.index), plain(path, point, **more)),
+        checkpoint, "save_run", lambda path, run: (saved.append(run.checkpoint.index), plain(path, run))
     )
     begin = ["fit", data_npy, "-k", 3, "-o", "m.safetensors", "--tol", 0, "--max-iter", 5, "--checkpoint", "c.ckpt"]
     invoke(*begin, "--checkpoint-every", 0)
@@ -97,12 +95,12 @@ def test_checkpoints_are_written_on_the_way(invoke, data_npy, tmp_path, monkeypa
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_fit(invoke, data_npy, tmp_path, monkeypatch):
     from partsong.errors import FileError
-    from partsong.training import run_folder as checkpoints
+    from partsong.training import checkpoint
 
-    def full(path, point, **more):
+    def full(path, run):
         raise FileError("the disk is full.")
 
-    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoint, "save_run", full)
     result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
     assert "disk is full" in result.stderr
     assert (tmp_path / "m.safetensors").exists()
@@ -133,19 +131,23 @@ def test_what_may_change(told, data_npy):
 
 def test_a_checkpoint_of_something_else_is_refused(invoke, data_npy, tmp_path):
     from partsong.core.interfaces import Checkpoint, Message
-    from partsong.io.model_file import save_checkpoint
+    from partsong.io.state_file import write_state
+    from partsong.training.checkpoint import SavedRun
 
-    save_checkpoint(tmp_path / "c.ckpt", Checkpoint(0, {}, (), Message({})), context={"history": []})
-    assert "anew" in invoke("fit", data_npy, "-o", "m.safetensors", "--resume", "c.ckpt", code=1).stderr
+    point = Checkpoint(0, {}, (), Message({}))
+    for other in (point, SavedRun(point), SavedRun(None), (1, 2)):
+        write_state(tmp_path / "c.ckpt", other, "checkpoint")
+        refused = invoke("fit", data_npy, "-o", "m.safetensors", "--resume", "c.ckpt", code=1)
+        assert "not the checkpoint of a fit" in refused.stderr
 
 
 def test_the_file_knows_what_it_belongs_to(invoke, data_npy, tmp_path):
     invoke("fit", data_npy, "-k", 3, "--max-iter", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt")
-    earlier, sent, context = open_checkpoint(tmp_path / "c.ckpt")
-    assert earlier.checkpoint.index == len(earlier.history) == 3
-    assert len(sent) == 3
-    assert context["data"]["all"]["shape"] == [45, 12]
-    assert str(tmp_path) not in json.dumps(dict(context))
+    saved = load_run(tmp_path / "c.ckpt")
+    assert saved.checkpoint.index == len(saved.history) == 3
+    assert saved.sent == (), "nobody else takes part"
+    assert saved.about["data"]["all"]["shape"] == [45, 12]
+    assert str(tmp_path) not in json.dumps(dict(saved.about))
 
 
 def traffic_of(folder):
@@ -182,9 +184,9 @@ def test_a_resumed_run_keeps_the_traffic_of_its_first_part(invoke, parts, tmp_pa
 
 
 def test_a_run_that_was_killed_has_left_its_traffic(invoke, parts, tmp_path, monkeypatch):
-    from partsong.training import run_folder as checkpoints
+    from partsong.training.checkpoint import RunRecorder
 
-    plain = checkpoints.Journal.note
+    plain = RunRecorder.note
 
     def killed(self, done, row):
         if row.iteration == 3:
@@ -192,7 +194,7 @@ def test_a_run_that_was_killed_has_left_its_traffic(invoke, parts, tmp_path, mon
         plain(self, done, row)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints.Journal, "note", killed)
+        patched.setattr(RunRecorder, "note", killed)
         invoke("fit", parts, *FIRST, "--record", code=1)
     with (tmp_path / "run/traffic.jsonl").open("a") as file:
         file.write('{"round": 3, "party": "par')

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import DataError, PartsongError
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.averaging import Consensus
 
 NAMES = ("p00", "p01", "p02")
@@ -224,7 +223,7 @@ def refusals(make, rank, size, own):
         "masked": lambda: run(make(), PROGRAM, own, reduction=PairwiseMasks()),
         "enrol": lambda: run(make(), PROGRAM, own, reduction=Unwilling()),
         "absent": lambda: run(make(), PROGRAM, own, absent={1: frozenset({"p00"})}),
-        "sweeps": lambda: run(make(), recipes.fnmf_by_sums(4, steps=3), own),
+        "sweeps": lambda: run(make(), build("fnmf-by-sums", 4, local_steps=3), own),
         "ours": lambda: run(make(), Failing(PROGRAM, "p00", "ours"), own, 500),
         "bug": lambda: run(make(), Failing(PROGRAM, "p00", "bug"), own, 500),
         "ours at the server": lambda: run(make(), Failing(PROGRAM, "server", "ours"), own),
@@ -244,7 +243,7 @@ def plain(start, has_enough):
 
 
 def closed(start, has_enough):
-    with closing(start()) as rounds:
+    with start() as rounds:
         for done in rounds:
             if has_enough(done):
                 break
@@ -293,7 +292,7 @@ def left(start, loop, is_leaver, how):
 
 def tired(make, rank, own, folder):
     """The caller at rank 0 raises while p00 is busy for a minute."""
-    with closing(run(make(), Failing(PROGRAM, "nowhere", "ours", folder, 60.0), own, 5000)) as rounds:
+    with run(make(), Failing(PROGRAM, "nowhere", "ours", folder, 60.0), own, 5000) as rounds:
         for _ in rounds:
             if rank == 0 and Path(folder, "asleep").exists():
                 Path(folder, "failed-at").write_text(str(time.time()))

@@ -24,23 +24,25 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.collective import together
 from partsong.engines.local import Sequential
 from partsong.errors import DataError, FileError, PartsongError
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.dsanls import SketchExchange
+from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
 from partsong.secure_aggregation.protocol import MaskedSum
 from partsong.sketch.crossing import Proportion
-from partsong.sketch.kinds import CountSketch
+from partsong.sketch.kinds import CountSketch, Gaussian
 
 ROUNDS = 4
 PROGRAMS = {
-    "exact": recipes.shared_statistics(4, accelerate=True),
-    "fedavg": recipes.fedavg(4, steps=3),
-    "fnmf": recipes.fnmf(4, steps=3),
-    "syn-sd": recipes.syn_sd(4, steps=3),
+    "exact": build("exact", 4, accelerate=True, local_steps=5),
+    "fedavg": build("fedavg", 4, local_steps=3),
+    "fnmf": build("fnmf-alone", 4, local_steps=3, align="assignment"),
+    "syn-sd": build("syn-sd", 4, local_steps=3),
 }
 SKETCHED = {
-    "dsanls": recipes.dsanls(4, sketch=Proportion(ratio=0.3), iterations=6, every=3, n_rows=40),
-    "dsanls by count": recipes.dsanls(4, sketch=Proportion(CountSketch, 0.4), iterations=6, every=3, n_rows=40),
-    "syn-ssd-uv": recipes.syn_ssd(4, steps=3, sketch=Proportion(ratio=0.4)),
-    "secure dsanls": recipes.secure_dsanls(4, is_guarded=False),
+    "dsanls": SketchExchange(4, sketch=Proportion(ratio=0.3), iterations=6, every=3, n_rows=40),
+    "dsanls by count": SketchExchange(4, sketch=Proportion(CountSketch, 0.4), iterations=6, every=3, n_rows=40),
+    "syn-ssd-uv": build("syn-ssd-uv", 4, local_steps=3, sketch_ratio=0.4),
+    "secure dsanls": SketchedStatistics(4, Gaussian(4 * 4), is_guarded=False),
 }
 
 
@@ -112,7 +114,14 @@ def two_sided_shards(n_parties, as_tensors=False):
 
 def told_sketches(engine, program, shards):
     """Of a sketched run what has to be the same everywhere; most of its models have no H."""
-    rounds = list(run(engine, program, shards, rounds=program.rounds_for(2) if hasattr(program, "rounds_for") else 5))
+    rounds = list(
+        run(
+            engine,
+            program,
+            shards,
+            rounds=program.exchanges(2, 1) if isinstance(program, SketchedConsensus | SketchExchange) else 5,
+        )
+    )
     return [
         {
             "index": done.index,

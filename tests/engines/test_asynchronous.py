@@ -29,14 +29,22 @@ from asynchronous_cases import NAMES, PROGRAM, run, shards_of
 from partsong.aggregation.linear import Mean
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.aggregation.server_update import Relaxation
-from partsong.core.codec import state_of, told_state
-from partsong.core.interfaces import Checkpoint, Layout, Message
+from partsong.core.codec import decode, encode
+from partsong.core.interfaces import Checkpoint, Layout, Message, ProgramBase, WorkItem
 from partsong.engines import mpi
-from partsong.engines.asynchronous import Asynchronous, Clocked, Durations, Midway, Piece
 from partsong.engines.local import Parallel, Sequential
-from partsong.errors import CompositionError, DataError, DivergenceError, FormatError, ParameterError, PartyError
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods import recipes
+from partsong.engines.virtual_clock import Asynchronous, Clocked, Durations
+from partsong.errors import (
+    CompositionError,
+    DataError,
+    DataTypeError,
+    DivergenceError,
+    FormatError,
+    ParameterError,
+    PartyError,
+)
+from partsong.io.state_file import read_state, write_state
+from partsong.methods import build
 from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer
 
 SCRIPT = Path(cases.__file__)
@@ -72,7 +80,7 @@ def senders_of(rounds):
 
 
 @dataclass(frozen=True)
-class Versions:
+class Versions(ProgramBase):
     """The model is its own number; a party sends the number it was sent, and the server keeps all it has heard."""
 
     rank: int = 1
@@ -100,7 +108,11 @@ class Versions:
 
 @pytest.mark.parametrize(
     "program",
-    [recipes.fedavg(4, steps=3), recipes.shared_statistics(4, accelerate=True), recipes.fnmf(4, steps=3)],
+    [
+        build("fedavg", 4, local_steps=3),
+        build("exact", 4, accelerate=True, local_steps=5),
+        build("fnmf-alone", 4, local_steps=3, align="assignment"),
+    ],
     ids=["fedavg", "exact", "fnmf"],
 )
 @pytest.mark.parametrize("durations", [Durations(), Durations(jitter=0.5, latency=2.0)])
@@ -124,7 +136,7 @@ def test_each_upload_was_made_with_the_model_its_party_was_last_sent():
             assert seen == last[name] + 1, "the model of its own last arrival, or the first of all"
             assert number == pieces[name]
             others = [other for other in senders[seen:index] if other != name]
-            before = rounds[index - 1].checkpoint.pieces if index else {name: Piece(Message({}), 0)}
+            before = rounds[index - 1].checkpoint.items if index else {name: WorkItem(Message({}), 0)}
             assert index - before[name].version == len(others) == index - seen, "staleness"
             last[name] = index
             pieces[name] += 1
@@ -223,7 +235,7 @@ def test_with_weight_one_over_t_the_model_is_the_mean_of_all_uploads():
 def test_an_asynchronous_run_gets_near_a_synchronous_one():
     program = replace(PROGRAM, server_update=Relaxation(30.0))
     asynchronous = list(run(Asynchronous(UNEVEN), program, shards_of(), 300))
-    synchronous = list(run(Sequential(), recipes.fedavg(4, steps=3), shards_of(), 30))
+    synchronous = list(run(Sequential(), build("fedavg", 4, local_steps=3), shards_of(), 30))
     error, known = (cases.relative_error(rounds[-1].model["H"]) for rounds in (asynchronous, synchronous))
     assert error < 1.5 * known < 0.1 * cases.relative_error(asynchronous[2].model["H"])
 
@@ -231,10 +243,9 @@ def test_an_asynchronous_run_gets_near_a_synchronous_one():
 @pytest.mark.parametrize("durations", [Durations(), UNEVEN])
 def test_resume_from_any_checkpoint_is_the_uninterrupted_run(durations, tmp_path):
     whole = list(run(Asynchronous(durations), PROGRAM, shards_of(), 10))
-    types = (Midway, Piece, ConsensusParty, ConsensusServer)
     for done in whole[:-1]:
-        save_checkpoint(tmp_path / "state", done.checkpoint, context={})
-        for point in (done.checkpoint, load_checkpoint(tmp_path / "state", types)[0]):
+        write_state(tmp_path / "state", done.checkpoint)
+        for point in (done.checkpoint, read_state(tmp_path / "state")):
             rest = list(run(Asynchronous(durations), PROGRAM, shards_of(), 10, resume=point))
             assert_same_rounds(rest, whole[done.index + 1 :])
             assert seconds_of(rest) == seconds_of(whole[done.index + 1 :])
@@ -245,7 +256,7 @@ def test_runs_go_on_from_rounds_to_arrivals_and_back():
     point = list(run(Sequential(), PROGRAM, shards_of(), 3))[-1].checkpoint
     arrivals = list(run(Asynchronous(EQUAL), PROGRAM, shards_of(), 6, resume=point))
     assert [done.index for done in arrivals] == [3, 4, 5]
-    assert all(done.checkpoint.pieces["p02"].model is point.model for done in arrivals[:2])
+    assert all(done.checkpoint.items["p02"].model is point.model for done in arrivals[:2])
     back = list(run(Sequential(), PROGRAM, shards_of(), 8, resume=arrivals[-1].checkpoint))
     assert [done.participants for done in back] == [NAMES] * 2
     plain = Checkpoint(*(getattr(arrivals[-1].checkpoint, name) for name in ("index", "parties", "server", "model")))
@@ -301,7 +312,7 @@ def test_a_faulty_party_is_left_out_and_asked_again():
         assert dict(done.bytes_up) == {"p01": 0}
         assert dict(done.refused) == {"p01": "row 3 is no good"}
         assert done.model is rounds[done.index - 1].model
-        assert done.checkpoint.pieces["p01"].model is done.model
+        assert done.checkpoint.items["p01"].model is done.model
         assert done.checkpoint.parties["p01"].count == 3
     for done in rounds[:-1]:
         again = run(
@@ -396,8 +407,8 @@ def in_two_phases():
 
 def test_what_a_reduction_sends_is_what_is_taken_in():
     shards = shards_of(NAMES[:1])
-    plain = next(run(Asynchronous(record=True), recipes.fedavg(4), shards, 1))
-    noisy = next(run(Asynchronous(record=True), recipes.fedavg(4), shards, 1, reduction=Noisy()))
+    plain = next(run(Asynchronous(record=True), build("fedavg", 4, local_steps=10), shards, 1))
+    noisy = next(run(Asynchronous(record=True), build("fedavg", 4, local_steps=10), shards, 1, reduction=Noisy()))
     assert_allclose(noisy.model["H"], plain.model["H"] + 1, rtol=1e-14)
     assert_array_equal(noisy.traffic[0][2]["H"], plain.traffic[0][2]["H"] + 1)
 
@@ -409,7 +420,7 @@ def test_what_a_reduction_sends_is_what_is_taken_in():
         ({"reduction": in_two_phases()}, CompositionError, "2 exchanges"),
         ({"absent": {1: frozenset({"p00"})}}, ParameterError, "stragglers"),
         ({"silent": {1: {"p00": 0}}}, ParameterError, "stragglers"),
-        ({"program": recipes.fnmf_by_sums(4, sweeps=2)}, CompositionError, "sweeps=1"),
+        ({"program": build("fnmf-by-sums", 4, sweeps=2)}, CompositionError, "sweeps=1"),
         ({"durations": Durations(seconds={"p00": 1.0})}, ParameterError, "nothing of p01, p02"),
         ({"durations": Durations(stragglers={"p07": 2.0})}, ParameterError, "not there: p07"),
         ({"durations": Durations(jitter=1e6)}, ParameterError, "lower the jitter"),
@@ -442,10 +453,10 @@ def test_durations_are_positive_and_finite(settings):
 
 def test_a_synchronous_round_lasts_as_long_as_its_slowest_party():
     absent = {1: frozenset({"p02"})}
-    reference = list(run(Sequential(record=True), recipes.fedavg(4), shards_of(), 4, absent=absent))
+    reference = list(run(Sequential(record=True), build("fedavg", 4, local_steps=10), shards_of(), 4, absent=absent))
     shards = {shard.name: shard for shard in shards_of()}
     for engine in (Sequential(record=True), Parallel(2, record=True)):
-        rounds = list(run(Clocked(engine, UNEVEN), recipes.fedavg(4), shards_of(), 4, absent=absent))
+        rounds = list(run(Clocked(engine, UNEVEN), build("fedavg", 4, local_steps=10), shards_of(), 4, absent=absent))
         assert_same_rounds(rounds, reference)
         for done in rounds:
             assert done.seconds == max(UNEVEN.of(shards[name], done.index, 3) for name in done.participants)
@@ -456,12 +467,14 @@ def test_a_synchronous_round_lasts_as_long_as_its_slowest_party():
 def test_one_party_has_one_clock_in_both():
     shards = shards_of(NAMES[:1])
     durations = Durations(jitter=0.4, latency=1.0)
-    synchronous = seconds_of(run(Clocked(Sequential(), durations), recipes.fedavg(4), shards, 8))
-    assert_allclose(seconds_of(run(Asynchronous(durations), recipes.fedavg(4), shards, 8)), synchronous, rtol=1e-12)
+    synchronous = seconds_of(run(Clocked(Sequential(), durations), build("fedavg", 4, local_steps=10), shards, 8))
+    assert_allclose(
+        seconds_of(run(Asynchronous(durations), build("fedavg", 4, local_steps=10), shards, 8)), synchronous, rtol=1e-12
+    )
 
 
 def test_exchanges_without_work_last_as_long_as_the_latency():
-    program = recipes.fnmf_by_sums(4, steps=2, sweeps=2)
+    program = build("fnmf-by-sums", 4, local_steps=2, sweeps=2)
     durations = replace(EQUAL, latency=0.25)
     rounds = list(run(Clocked(Sequential(), durations), program, shards_of(), 6))
     assert seconds_of(rounds) == [1.25, 0.25] * 3
@@ -472,8 +485,7 @@ def test_exchanges_without_work_last_as_long_as_the_latency():
 def test_states_travel_without_loss():
     state = ConsensusServer(Message({"H": np.eye(3)[:, :2].T, "n": np.array(3)}, 2.5), ((), math.inf, None, "a"), 7)
     mixed = {"server": state, 3: (np.float32(0.1), True, np.arange(3, dtype=np.int8))}
-    message, note = told_state(mixed)
-    again = state_of(message, json.loads(json.dumps(note)))
+    again = decode(encode(mixed))
     assert_array_equal(again["server"].model["H"], state.model["H"])
     assert again["server"].model.weight == 2.5
     assert again["server"].model.signature == state.model.signature
@@ -481,11 +493,14 @@ def test_states_travel_without_loss():
     assert again[3][:2] == (np.float32(0.1), True)
     assert type(again[3][0]) is np.float32
     assert_array_equal(again[3][2], mixed[3][2])
-    with pytest.raises(CompositionError, match="cannot be sent"):
-        told_state((1, object()))
-    for foreign in (["os", "system", {}], ["nowhere", "Thing", {}], ["subprocess", "Popen", {"args": "true"}]):
-        with pytest.raises(FormatError, match="does not know"):
-            state_of(Message({}), {"record": foreign})
+    with pytest.raises(DataTypeError, match=r"value\[1\] is a object, which cannot be stored or sent"):
+        encode((1, object()))
+    for foreign in ("os.system", "nowhere.thing", "subprocess.popen"):
+        forged = bytes(encode(WorkItem(Message({}), 0))).replace(
+            b'"asynchronous.work-item"', f'"{foreign}"'.ljust(24).encode()
+        )
+        with pytest.raises(FormatError, match="names no state"):
+            decode(forged)
 
 
 needs_mpi = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Whether a caller has raised in its loop or broken out of it: Python closes a generator in the same way for both."""
+"""Whether a caller has raised in its loop or broken out of it: for a bare loop Python ends a generator alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from partsong.engines.mpi_async import Caller
+from partsong.engines.rounds import LeftByError, Rounds
 
 
 class Tired(Exception):
@@ -20,14 +20,20 @@ def ends():
     return []
 
 
-def rounds(ends):
-    caller = Caller(3)
+def generator(ends):
     try:
         while True:
             yield 0
-    except GeneratorExit as leaving:
-        error = caller.error(leaving)
-        ends.append("" if error is None else str(error))
+    except LeftByError as left:
+        ends.append(str(left.as_fault(3)))
+        raise
+    except GeneratorExit:
+        ends.append("")
+        raise
+
+
+def rounds(ends):
+    return Rounds(generator(ends))
 
 
 def within(ends):
@@ -101,10 +107,16 @@ def exit_python(start):
         sys.exit(1)
 
 
-def raise_while_closing(start):
-    with closing(start()) as some:
+def raise_in_its_block(start):
+    with start() as some:
         for _ in some:
             fail()
+
+
+def break_out_of_its_block(start):
+    with start() as some:
+        for _ in some:
+            break
 
 
 def break_out(start):
@@ -180,13 +192,29 @@ BREAKING = [
 STARTS = [rounds, within, again]
 
 
-@pytest.mark.parametrize("start", [rounds, within])
-def test_a_caller_that_raises_within_closing_is_told_from_one_that_breaks_out(start, ends):
-    with pytest.raises(Tired):
-        raise_while_closing(lambda: start(ends))
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_caller_that_raises_within_its_block_is_told_from_one_that_breaks_out(wrapped, ends):
+    def start():
+        return Rounds(within(ends)) if wrapped else rounds(ends)
+
+    with pytest.raises(Tired, match="of it"):
+        raise_in_its_block(start)
     (said,) = ends
     assert said.startswith("The caller at rank 3 ended the run: ")
     assert "raised Tired: of it" in said
+    break_out_of_its_block(start)
+    assert ends[1:] == [""]
+
+
+def test_an_error_on_the_way_out_is_raised_instead_of_the_callers():
+    def broken():
+        try:
+            yield 0
+        except LeftByError:
+            raise OSError("the others cannot be reached") from None
+
+    with pytest.raises(OSError, match="cannot be reached"):
+        raise_in_its_block(lambda: Rounds(broken()))
 
 
 @pytest.mark.parametrize("start", STARTS)

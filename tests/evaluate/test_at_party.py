@@ -11,10 +11,10 @@ import pytest
 
 from partsong.core.interfaces import Shard
 from partsong.data.conversion import as_matrix
-from partsong.estimators.compare import Contestant, contest
+from partsong.estimators.compare import Candidate, run_candidate
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, own_parts, with_own
-from partsong.methods import recipes
-from partsong.reporting.run_report import Curve, MethodFindings
+from partsong.methods import build
+from partsong.reporting.run_report import Curve, MethodResult
 
 RANK, FEATURES = 5, 12
 
@@ -51,8 +51,8 @@ def test_what_has_nothing_in_common_has_no_partner() -> None:
 def test_reordering_components_reorders_all_that_belongs_to_them() -> None:
     own = OwnParts(np.arange(6.0).reshape(3, 2), (2, 0, 1), (True, False, True))
     party = AtParty("p", 4, 1.0, 0.5, (0.5, 0.3, 0.2), own=own)
-    found = MethodFindings(
-        "m", "", 0.5, 0.75, 0.0, 0.0, 1, 0.0, "", Curve("m", (), (), ()), np.eye(3), (0.6, 0.3, 0.1), (),
+    found = MethodResult(
+        "m", "", 0.5, 0.0, 0.0, 1, 0.0, "", Curve("m", (), (), ()), np.eye(3), (0.6, 0.3, 0.1), (),
         parties=(party,), found_alone={"p": own},
     )  # fmt: skip
     moved = found.in_order([2, 0, 1])
@@ -67,7 +67,7 @@ def test_reordering_components_reorders_all_that_belongs_to_them() -> None:
 
 def test_drift_by_position_sees_the_order_and_aligned_drift_does_not() -> None:
     H, X = parts(0), np.random.default_rng(1).random((7, FEATURES))
-    shard, solver = Shard("p", as_matrix(X)), recipes.fedavg(RANK).solver
+    shard, solver = Shard("p", as_matrix(X)), build("fedavg", RANK, local_steps=10).solver
     party = with_own(at_party(shard, H, solver), shard, H[[1, 2, 3, 4, 0]], (H, H), solver)
     assert party.drift == pytest.approx(np.square(H - H[[1, 2, 3, 4, 0]]).sum() / np.square(H).sum())
     assert party.aligned_drift == pytest.approx(0.0, abs=1e-12)
@@ -76,12 +76,15 @@ def test_drift_by_position_sees_the_order_and_aligned_drift_does_not() -> None:
     assert (lost.drift, lost.own) == (math.inf, None)
 
 
-@pytest.mark.parametrize("program", [recipes.fnmf(3, steps=5), recipes.fedavg(3, steps=2, start="independent")])
+@pytest.mark.parametrize(
+    "program",
+    [build("fnmf-alone", 3, local_steps=5, align="assignment"), build("fedavg", 3, local_steps=2, start="independent")],
+)
 def test_the_drift_of_a_run_is_the_sum_over_its_parties(program) -> None:
     rng = np.random.default_rng(2)
     shards = [Shard(name, as_matrix(rng.random((9, 8))), i) for i, name in enumerate("abc")]
     rows = []
-    found = contest(Contestant("m", "", program, 3, "independent"), shards, 0, lambda done, row: rows.append(row))
+    found = run_candidate(Candidate("m", "", program, 3, "independent"), shards, 0, lambda done, row: rows.append(row))
     best = min(rows, key=lambda row: (row.objective, -row.iteration))
     assert (found.drift, found.aligned_drift) == pytest.approx((best.drift, best.aligned_drift))
     assert set(found.found_alone) == {"a", "b", "c"}
@@ -95,7 +98,7 @@ import importlib, pathlib
 import numpy as np
 import partsong.kernels
 from partsong.cli import demo
-from partsong.estimators.compare import contest, warm_up
+from partsong.estimators.compare import run_candidate, warm_up
 from partsong.core.interfaces import Shard
 from partsong.data.conversion import as_matrix
 
@@ -108,11 +111,11 @@ def compiled():
 
 X = np.random.default_rng(0).random((300, 64))
 shards = [Shard(str(i), as_matrix(X[i::3]), i) for i in range(3)]
-entered = demo.contestants(2)
-warm_up((contestant.program for contestant in entered), shards)
+entered = demo.candidates(2)
+warm_up((candidate.program for candidate in entered), shards)
 before = compiled()
-for contestant in entered:
-    contest(contestant, shards, 0, pooled=Shard("all", as_matrix(X)) if contestant.is_oracle else None)
+for candidate in entered:
+    run_candidate(candidate, shards, 0, pooled=Shard("all", as_matrix(X)) if candidate.is_oracle else None)
 assert before, "nothing was compiled"
 print(set(compiled()) - set(before))
 """

@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.aggregation.linear import Mean, add
 from partsong.aggregation.plaintext import InTheOpen
+from partsong.attacks.exact_sums import row_from_statistics, rows_from_statistics, up_to_rotation
 from partsong.attacks.findings import (
     NO_GUARANTEE,
     Finding,
@@ -30,26 +31,25 @@ from partsong.attacks.reconstruction import (
     last_addend,
     linear_rows,
     raw_coordinates,
-    row_from_statistics,
-    rows_from_statistics,
     signed,
     sparse_rows,
-    up_to_rotation,
 )
 from partsong.attacks.runner import NOT_SUMMED, UNKNOWN_ADDENDS, Attacker, RecordedRun, attack, findings
 from partsong.attacks.sums import in_the_open, less_all_others, repeated
-from partsong.attacks.transcript import read_traffic, transcript
+from partsong.attacks.transcript import transcript
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.data.blocks import two_sided_blocks
 from partsong.data.conversion import as_matrix
-from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.local import Sequential
+from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FileError, FormatError, ParameterError
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.dsanls import SketchExchange
 from partsong.methods.private import PrivateStatistics
+from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.reporting.attack_report import attacks, render_page
 from partsong.sketch.kinds import Gaussian, Subsampling
-from partsong.training.run_folder import Recorder
+from partsong.training.traffic import TrafficRecorder, read_traffic
 
 K, M, SEED = 4, 30, 3
 
@@ -113,7 +113,7 @@ def test_signs_alone_settle_the_rotation_of_rows_with_zeros():
 @pytest.mark.parametrize("density", [0.5, 1.0])
 def test_exact_statistics_of_small_parties_are_their_rows(density):
     rows = parties(1, 2, 20, density=density)
-    findings = found_in(recipes.shared_statistics(K), rows, 4)
+    findings = found_in(build("exact", K, local_steps=5), rows, 4)
     one, two = of(findings, "p0", "statistics of one row"), of(findings, "p1", "statistics of few rows")
     assert one.error < 1e-12
     assert two.error < 1e-5
@@ -125,13 +125,13 @@ def test_exact_statistics_of_small_parties_are_their_rows(density):
 def test_rows_that_are_not_settled_are_found_in_doubt(seed):
     """Without zeros in data or weights the rotation stays open: what is found may be wrong, and is not claimed."""
     rows = parties(3, 20, 20, density=1.0, seed=seed)
-    finding = of(found_in(recipes.shared_statistics(K), rows, 3), "p0", "statistics of few rows")
+    finding = of(found_in(build("exact", K, local_steps=5), rows, 3), "p0", "statistics of few rows")
     assert finding.error < 1e-5 or finding.doubt > 0.05
 
 
 def test_rows_lie_in_the_span_of_what_enough_rounds_show_and_strangers_do_not():
     rows = parties(5, 6, 7)
-    findings = found_in(recipes.shared_statistics(K), rows, 6)
+    findings = found_in(build("exact", K, local_steps=5), rows, 6)
     span = of(findings, "p2", "span of the rows").recovered
     assert span_error(span, rows["p2"]) < 1e-8
     assert span_error(span, rows["p1"]) > 0.05
@@ -176,7 +176,7 @@ def test_low_rank_alone_determines_nothing_before_n():
 def test_the_guard_of_sketched_statistics_lets_sparse_rows_through():
     """T·d < n is necessary, and no guarantee."""
     rows = parties(60, 60, density=0.1)
-    program = recipes.secure_dsanls(2, sketch=Gaussian(4))
+    program = SketchedStatistics(2, Gaussian(4))
     findings = found_in(program, rows, 14)
     finding = of(findings, "p0", "sketches, non-negative and sparse")
     assert "T·d/n = 0.87" in finding.what
@@ -195,7 +195,7 @@ def test_a_subsampling_is_columns_as_they_are():
 
 def test_sketched_consensus_shows_columns_of_every_party_as_they_are():
     rows = parties(9, 11)
-    program = recipes.syn_ssd(K, steps=3)
+    program = build("syn-ssd-uv", K, local_steps=3)
     done, layout = recorded(program, rows, 4)
     finding = of(attack([each.traffic for each in done], program, layout), "p1", "raw coordinates")
     whole = next(message for party, _, message in done[3].traffic if party == "p1")["H"]
@@ -207,7 +207,7 @@ def test_sketched_consensus_shows_columns_of_every_party_as_they_are():
 
 def test_distributed_nodes_show_rows_of_their_weights():
     X = parties(30)["p0"]
-    program = recipes.dsanls(K, iterations=2, n_rows=30)
+    program = SketchExchange(K, iterations=2, n_rows=30)
     shards = [Shard(f"p{i}", block) for i, block in enumerate(two_sided_blocks(X, 2))]
     done = list(Sequential(record=True).run(program, shards, Schedule(1, SEED), reduction=InTheOpen()))
     finding = of(attack([done[0].traffic], program, Layout.of(shards, SEED)), "p0", "raw coordinates")
@@ -222,7 +222,12 @@ def test_distributed_nodes_show_rows_of_their_weights():
 
 @pytest.mark.parametrize(
     ("program", "bound"),
-    [(recipes.fedavg(K), 1e-10), (recipes.syn_sd(K), 1e-2), (recipes.fnmf(K), 0.1), (recipes.fedprox(K), 0.1)],
+    [
+        (build("fedavg", K, local_steps=10), 1e-10),
+        (build("syn-sd", K), 1e-2),
+        (build("fnmf-alone", K, align="assignment"), 0.1),
+        (build("fedprox", K), 0.1),
+    ],
     ids=["fedavg", "syn-sd", "fnmf", "fedprox"],
 )
 def test_two_rounds_of_factors_are_a_single_row_up_to_its_scale(program, bound):
@@ -235,17 +240,17 @@ def test_two_rounds_of_factors_are_a_single_row_up_to_its_scale(program, bound):
 
 def test_spans_of_few_rows_and_nothing_from_one_round_or_many_rows():
     rows = parties(2, 20, 20)
-    findings = found_in(recipes.fedavg(K), rows, 4)
+    findings = found_in(build("fedavg", K, local_steps=10), rows, 4)
     assert of(findings, "p0", "history of H_p").error < 0.05
     assert not [finding for finding in findings if finding.party == "p1" and finding.attack == "history of H_p"]
-    assert not [f for f in found_in(recipes.fedavg(K), rows, 1) if f.attack == "history of H_p"]
+    assert not [f for f in found_in(build("fedavg", K, local_steps=10), rows, 1) if f.attack == "history of H_p"]
     same = np.random.default_rng(0).random((K, M))
     assert common_span([same, same], 1) is None, "what is sent twice says nothing new"
     assert_allclose(np.linalg.norm(signed(-np.arange(4.0))), 1)
 
 
 def test_arrivals_are_read_with_the_models_that_they_answer():
-    rows, program = parties(1, 2, 3), recipes.asyn_sd(K)
+    rows, program = parties(1, 2, 3), build("asyn-sd", K)
     done, layout = recorded(program, rows, 9, Asynchronous(record=True))
     exchanges = transcript([each.traffic for each in done], program, layout, asynchronous=True)
     after: dict = {}
@@ -259,7 +264,7 @@ def test_arrivals_are_read_with_the_models_that_they_answer():
 
 def test_a_game_of_one_row_shows_it_in_the_first_sweep():
     rows = parties(1, 20, 20)
-    findings = found_in(recipes.game(K), rows, 3)
+    findings = found_in(build("game", K), rows, 3)
     finding = of(findings, "p0", "columns before and after")
     assert finding.error < 1e-9
     assert not [each for each in findings if each.attack == "columns before and after" and each.party != "p0"]
@@ -277,25 +282,27 @@ def test_the_last_addend_is_the_sum_less_all_others():
 
 
 def test_what_all_others_know_is_found_from_the_sum_of_any_program_with_one():
-    program = replace(recipes.fedavg(K), aggregation=Mean())
-    finding = of(found_in(program, parties(1, 20, 20), 2), "p0", "subtraction")
-    assert finding.observer is Observer.OTHERS
-    assert finding.error < 1e-10
+    program = replace(build("fedavg", K, local_steps=10), aggregation=Mean())
+    done, layout = recorded(program, parties(1, 20, 20), 2)
+    exchanges = transcript([each.traffic for each in done], program, layout, asynchronous=False)
+    subtracted = less_all_others(exchanges, program, "p0", in_the_open(exchanges))
+    for known, exchange in zip(subtracted, exchanges, strict=True):
+        assert_allclose(known.uploads["p0"]["H"], exchange.uploads["p0"]["H"], rtol=1e-10, atol=1e-12)
 
 
 def test_masked_uploads_give_nothing_away_by_themselves():
     from partsong.secure_aggregation.protocol import MaskedSum
 
-    rows, program = parties(1, 20, 20), recipes.shared_statistics(K)
+    rows, program = parties(1, 20, 20), build("exact", K, local_steps=5)
     done, layout = recorded(program, rows, 2, reduction=MaskedSum())
     (finding,) = attack([each.traffic for each in done], program, layout, truth=rows)
     assert finding.recovered is None
     assert finding.verdict == "not"
-    assert "masked" in finding.told
+    assert "masked" in finding.what
 
 
 def test_noise_is_seen_as_an_error_and_as_doubt():
-    rows, program = parties(1, 20, 20), recipes.fedavg(K)
+    rows, program = parties(1, 20, 20), build("fedavg", K, local_steps=10)
     done, layout = recorded(program, rows, 3)
 
     def under(deviation):
@@ -331,11 +338,11 @@ def on(found, party):
 
 
 REDUCIBLE = {
-    "exact": recipes.shared_statistics(K),
-    "fedavg": recipes.fedavg(K),
-    "syn-sd": recipes.syn_sd(K),
-    "fnmf by sums": recipes.fnmf_by_sums(K),
-    "game": recipes.game(K),
+    "exact": build("exact", K, local_steps=5),
+    "fedavg": build("fedavg", K, local_steps=10),
+    "syn-sd": build("syn-sd", K),
+    "fnmf by sums": build("fnmf-by-sums", K),
+    "game": build("game", K),
 }
 
 
@@ -354,17 +361,19 @@ def test_all_others_work_out_what_the_last_party_has_sent(program):
                 assert_allclose(found[name], np.asarray(sent[name])[..., :width], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("program", [recipes.fedprox(K), recipes.local_only(K)], ids=["fedprox", "local-only"])
+@pytest.mark.parametrize("program", [build("fedprox", K), build("local-only", K)], ids=["fedprox", "local-only"])
 def test_all_others_find_what_the_server_does_where_the_sum_tells_the_number_of_rows(program):
     rows = parties(1, 20, 20)
-    run = run_of(program, rows, 1 if program == recipes.local_only(K) else 3)
+    run = run_of(program, rows, 1 if program == build("local-only", K) else 3)
     of_server, of_others = (on(findings(run, truth=rows, attacker=each), "p0").recovered for each in Attacker)
     assert [each.array for each in of_server] == [each.array for each in of_others]
     assert_allclose([each.error for each in of_others], [each.error for each in of_server], rtol=1e-6, atol=1e-9)
 
 
 def test_no_sum_is_no_way_in_for_colluders():
-    found = findings(run_of(recipes.fnmf(K), parties(1, 20, 20), 2), attacker=Attacker.COLLUDERS)
+    found = findings(
+        run_of(build("fnmf-alone", K, align="assignment"), parties(1, 20, 20), 2), attacker=Attacker.COLLUDERS
+    )
     for each in found:
         assert not each.tried
         assert each.notes == (NOT_SUMMED,)
@@ -374,7 +383,7 @@ def test_no_sum_is_no_way_in_for_colluders():
 def test_masks_hide_uploads_from_the_server_and_not_from_all_others():
     from partsong.secure_aggregation.protocol import MaskedSum
 
-    rows, program = parties(1, 20, 20), recipes.shared_statistics(K)
+    rows, program = parties(1, 20, 20), build("exact", K, local_steps=5)
     run = run_of(program, rows, 3, MaskedSum(), shards={shard.name: shard for shard in shards_of(rows)})
     seen = findings(run, truth=rows)
     assert [each.recovered for each in seen[:3]] == [(), (), ()]
@@ -386,7 +395,7 @@ def test_masks_hide_uploads_from_the_server_and_not_from_all_others():
 def test_sums_over_few_rows_are_these_rows():
     """To whoever knows the sum, two parties with one row each are one party with two rows."""
     rows = parties(1, 1)
-    together = findings(run_of(recipes.shared_statistics(K), rows, 3), truth=rows)[-1]
+    together = findings(run_of(build("exact", K, local_steps=5), rows, 3), truth=rows)[-1]
     assert max(each.rows_recovered for each in together.recovered if each.array == "X") == 2
 
 
@@ -394,7 +403,7 @@ def test_sums_over_few_rows_are_these_rows():
 def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
     from partsong.secure_aggregation.protocol import MaskedSum
 
-    rows, program = parties(1, 1, 1), recipes.shared_statistics(K)
+    rows, program = parties(1, 1, 1), build("exact", K, local_steps=5)
     run = run_of(program, rows, 4, MaskedSum())
     together = findings(run, truth=rows)[-1]
     assert together.is_sum
@@ -407,7 +416,7 @@ def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
 def test_masked_sums_made_again_are_those_of_open_uploads():
     from partsong.secure_aggregation.protocol import MaskedSum
 
-    rows, program = parties(4, 5, 6), recipes.fedavg(K)
+    rows, program = parties(4, 5, 6), build("fedavg", K, local_steps=10)
     hidden, shown = run_of(program, rows, 3, MaskedSum()).exchanges(), run_of(program, rows, 3).exchanges()
     for masked, open_ in zip(hidden, shown, strict=True):
         total = sum(np.asarray(program.aggregation.lift(upload)["H"]) for upload in open_.uploads.values())
@@ -425,7 +434,7 @@ def test_masked_sums_made_again_are_those_of_open_uploads():
 def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed(silent, absent):
     from partsong.secure_aggregation.protocol import MaskedSum
 
-    rows, program, phases = parties(1, 8, 8, 8, 8), recipes.shared_statistics(K), MaskedSum().phases
+    rows, program, phases = parties(1, 8, 8, 8, 8), build("exact", K, local_steps=5), MaskedSum().phases
     shards, heard = shards_of(rows), {}
     for index, names in silent.items():
         heard[index] = {name: 0 for name, phase in names.items() if phase < phases - 1}
@@ -456,9 +465,9 @@ def test_noise_has_public_units_and_without_much_of_it_a_row_is_found():
 
 
 def test_uploads_of_another_program_are_refused():
-    run = run_of(recipes.fedavg(K), parties(5, 6, 7), 2)
+    run = run_of(build("fedavg", K, local_steps=10), parties(5, 6, 7), 2)
     with pytest.raises(ParameterError, match="other arrays"):
-        findings(replace(run, program=recipes.shared_statistics(K)))
+        findings(replace(run, program=build("exact", K, local_steps=5)))
 
 
 @pytest.mark.parametrize("array", ["X_p", "X_p up to a factor"])
@@ -477,16 +486,16 @@ def test_rows_count_as_recovered_one_by_one(array):
 
 def test_a_single_factor_gives_its_row_space_away():
     rows = parties(2, 20, 20)
-    (of_two,) = on(findings(run_of(recipes.local_only(K), rows, 1), truth=rows), "p0").recovered
+    (of_two,) = on(findings(run_of(build("local-only", K), rows, 1), truth=rows), "p0").recovered
     assert of_two.array == "row space of H_p"
     assert of_two.error < 0.05
     assert of_two.rows_recovered is None, "a span is no row"
-    assert not on(findings(run_of(recipes.local_only(K), rows, 1)), "p1").recovered
+    assert not on(findings(run_of(build("local-only", K), rows, 1)), "p1").recovered
 
 
 def test_the_section_has_all_that_was_found_and_no_markup_of_others():
     rows = {"<b>p0</b>" if name == "p0" else name: part for name, part in parties(1, 20, 20).items()}
-    found = findings(run_of(recipes.shared_statistics(K), rows, 2), truth=rows)
+    found = findings(run_of(build("exact", K, local_steps=5), rows, 2), truth=rows)
     page = render_page("Attack", found)
     assert "<b>p0" not in page
     assert "&lt;b&gt;p0" in page
@@ -499,7 +508,7 @@ def test_the_section_has_all_that_was_found_and_no_markup_of_others():
 
 def test_the_verdict_counts_and_promises_nothing():
     rows = parties(1, 20, 20)
-    found = findings(run_of(recipes.shared_statistics(K), rows, 2), truth=rows)
+    found = findings(run_of(build("exact", K, local_steps=5), rows, 2), truth=rows)
     assert verdict_of(found).startswith("Rows of 1 of 3 parties (p0 exactly) were found.")
     assert verdict_of(found[1:]).startswith("No rows of a party were found.")
     assert all(verdict_of(some).endswith(NO_GUARANTEE) for some in (found, found[1:]))
@@ -509,9 +518,9 @@ def test_the_verdict_counts_and_promises_nothing():
 
 
 def test_a_run_folder_is_as_good_as_a_run_in_memory(tmp_path):
-    rows, program = parties(1, 2, 20), recipes.shared_statistics(K)
+    rows, program = parties(1, 2, 20), build("exact", K, local_steps=5)
     done, layout = recorded(program, rows, 3)
-    recorder = Recorder(tmp_path)
+    recorder = TrafficRecorder(tmp_path)
     for each in done:
         recorder.note(each)
     read, kept = read_traffic(tmp_path), [each.traffic for each in done]
@@ -530,7 +539,7 @@ def test_a_run_folder_is_as_good_as_a_run_in_memory(tmp_path):
 
 
 def test_models_are_made_again_from_uploads_alone():
-    program = recipes.fnmf_by_sums(K)
+    program = build("fnmf-by-sums", K)
     done, layout = recorded(program, parties(5, 6, 7), 5)
     exchanges = transcript([each.traffic for each in done], program, layout, asynchronous=False)
     for before, exchange in zip(done, exchanges[1:], strict=False):
@@ -543,24 +552,21 @@ def test_bad_records_are_refused(tmp_path):
     (tmp_path / "traffic.jsonl").write_text("{}\n")
     with pytest.raises(FormatError, match="not about a message"):
         read_traffic(tmp_path)
-    program, rows = recipes.shared_statistics(K), parties(5, 6)
+    program, rows = build("exact", K, local_steps=5), parties(5, 6)
     done, layout = recorded(program, rows, 3)
     with pytest.raises(ParameterError, match="names parties"):
         attack([done[0].traffic], program, replace(layout, parties=("p0", "x")))
     for each in done:
-        Recorder(tmp_path).note(each)
+        TrafficRecorder(tmp_path).note(each)
     lines = [line for line in (tmp_path / "traffic.jsonl").read_text().splitlines() if line != "{}"]
     (tmp_path / "traffic.jsonl").write_text("\n".join(line for line in lines if json.loads(line)["round"] != 2))
     with pytest.raises(FileError, match="round 2 is missing"):
         read_traffic(tmp_path)
 
 
-def test_findings_are_sentences():
+def test_verdicts_go_by_the_error_where_it_is_known():
     finding = Finding("statistics of one row", "clinic", "X_p", np.ones((1, 2)), "its only row", 1e-16)
-    assert (
-        finding.told
-        == "Whoever reads the server's inbox can work out of 'clinic' its only row. Found: exactly (doubt 1.0e-16)."
-    )
+    assert finding.verdict == "exactly"
     assert replace(finding, error=0.9).verdict == "not"
     assert replace(finding, error=0.01).verdict == "nearly"
     assert replace(finding, doubt=None).verdict == "perhaps"

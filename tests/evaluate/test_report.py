@@ -18,25 +18,12 @@ import pytest
 
 from partsong.errors import FileError, ShapeError
 from partsong.evaluation.metrics import AtParty, own_parts
-from partsong.reporting.html import (
-    LARGEST_SIDE,
-    VOID_ELEMENTS,
-    Line,
-    Markup,
-    Quantity,
-    axis,
-    element,
-    line_chart,
-    percent,
-    picture,
-    png,
-    significant,
-    size,
-)
+from partsong.reporting.charts import LARGEST_SIDE, Line, Quantity, axis, line_chart, picture, png
+from partsong.reporting.html import VOID_ELEMENTS, Markup, element, percent, significant, size
 from partsong.reporting.run_report import (
     MOST_PARTIES,
     Curve,
-    MethodFindings,
+    MethodResult,
     Party,
     Report,
     Sent,
@@ -54,13 +41,12 @@ def curve(label: str, errors: tuple[float, ...]) -> Curve:
     return Curve(label, tuple(range(len(errors))), tuple(0.1 * i for i in range(len(errors))), errors, sent)
 
 
-def method(name: str, error: float = 0.3, n_parts: int = 3, n_features: int = 12) -> MethodFindings:
+def method(name: str, error: float = 0.3, n_parts: int = 3, n_features: int = 12) -> MethodResult:
     rng = np.random.default_rng(len(name))
-    return MethodFindings(
+    return MethodResult(
         name=name,
         description=f"how {name} works",
         relative_error=error,
-        explained_variance=1 - error**2,
         bytes_up_per_party=20_480.0,
         bytes_down_per_party=40_960.0,
         rounds=20,
@@ -73,7 +59,7 @@ def method(name: str, error: float = 0.3, n_parts: int = 3, n_features: int = 12
     )
 
 
-def report(*methods: MethodFindings, image_shape: tuple[int, int] | None = (3, 4)) -> Report:
+def report(*methods: MethodResult, image_shape: tuple[int, int] | None = (3, 4)) -> Report:
     return Report(
         title="Parts of a song",
         lead="Three parties sing together.",
@@ -223,7 +209,6 @@ ODD_METHODS = {
     "diverged": replace(
         method("Odd"),
         relative_error=math.nan,
-        explained_variance=-math.inf,
         curve=curve("Odd", (0.5, math.inf, math.nan)),
     ),
     "zero part": replace(method("Odd"), components=ZERO_PART),
@@ -246,7 +231,7 @@ ODD_METHODS = {
 @pytest.mark.parametrize("others", [(), (method("Alpha"), replace(method("Pool", 0.1), is_oracle=True))])
 @pytest.mark.parametrize("odd", ODD_METHODS.values(), ids=ODD_METHODS.keys())
 def test_odd_findings_still_make_a_whole_page(
-    odd: MethodFindings, others: tuple[MethodFindings, ...], image_shape: tuple[int, int] | None
+    odd: MethodResult, others: tuple[MethodResult, ...], image_shape: tuple[int, int] | None
 ) -> None:
     page = Page(render(report(odd, *others, image_shape=image_shape)))
     shown = page.text + " ".join(value for name in ("d", "cx", "cy", "x", "y", "style") for value in page.values(name))
@@ -348,7 +333,7 @@ def test_findings_that_do_not_fit_each_other_are_refused() -> None:
         replace(report(method("Alpha")), feature_names=("a",))
 
 
-def with_parties(names: list[str], has_partner: bool = True) -> MethodFindings:
+def with_parties(names: list[str], has_partner: bool = True) -> MethodResult:
     base = method("Alpha")
     H = base.components
     parties = []

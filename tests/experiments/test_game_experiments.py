@@ -17,7 +17,7 @@ from experiments import (
     game_workers,
 )
 from experiments.game_plays import MU, Method, overlap, planted, played, recovered, start
-from partsong.data.synthetic import smoothed_factors
+from experiments.shared.synthetic import smoothed_factors
 
 
 class Given:

@@ -14,7 +14,7 @@ from partsong.cli import federation_demo as demo
 from partsong.errors import PartsongError
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
-from partsong.federation.server.state import Ongoing
+from partsong.federation.server.state import Ongoing, Opening
 from partsong.federation.site.plan import plan_of
 from partsong.federation.wire import load_state
 from partsong.privacy.accounting import Ledger, Release
@@ -158,10 +158,10 @@ class Killer:
             if (folder / f"phase-{phase}").exists():
                 return name
         try:
-            _, note = load_state(folder / "opening")
+            opening = load_state(folder / "opening", Opening)
         except PartsongError:
             return "between rounds"
-        return "upload" if note["first"] else "set-up"
+        return "upload" if opening.first else "set-up"
 
     def process(self, victim, run):
         if victim == "app":

@@ -11,7 +11,7 @@ import pytest
 from federations import Federation, Killed, Killer, model_of, shards_of
 
 from partsong.core.interfaces import Message, Schedule
-from partsong.engines.asynchronous import Asynchronous, RecordedOrder
+from partsong.engines.virtual_clock import Asynchronous, RecordedOrder
 from partsong.errors import DivergenceError, FileError, ParameterError, PartyError, SiteLost, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
@@ -112,7 +112,7 @@ def test_conduct_runs_it_and_every_site_has_the_model_in_the_end(tmp_path):
     *_, last = conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
     for name in federation.names:
         folder = tmp_path / name / "runs" / "run-1"
-        model, _ = load_state(folder / "model")
+        model = load_state(folder / "model", Message)
         assert np.array_equal(model["H"], last.model["H"])
         assert sorted(path.name for path in folder.iterdir()) == ["model", "start", "tally", "work-2-0"]
     assert model_of(record_in(tmp_path / "server")) == model_of(last)

@@ -28,6 +28,7 @@ from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
 from partsong.federation.server.launch import conduct
 from partsong.federation.server.setup_phase import Serials
+from partsong.federation.site.state import Worked
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Reply, Request, load_state
 from partsong.secure_aggregation.protocol import roster_of
@@ -87,7 +88,7 @@ def test_every_site_has_the_model_in_the_end_and_no_reply_any_more(tmp_path):
     *_, last = federation.rounds()
     for name in federation.names:
         folder = tmp_path / name / "runs" / "run-1"
-        model, _ = load_state(folder / "model")
+        model = load_state(folder / "model", Message)
         assert np.array_equal(model["H"], last.model["H"])
         assert sorted(path.name for path in folder.iterdir()) == ["model", "start", "tally", "work-1-0"]
 
@@ -95,9 +96,9 @@ def test_every_site_has_the_model_in_the_end_and_no_reply_any_more(tmp_path):
 def test_the_server_s_checkpoint_has_no_state_of_a_party(tmp_path):
     federation = Federation(tmp_path, Experiment("fedavg", 3, 1))
     list(federation.rounds())
-    weights, _ = load_state(tmp_path / "east" / "runs" / "run-1" / "work-0-0")
+    weights = load_state(tmp_path / "east" / "runs" / "run-1" / "work-0-0", Worked)
     stored = b"".join(path.read_bytes() for path in (tmp_path / "server").iterdir())
-    assert np.ascontiguousarray(weights[0].W)[:2].tobytes() not in stored
+    assert np.ascontiguousarray(weights.state.W)[:2].tobytes() not in stored
 
 
 @pytest.mark.parametrize("masked", [False, True])

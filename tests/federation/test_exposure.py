@@ -180,7 +180,10 @@ def test_a_model_is_refused_by_its_numbers_where_the_seed_says_nothing(tmp_path)
     list(federation.rounds(Recorded(federation.transport().sites)))
     first = next(request for request in asked if "H" in request.body.arrays)
     books = site.ledger.books()
-    other = replace(first, body=Message({"H": first.body["H"].astype(np.float32), "pace": np.array([0.3, 0.0])}))
+    other = replace(
+        first,
+        body=Message({"H": first.body["H"].astype(np.float32), "amount": np.array(0.3), "restart": np.array(0.0)}),
+    )
     assert other.about != first.about
     assert books.answered(other.about, other.model_mark, "run-2") == 1
     assert books.answered(other.about, other.model_mark, "run-1") is None

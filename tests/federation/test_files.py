@@ -20,7 +20,7 @@ from federations import NAMES, Federation, assert_same, model_of, secret_of, sha
 from site_process import SERVER_SECRET, mailbox_of
 
 from partsong.core.interfaces import Schedule
-from partsong.engines.asynchronous import Asynchronous
+from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FileError, ParameterError, SiteLost
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.launch import conduct

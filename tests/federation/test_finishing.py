@@ -8,6 +8,7 @@ import stat
 import numpy as np
 import pytest
 from federations import COLUMNS, NAMES, Federation, rows_of, secret_of
+from method_tables import ASYNCHRONOUS, METHODS
 
 import partsong
 from partsong.core.interfaces import Message
@@ -15,7 +16,6 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.site.plan import Data
 from partsong.federation.site.results import components_in
 from partsong.federation.wire import Denied
-from partsong.methods.registry import ASYNCHRONOUS, METHODS
 
 pandas = pytest.importorskip("pandas")
 

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 import pytest
 from federations import Federation, assert_same, model_of
+from method_tables import ASYNCHRONOUS, BETWEEN_PARTIES, EVERY
 from test_asynchronous import arrivals_of, assert_replayed
 
 import partsong
+from partsong import methods
+from partsong.aggregation.alignment import ALIGNMENTS
+from partsong.aggregation.barycenter import FixedPoint, FromPrevious
+from partsong.aggregation.server_update import Relaxation
 from partsong.core.interfaces import Layout, Schedule
-from partsong.engines.upload_checks import check_together, stated_by
+from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, ParameterError, SiteRefused
-from partsong.estimators.parameters import alignment_of, program_of
 from partsong.federation.experiment import Experiment
-from partsong.federation.method_keys import (
-    BESIDE,
-    CHECKS,
-    FEDERATED,
-    FIRST_LEGS,
-    NOT_ASKED,
-    OUTSIDE,
-    RECIPE_KEYS,
-    RECIPE_OF,
-    RECIPES,
-    RECIPES_TAKING,
-    SHARED,
-    THEN_EXACT,
-)
+from partsong.federation.method_keys import METHODS, NOT_ASKED, OUTSIDE
 from partsong.federation.policy import Policy
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.averaging import Consensus, Overwrite
+from partsong.methods.exact import SharedSums
+from partsong.methods.game import PlayInStrata
 from partsong.methods.private import PrivateConsensus
-from partsong.methods.registry import ASYNCHRONOUS, COMMON_ONLY, LOCAL_STEPS, METHODS, alignment_for, start_of
+from partsong.methods.registry import Problem
+from partsong.methods.relay import FirstLeg, exact_after
+from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
+from partsong.methods.starts import IndependentStart
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian, Hadamard, Subsampling
+from partsong.solvers.coupling import ProximalTerm
+from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.game import DecayingStep, Game, ShrinkOthers
 from partsong.solvers.game_orders import Raster
-from partsong.solvers.update_rules import ProjectedGradient
+from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.update_rules import CoordinateDescent, ProjectedGradient, ProximalDescent
 
 RUNS = {
     "exact": {"accelerate": True},
     "fnmf": {"variant": "paper", "every": 2, "client_align": "nearest", "strength": 0.2, "local_steps": 3},
-    "fnmf-alone": {"align": "softmax", "server_align": "sinkhorn", "local_steps": 3},
+    "fnmf-alone": {"align": "softmax", "server_align": "sinkhorn", "synchronisation": "personal", "local_steps": 3},
+    "fnmf-paper": {"barycenter": "hierarchical", "local_steps": 3},
+    "fnmf-personal": {"barycenter": "k-means", "local_steps": 3},
     "fnmf-by-sums": {"sweeps": 3, "align": "sinkhorn", "strength": 0.3, "local_steps": 3},
     "fnmf-by-sums, masked": {"local_steps": 3, "masked": True},
     "fedavg": {"weighted": False, "start": "independent"},
@@ -71,7 +71,9 @@ RUNS = {
 }
 
 
-ANY = Policy(recipes=FEDERATED)
+FIRST_LEGS = FirstLeg().names
+
+ANY = Policy(recipes=BETWEEN_PARTIES)
 
 
 def experiment_of(**table):
@@ -105,92 +107,84 @@ def test_a_recipe_that_was_broken_off_in_the_middle_has_the_bits_of_one_process(
 
 
 def test_there_is_a_run_above_of_every_method_and_every_key():
-    assert {name.split(",")[0] for name in RUNS} == set(FEDERATED)
-    assert {key for run in RUNS.values() for key in run} == {*RECIPE_KEYS, *SHARED, "masked", "rounds"}
+    assert {name.split(",")[0] for name in RUNS} == set(BETWEEN_PARTIES)
+    keys = {name for method in BETWEEN_PARTIES for name in EVERY[method].parameters}
+    assert {key for run in RUNS.values() for key in run} == {*keys, "masked", "rounds"}
 
 
-def test_every_recipe_is_a_method_or_has_a_reason_not_to_be():
-    made = {
-        name
-        for name, recipe in inspect.getmembers(recipes, inspect.isfunction)
-        if recipe.__module__ == recipes.__name__
-        and not name.startswith("_")
-        and hasattr(get_type_hints(recipe)["return"], "start_party")
-    }
-    named = {recipe.make.__name__ for recipe in RECIPE_OF.values()} | {recipes.then_exact.__name__}
-    assert made == named | {name.replace("-", "_") for name in OUTSIDE}
-    assert set(FEDERATED) == {*RECIPE_OF, THEN_EXACT}
-    for name in OUTSIDE:
+def test_what_is_no_method_of_an_experiment_has_a_reason_not_to_be():
+    for name in (*OUTSIDE, *(set(methods.TABLE) - set(METHODS))):
         with pytest.raises(ParameterError, match=rf"'{name}' .*(Take|table privacy)"):
             experiment_of(method=name)
 
 
-def test_every_parameter_of_a_recipe_is_a_key_of_its_method():
-    known = {**RECIPES_TAKING, **SHARED, "rank": FEDERATED}
-    fields = set(inspect.signature(recipes.secure_dsanls(2).__class__).parameters) - {"aggregation", "solver"}
-    renamed = {"game": "order", "rows_sketch": "sketch"}
-    for method, recipe in RECIPE_OF.items():
-        names = {n for n, one in inspect.signature(recipe.make).parameters.items() if one.kind is not one.VAR_KEYWORD}
-        names |= fields if method == "secure-dsanls" else set()
-        names -= {*recipe.settled, *(NOT_ASKED if method == "secure-dsanls" else ())}
-        for name in names:
-            key = "local_steps" if name == recipe.steps else renamed.get(name, name)
-            assert method in known[key], (method, name)
-    assert known.keys() <= {*CHECKS, "rank"}
+def test_every_parameter_of_a_method_is_a_key_and_what_is_a_sites_own_is_none():
+    for method in BETWEEN_PARTIES:
+        given = {name: one.plain(one.kind.example) for name, one in EVERY[method].parameters.items()}
+        given = {name: value for name, value in given.items() if name not in ("step_decay", "shrink")}
+        given |= {name: value for name, value in {"rule": "sanls", "sketch_dimension": 4}.items() if name in given}
+        assert experiment_of(method=method, **given).program(3) == build(method, Problem(2, 3, 3), **given)
+        assert not given.keys() & NOT_ASKED.keys()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_without_keys_a_method_is_that_of_the_estimator(method):
-    align, start = alignment_of(alignment_for(method)), start_of(method, None)
-    expected = program_of(method, 2, steps=LOCAL_STEPS[method], align=align, start=start)
-    assert experiment_of(method=method).program(3) == expected
+@pytest.mark.parametrize("method", [name for name in BETWEEN_PARTIES if not EVERY[name].required])
+def test_without_keys_a_method_is_that_of_the_registry(method):
+    assert experiment_of(method=method).program(3) == build(method, 2)
 
 
-def test_without_keys_other_methods_are_their_recipes():
-    for name in ("local_only", "fnmf_by_sums", "secure_dsanls", "game_consensus"):
-        assert experiment_of(method=name.replace("_", "-")).program(3) == getattr(recipes, name)(2)
+def test_without_keys_of_its_own_a_first_leg_is_its_method():
     for first in FIRST_LEGS:
-        made = experiment_of(method=THEN_EXACT, first=first, first_rounds=2)
+        made = experiment_of(method="then-exact", first=first, first_rounds=2)
         leg = experiment_of(method=first).program(3)
         exchanges = 4 if first == "fnmf-by-sums" else 2
-        assert made.program(3) == recipes.then_exact(leg, exchanges)
+        assert made.program(3) == exact_after(leg, exchanges)
         assert made.schedule(3) == Schedule(exchanges + 1, 5)
 
 
-def test_keys_are_those_of_the_recipes():
-    half, align = Proportion(Subsampling, 0.5), recipes.alignments()["nearest"]
+def test_keys_are_those_of_the_programs():
+    half, align = Proportion(Subsampling, 0.5), ALIGNMENTS["nearest"]
     game = Game(Raster(), DecayingStep(0.1, 0.2), ShrinkOthers(0.5), "columns")
-    parts = {"order": game.order, "step": game.step, "self_play": game.self_play, "leader": game.leader}
     names = {"order": "sequential", "step": 0.1, "step_decay": 0.2, "self_play": "max", "shrink": 0.5}
     names["leader"] = "columns"
+    hals = SquaredError(CoordinateDescent(sweeps=4), momentum=Extrapolation())
+    alone, damped = build("fnmf-alone", 2), SquaredError(ProximalDescent())
     made = {
-        "exact": ({"accelerate": True, "local_steps": 4}, recipes.shared_statistics(2, sweeps=4, accelerate=True)),
+        "exact": ({"accelerate": True, "local_steps": 4}, SharedSums(2, hals)),
         "fnmf-alone": (
             {"align": "nearest", "every": 3},
-            recipes.fnmf(2, client_align=align, server_align=align, every=3),
+            replace(
+                alone,
+                aggregation=FixedPoint(align, FromPrevious()),
+                coupling=replace(alone.coupling, align=align, every=3),
+                joining=Overwrite(align),
+            ),
         ),
-        "fedprox": ({"strength": 0.4}, recipes.fedprox(2, strength=0.4)),
-        "syn-ssd-uv": ({"sketch_ratio": 0.5}, recipes.syn_ssd(2, sketch=half)),
-        "asyn-ssd-v": ({"rho": 1.0, "sketch_ratio": 0.5}, recipes.asyn_ssd_v(2, rho=1.0, sketch=half)),
-        "asyn-sd": ({"rule": "pg"}, recipes.asyn_sd(2, rule=ProjectedGradient())),
-        "secure-dsanls": ({"sketch": "hadamard"}, recipes.secure_dsanls(2, sketch=Hadamard(8))),
-        "game": (names, recipes.game(2, **parts)),
+        "fedprox": ({"strength": 0.4}, replace(build("fedprox", 2), coupling=ProximalTerm(0.4))),
+        "syn-ssd-uv": ({"sketch_ratio": 0.5}, SketchedConsensus(2, damped, 10, half, half)),
+        "asyn-ssd-v": (
+            {"rho": 1.0, "sketch_ratio": 0.5},
+            replace(build("asyn-sd", 2), server_update=Relaxation(1.0), sketch=half),
+        ),
+        "asyn-sd": ({"rule": "pg"}, replace(build("asyn-sd", 2), solver=SquaredError(ProjectedGradient()))),
+        "secure-dsanls": ({"sketch": "hadamard"}, SketchedStatistics(2, Hadamard(8))),
+        "game": (names, PlayInStrata(2, game)),
         "game-consensus": (
             {**names, "start": "independent"},
-            recipes.game_consensus(2, game=game, start="independent"),
+            Consensus(2, steps=10, game=game, start=IndependentStart()),
         ),
     }
     for method, (keys, program) in made.items():
         assert experiment_of(method=method, **keys).program(3) == program
     columns = experiment_of(method="secure-dsanls", sketch_dimension=3, columns_sketch="subsampling").program(3)
-    assert columns == recipes.secure_dsanls(2, sketch=Gaussian(3), columns_sketch=Proportion())
+    assert columns == SketchedStatistics(2, Gaussian(3), columns_sketch=Proportion())
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_key_is_without_effect_and_a_site_is_told_all_of_them(tmp_path, name):
     experiment = run_of(name, tmp_path)
     assert Experiment.from_table(experiment.told()) == experiment
-    for key in experiment.recipe.given.keys() - {"step", "self_play", "columns_sketch", "first", "first_rounds"}:
+    kept = {"step", "self_play", "columns_sketch", "first", "first_rounds", "local_steps"}
+    for key in experiment.options.keys() - kept:
         table = {one: value for one, value in experiment.told().items() if one != key}
         assert Experiment.from_table(table).program(3) != experiment.program(3), key
 
@@ -214,14 +208,14 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "exact", "sweeps": 2}, "are its local_steps"),
         ({"method": "fedavg", "sweeps": 2}, "sweeps is for fnmf-by-sums; the method is 'fedavg'"),
         ({"method": "syn-sd", "rho": 2.0}, "rho is for asyn-sd, asyn-ssd-v; the method is 'syn-sd'"),
-        ({"method": "syn-sd", "sketch": "count"}, "sketch is for syn-ssd-u.*secure-dsanls; the method is 'syn-sd'"),
-        ({"method": "exact", "strength": 0.1}, "strength is for fednmf-mi, fnmf,.*fedprox; the method is 'exact'"),
+        ({"method": "syn-sd", "sketch": "count"}, "sketch is for syn-ssd-u.*secure-dsanls.*; the method is 'syn-sd'"),
+        ({"method": "exact", "strength": 0.1}, "strength is for fnmf.*fedprox, fednmf-mi; the method is 'exact'"),
         ({"method": "fednmf", "rho": 1.0}, "rho is for asyn-sd, asyn-ssd-v; the method is 'fednmf'"),
-        ({"method": "fedlda", "strength": 1.0}, "strength is for fednmf-mi, fnmf"),
-        ({"method": "fedavg", "align": "sinkhorn"}, "align is for fnmf, fnmf-alone, fnmf-by-sums; the method"),
-        ({"method": "fnmf-by-sums", "server_align": "nearest"}, "server_align is for fnmf, fnmf-alone"),
+        ({"method": "fedlda", "strength": 1.0}, "strength is for fnmf.*fednmf-mi"),
+        ({"method": "fedavg", "align": "sinkhorn"}, "align is for fnmf-alone, fnmf,.*fnmf-by-sums; the method"),
+        ({"method": "fnmf-by-sums", "server_align": "nearest"}, "server_align is for fnmf-alone, fnmf"),
         ({"method": "secure-dsanls", "local_steps": 3}, "local_steps is for exact"),
-        ({"method": "local-only", "start": "common"}, "start is for exact"),
+        ({"method": "local-only", "start": "common"}, "start is 'common'.*start of its own"),
         ({"method": "game", "start": "independent"}, "one start for all parties"),
         ({"method": "exact", "accelerate": 1}, "accelerate is true or false"),
         ({"method": "fnmf", "variant": "papr"}, "variant is 'papr'. Did you mean 'paper'"),
@@ -235,7 +229,10 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "asyn-sd", "rho": 1.0, "masked": True}, "masks need several"),
         ({"method": "syn-ssd-u", "sketch": "gauss"}, "Did you mean 'gaussian'"),
         ({"method": "syn-ssd-u", "sketch_ratio": 1.5}, "sketch_ratio must be above 0 and at most 1"),
-        ({"method": "secure-dsanls", "sketch": "count"}, "rows of a site as they are. Take gaussian or hadamard"),
+        (
+            {"method": "secure-dsanls", "sketch": "count"},
+            "Known are: gaussian, hadamard. Others would send rows of a site as they are",
+        ),
         ({"method": "secure-dsanls", "sketch_dimension": 1}, "rank must be from 1 to 1; got 2"),
         ({"method": "secure-dsanls", "columns_ratio": 0.5}, "needs columns_sketch"),
         ({"method": "secure-dsanls", "is_guarded": False}, "not for an experiment to say"),
@@ -283,7 +280,7 @@ def test_a_leader_is_for_meetings_of_two():
 def test_a_promise_is_kept_with_keys_where_there_is_one():
     program = experiment_of(method="fedavg", weighted=False, privacy={"unit": "party", "epsilon": 1}).program(3)
     assert isinstance(program, PrivateConsensus)
-    assert program.program == recipes.fedavg(2, steps=LOCAL_STEPS["fedavg"], weighted=False)
+    assert program.program == build("fedavg", 2, local_steps=3, weighted=False)
 
 
 @pytest.mark.parametrize(
@@ -313,48 +310,42 @@ def test_a_site_bounds_the_sums_of_rounds_that_have_several(tmp_path):
     federation = Federation(tmp_path, experiment, policy=Policy(maximum_rounds=11))
     with pytest.raises(SiteRefused, match="'rounds'"):
         list(federation.rounds())
-    assert experiment_of(method=THEN_EXACT, first="fnmf-by-sums", sweeps=4, first_rounds=1).wish(3).rounds == 6
+    assert experiment_of(method="then-exact", first="fnmf-by-sums", sweeps=4, first_rounds=1).wish(3).rounds == 6
 
 
 def test_a_site_allows_recipes_by_name(tmp_path):
     assert (
-        set(RECIPES) - set(Policy().recipes) == set(RECIPES) - set(Policy.from_table({}).recipes) == {"secure-dsanls"}
+        set(METHODS) - set(Policy().recipes) == set(METHODS) - set(Policy.from_table({}).recipes) == {"secure-dsanls"}
     )
-    assert set(BESIDE) < set(RECIPES)
-    assert Policy.from_table({"recipes": list(FEDERATED)}).recipes == FEDERATED
+    assert Policy.from_table({"recipes": list(BETWEEN_PARTIES)}).recipes == BETWEEN_PARTIES
     federation = Federation(tmp_path, experiment_of(method="game-consensus"), policy=Policy(recipes=("game", "exact")))
     with pytest.raises(SiteRefused, match="'recipe'"):
         list(federation.rounds())
 
 
-def test_the_page_has_every_method_with_its_keys_and_whether_it_can_be_masked():
+def test_the_page_says_whether_a_method_can_be_masked():
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    for method in BETWEEN_PARTIES:
+        section = page.split(f"\n## {method}\n")[1].split("\n## ")[0]
+        assert ("sums can be masked" in section) == can_be_masked(method), method
+
+
+def test_the_experiment_on_the_page_is_one():
     page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
     section = page.split("### Methods and their keys")[1].split("\n### ")[0]
-    rows = [re.fullmatch(r"\| (`.*`) \| (.*) \| (yes|no)\b.* \|", line) for line in section.splitlines()]
-    told = {
-        method: (set(re.findall(r"`([a-z_]+)`", row[2])), row[3])
-        for row in rows
-        if row is not None
-        for method in re.findall(r"`([a-z-]+)`", row[1])
-    }
-    assert set(told) == set(FEDERATED)
-    for method, (keys, masks) in told.items():
-        taken = {name for name, methods in {**RECIPES_TAKING, **SHARED}.items() if method in methods}
-        assert keys == taken - ({"start"} if method in COMMON_ONLY else set()), method
-        assert (masks == "yes") == can_be_masked(method), method
     example = Experiment.from_table(tomllib.loads(section.split("```toml")[1].split("```")[0]))
-    first = recipes.fnmf_by_sums(10, align=recipes.alignments()["sinkhorn"])
-    assert example.program(3) == recipes.then_exact(first, 6)
+    first = build("fnmf-by-sums", 10, align=ALIGNMENTS["sinkhorn"])
+    assert example.program(3) == exact_after(first, 6)
 
 
 def can_be_masked(method):
     if method in ASYNCHRONOUS:
         return False
-    more = {"first": "fedavg", "first_rounds": 1} if method == THEN_EXACT else {}
+    more = {"first": "fedavg", "first_rounds": 1} if method == "then-exact" else {}
     experiment = experiment_of(method=method, masked=True, **more)
     program, layout = experiment.program(3), Layout(("a", "b", "c"), 9, 0)
     try:
-        check_together(program, experiment.reduction(3), stated_by(program, layout))
+        check_together(program, experiment.reduction(3), program.upload_spec(layout))
     except CompositionError:
         return False
     return True

@@ -17,6 +17,7 @@ from partsong.errors import SiteRefused
 from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.signing import public_key
+from partsong.federation.site.state import Started
 from partsong.federation.texts import SUFFIX
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state, save_state
@@ -137,9 +138,9 @@ def test_a_run_that_an_older_version_has_begun_is_known_by_names(tmp_path):
     asked = recorded(federation, 1)
     work, start = request_of(asked, Kind.WORK), tmp_path / "east" / "runs" / "run-1" / "start"
     assert said(federation.site("east", roster=REKEYED), work) == "roster"
-    tree, note = load_state(start)
-    assert note.pop("keys") == {name: key.hex() for name, key in ROSTER.items()}
-    save_state(start, tree, note)
+    started = load_state(start, Started)
+    assert started.keys == {name: key.hex() for name, key in ROSTER.items()}
+    save_state(start, replace(started, keys={}))
     assert said(federation.site("east", roster=WRONG["gone"]), work) == "roster"
     for roster in (ROSTER, GROWN, REKEYED):
         assert said(federation.site("east", roster=roster), work) is None

@@ -15,7 +15,7 @@ from partsong.errors import FileError, FormatError, ParameterError, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.wire import CODES
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.private import PrivateStatistics
 from partsong.secure_aggregation.protocol import MaskedSum
 
@@ -74,8 +74,8 @@ def test_plain_values_make_the_same_experiment_at_a_site():
     experiment = Experiment("syn-ssd-uv", 5, 3, local_steps=4, seed=2)
     told = Experiment.from_table(experiment.told())
     assert told == experiment
-    assert told.program(3) == recipes.syn_ssd(5, steps=4) == experiment.program(3)
-    assert told.schedule(3).rounds == recipes.syn_ssd(5, steps=4).rounds_for(3)
+    assert told.program(3) == build("syn-ssd-uv", 5, local_steps=4) == experiment.program(3)
+    assert told.schedule(3).rounds == build("syn-ssd-uv", 5, local_steps=4).exchanges(3, 3)
     assert isinstance(told.reduction(3), InTheOpen)
 
 

@@ -18,7 +18,7 @@ from partsong.federation.server.launch import conduct
 from partsong.federation.server.state import Journal
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data
-from partsong.federation.site.state import RunFolder
+from partsong.federation.site.state import RunFolder, Worked
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import CODES, Kind, Nonce, Refusal, Reply, Request, load_state
 from partsong.privacy.randomness import system_source
@@ -267,7 +267,7 @@ def test_the_server_of_a_masked_run_hears_no_upload(inside, index):
     federation, asked = inside
     heard = b"".join(reply for _, _, reply in asked)
     for name in federation.names:
-        (_, upload), _ = load_state(federation.folder / name / "runs" / "run-1" / f"work-{index}-0")
+        upload = load_state(federation.folder / name / "runs" / "run-1" / f"work-{index}-0", Worked).upload
         encoded = federation.plan().reduction.encoding(3).encoded(name, upload)
         assert len(encoded) > 12
         for numbers in (encoded, *upload.arrays.values()):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federations import NAMES, model_of
+from method_tables import METHODS, ONLY_TEXTS, TOGETHER, fednmf, fednmf_mi
 from site_process import mailbox_of
 from test_files import answering, folders_of
 from topic_federations import N_DOCUMENTS, WORDS, Counting, counts_of, texts_of
@@ -19,15 +20,13 @@ from partsong.core.interfaces import Schedule
 from partsong.core.streams import sampled
 from partsong.errors import FormatError, ParameterError, SiteRefused, TooFewParties
 from partsong.federation.experiment import Experiment
-from partsong.federation.method_keys import RECIPES, TOPIC_METHODS
+from partsong.federation.method_keys import METHODS as NAMED
 from partsong.federation.policy import Allowance, Policy
 from partsong.federation.site.results import TopicResult
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
 from partsong.io.model_file import Model, load_model, now, save_model
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import fednmf, fednmf_mi
-from partsong.methods.registry import METHODS, TOGETHER
 from partsong.topics.fitting import topic_program
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import Vocabulary, Weighing
@@ -103,9 +102,9 @@ def test_defaults_are_those_of_the_estimator():
     model = partsong.FederatedTopicModel()
     names = ("epochs", "batch", "rate", "strength", "server", "server_rate")
     options = {name: getattr(model, name) for name in names}
-    for method in TOPIC_METHODS:
+    for method in ONLY_TEXTS:
         assert experiment_of(method=method).program(4) == topic_program(method, 2, options, TOGETHER)
-    assert experiment_of(method="fednmf").topics.fraction == model.participation
+    assert experiment_of(method="fednmf").fraction == model.participation
 
 
 def test_keys_are_those_of_the_recipes():
@@ -121,7 +120,7 @@ def test_the_experiment_on_the_page_is_one():
     page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
     block = page.split("### Topics")[1].split("```toml")[1].split("```")[0]
     experiment = Experiment.from_table(tomllib.loads(block))
-    keys = {name: value for name, value in experiment.topics.given.items() if name != "participation"}
+    keys = {name: value for name, value in experiment.options.items() if name != "participation"}
     assert experiment.program(6) == fednmf_mi(50, weight_step="document", **keys)
     assert (experiment.reduction(6).fewest, experiment.wish(6).parties) == (3, 3)
 
@@ -140,16 +139,16 @@ def test_other_methods_are_told_without_these_keys():
         ({"method": "fednmf", "participaton": 0.5}, "Did you mean 'participation'"),
         ({"method": "fnmf", "epochs": 3}, "epochs is for fednmf, fednmf-mi; the method is 'fnmf'. Leave it out"),
         ({"method": "exact", "participation": 0.5}, "participation is for fednmf, fednmf-mi, fedlda"),
-        ({"method": "fednmf", "strength": 0.5}, "strength is for fednmf-mi"),
+        ({"method": "fednmf", "strength": 0.5}, "strength is for .*fednmf-mi; the method is 'fednmf'"),
         ({"method": "fedlda", "rate": 0.5}, "rate is for fednmf, fednmf-mi"),
         ({"method": "fednmf", "local_steps": 3}, "local_steps is for exact, fnmf.*the method is 'fednmf'"),
-        ({"method": "fedlda", "align": "sinkhorn"}, "align is for fnmf, fnmf-alone, .*the method is 'fedlda'"),
+        ({"method": "fedlda", "align": "sinkhorn"}, "align is for fnmf-alone, fnmf, .*the method is 'fedlda'"),
         ({"method": "fednmf", "start": "common"}, "start is for exact"),
         ({"method": "fednm"}, "Did you mean 'fednmf'"),
         ({"method": "fednmf", "tol": 0.1}, "tol can end a run of asyn-sd"),
         ({"method": "fednmf", "epochs": 0}, "epochs must be a whole number of at least 1"),
         ({"method": "fednmf", "batch": 2.5}, "batch must be a whole number"),
-        ({"method": "fednmf", "rate": 0.0}, "rate of descent must be a number above 0"),
+        ({"method": "fednmf", "rate": 0.0}, "rate must be a number above 0"),
         ({"method": "fednmf", "rate": "fast"}, "rate must be a number"),
         ({"method": "fednmf", "server": "adan"}, "server is 'adan'. Did you mean 'adam'"),
         ({"method": "fednmf", "server": ["adam"]}, "server is"),
@@ -208,7 +207,7 @@ def test_a_masked_sum_of_fedlda_is_over_all_sites_or_not_formed(tmp_path):
 
 
 def test_a_site_allows_methods_of_topics_by_name(tmp_path):
-    assert set(RECIPES) >= {*METHODS, "fednmf", "fednmf-mi", "fedlda"}
+    assert set(NAMED) >= {*METHODS, "fednmf", "fednmf-mi", "fedlda"}
     assert Policy.from_table({"recipes": ["fedlda"]}).recipes == ("fedlda",)
     with pytest.raises(ParameterError, match="'fednmf'"):
         Policy.from_table({"recipes": ["fednfm"]})
@@ -234,7 +233,7 @@ def test_what_a_site_asks_for_it_asks_of_methods_of_topics(tmp_path, policy, key
     assert not federation.site("east").ledger.serial
 
 
-@pytest.mark.parametrize("method", TOPIC_METHODS)
+@pytest.mark.parametrize("method", ONLY_TEXTS)
 def test_every_site_has_topics_that_the_topic_commands_read(tmp_path, method):
     federation = Counting(tmp_path, experiment_of(method=method, **(QUICK if method != "fedlda" else {})))
     *_, last = federation.rounds()

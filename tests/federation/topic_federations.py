@@ -43,7 +43,7 @@ class Counting(Federation):
     def sequentially(self):
         """The rounds of one process, with the participation that follows from the seed."""
         plan, experiment = self.plan(), self.experiment
-        absent = sampled(self.names, plan.exchanges, experiment.topics.fraction, experiment.seed)
+        absent = sampled(self.names, plan.exchanges, experiment.fraction, experiment.seed)
         shards = [Shard(name, as_matrix(counts_of(name)), secret_of(name)) for name in self.names]
         schedule = Schedule(plan.exchanges, experiment.seed, absent)
         return list(Sequential().run(plan.program, shards, schedule, reduction=plan.reduction))

@@ -22,31 +22,51 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "federation"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "laws"))
 
 from federations import NAMES, Federation, noisy_plan
+from method_tables import (
+    ALONE,
+    ASYNCHRONOUS,
+    BETWEEN_PARTIES,
+    LOCAL_STEPS,
+    METHODS,
+    ONLY_TEXTS,
+    SENDS_H,
+    TOGETHER,
+    fednmf,
+    fednmf_mi,
+)
 from test_asynchronous import arrivals_of
 from topic_federations import Counting, texts_of
 
 import partsong
+from partsong.aggregation.alignment import ALIGNMENTS
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.blocks import two_sided_blocks
 from partsong.data.conversion import as_matrix
-from partsong.engines.asynchronous import Asynchronous
 from partsong.engines.local import Parallel, Sequential
+from partsong.engines.virtual_clock import Asynchronous
 from partsong.federation.experiment import Experiment
-from partsong.federation.method_keys import FEDERATED, TOPIC_METHODS
 from partsong.federation.policy import Policy
 from partsong.federation.transports.base import InProcess, by_seed
-from partsong.methods import fednmf, recipes
+from partsong.methods import build
+from partsong.methods.averaging import Consensus
+from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.registry import ALONE, ASYNCHRONOUS, METHODS, SENDS_H, TOGETHER
+from partsong.methods.private import party_private, row_private
+from partsong.methods.relay import Relay, exact_after
+from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.privacy.randomness import InsecureSource
 from partsong.secure_aggregation.protocol import MaskedSum
 from partsong.sketch.crossing import Proportion
-from partsong.solvers.game import Game
+from partsong.sketch.kinds import Gaussian
+from partsong.solvers.game import SELF_PLAYS, Game
+from partsong.solvers.game_orders import ORDERS
+from partsong.solvers.named import solver_of
 
 RANK, ROUNDS, SEED = 3, 4, 5
 N_PARTIES, N_COLUMNS = 4, 10
@@ -86,7 +106,7 @@ def two_sided_shards() -> list[Shard]:
 
 # ---- estimators --------------------------------------------------------------------------------------------------
 
-SHORT_STEPS = {"fnmf": 5, "fnmf-alone": 5, "ipalm-once": 5, "mur-once": 5}
+SHORT_STEPS = {name: 5 for name in METHODS if LOCAL_STEPS[name] >= 100}
 MASKABLE = ("exact", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", "syn-ssd-u", "syn-ssd-v", "syn-ssd-uv")
 POOLED = {
     **{solver: {"solver": solver} for solver in ("hals", "cd", "mu", "pg", "ipalm", "bpp", "game")},
@@ -97,8 +117,8 @@ POOLED = {
     "hals, penalised": {"alpha_W": 1e-3, "alpha_H": 2e-3, "l1_ratio": 0.5},
     "hals, float32": {"dtype": np.float32},
     "hals, until it stops": {"tol": 1e-4, "max_iter": 500},
-    **{f"game, {name}": {"solver": Game(order)} for name, order in recipes.orders().items()},
-    **{f"game, self-play {name}": {"solver": Game(self_play=alone)} for name, alone in recipes.self_plays().items()},
+    **{f"game, {name}": {"solver": Game(order)} for name, order in ORDERS.values.items()},
+    **{f"game, self-play {name}": {"solver": Game(self_play=alone)} for name, alone in SELF_PLAYS.values.items()},
 }  # fmt: skip
 
 
@@ -122,7 +142,7 @@ def fits() -> Iterator[tuple[str, str, Case]]:
             for engine, n_jobs in (("sequential", 1), ("threads", 2)):
                 made = lambda s=settings, n=n_jobs: fitted(partsong.FederatedNMF(RANK, n_jobs=n, **s), parts())  # noqa: E731
                 yield f"FederatedNMF {method}{', masked' if masked else ''}", engine, made
-    for method, align in itertools.product(("fnmf", "fnmf-alone"), recipes.alignments()):
+    for method, align in itertools.product(("fnmf", "fnmf-alone"), ALIGNMENTS.values):
         settings = {"method": method, "align": align, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
         made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
         yield f"FederatedNMF {method}, {align}", "sequential", made
@@ -149,36 +169,36 @@ def seeded(party: str, release: int) -> InsecureSource:
 
 
 def private(program: object, **privacy: object) -> object:
-    return replace(recipes.party_private(program, epsilon=3.0, delta=1e-5, rounds=ROUNDS, **privacy), source=seeded)
+    return replace(party_private(program, epsilon=3.0, delta=1e-5, rounds=ROUNDS, **privacy), source=seeded)
 
 
 PROGRAMS = {
-    "exact": recipes.shared_statistics(RANK),
-    "exact, accelerated": recipes.shared_statistics(RANK, accelerate=True),
-    "exact, penalised": SharedSums(RANK, recipes.solver_of("hals", 1e-3, 2e-3, 0.5)),
-    "exact, private rows": recipes.row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
-    "fedavg": recipes.fedavg(RANK, steps=3),
-    "fedprox": recipes.fedprox(RANK, steps=3),
-    "fnmf": recipes.fnmf(RANK, steps=3),
-    "fnmf as printed": recipes.fnmf(RANK, variant="paper", steps=3),
-    "fnmf by sums": recipes.fnmf_by_sums(RANK, steps=3),
-    "fnmf, then exact": recipes.then_exact(recipes.fnmf(RANK, steps=3), 2),
-    "local only": recipes.local_only(RANK, steps=3),
-    "ipalm once": recipes.ipalm_once(RANK, steps=3),
-    "mur once": recipes.mur_once(RANK, steps=3),
-    "syn-sd": recipes.syn_sd(RANK, steps=3),
-    **{f"syn-ssd-{variant}": recipes.syn_ssd(RANK, variant=variant, steps=3, sketch=Proportion(ratio=0.5))
+    "exact": build("exact", RANK, local_steps=5),
+    "exact, accelerated": build("exact", RANK, accelerate=True, local_steps=5),
+    "exact, penalised": SharedSums(RANK, solver_of("hals", 1e-3, 2e-3, 0.5)),
+    "exact, private rows": row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
+    "fedavg": build("fedavg", RANK, local_steps=3),
+    "fedprox": build("fedprox", RANK, local_steps=3),
+    "fnmf": build("fnmf-alone", RANK, local_steps=3, align="assignment"),
+    "fnmf as printed": build("fnmf-alone", RANK, variant="paper", local_steps=3, align="assignment"),
+    "fnmf by sums": build("fnmf-by-sums", RANK, local_steps=3),
+    "fnmf, then exact": exact_after(build("fnmf-alone", RANK, local_steps=3, align="assignment"), 2),
+    "local only": build("local-only", RANK, local_steps=3),
+    "ipalm once": build("ipalm-once", RANK, local_steps=3),
+    "mur once": build("mur-once", RANK, local_steps=3),
+    "syn-sd": build("syn-sd", RANK, local_steps=3),
+    **{f"syn-ssd-{variant}": build(f"syn-ssd-{variant}", RANK, local_steps=3, sketch_ratio=0.5)
        for variant in ("u", "v", "uv")},
-    "secure dsanls": recipes.secure_dsanls(RANK, is_guarded=False),
-    "dsanls": recipes.dsanls(RANK, sketch=Proportion(ratio=0.5), iterations=6, every=3, n_rows=len(pooled())),
-    "game": recipes.game(RANK),
-    "game consensus": recipes.game_consensus(RANK, steps=3),
-    "fednmf": fednmf.fednmf(RANK, epochs=2, batch=8),
-    "fednmf, adam": fednmf.fednmf(RANK, epochs=2, batch=8, server="adam"),
-    "fednmf-mi": fednmf.fednmf_mi(RANK, epochs=2, batch=8, mi_gradient="js"),
+    "secure dsanls": SketchedStatistics(RANK, Gaussian(4 * RANK), is_guarded=False),
+    "dsanls": SketchExchange(RANK, sketch=Proportion(ratio=0.5), iterations=6, every=3, n_rows=len(pooled())),
+    "game": build("game", RANK),
+    "game consensus": build("game-consensus", RANK, local_steps=3),
+    "fednmf": fednmf(RANK, epochs=2, batch=8),
+    "fednmf, adam": fednmf(RANK, epochs=2, batch=8, server="adam"),
+    "fednmf-mi": fednmf_mi(RANK, epochs=2, batch=8, mi_gradient="js"),
     "lda": FederatedLDA(RANK, iterations=20),
-    "fedavg, private parties": private(recipes.fedavg(RANK, steps=3)),
-    "syn-sd, private parties, laplace": private(recipes.syn_sd(RANK, steps=3), kind="laplace"),
+    "fedavg, private parties": private(build("fedavg", RANK, local_steps=3)),
+    "syn-sd, private parties, laplace": private(build("syn-sd", RANK, local_steps=3), kind="laplace"),
 }  # fmt: skip
 IN_MASKS = (
     "exact", "exact, accelerated", "fedavg", "fedprox", "fnmf by sums", "local only", "ipalm once", "mur once",
@@ -186,17 +206,15 @@ IN_MASKS = (
     "fedavg, private parties",
 )  # fmt: skip
 ARRIVALS = {
-    "asyn-sd": recipes.asyn_sd(RANK, steps=3),
-    "asyn-ssd-v": recipes.asyn_ssd_v(RANK, steps=3, sketch=Proportion(ratio=0.5)),
+    "asyn-sd": build("asyn-sd", RANK, local_steps=3),
+    "asyn-ssd-v": build("asyn-ssd-v", RANK, local_steps=3, sketch_ratio=0.5),
 }
 RANKED = tuple(name for name in PROGRAMS if name not in ("game", "fednmf-mi"))
 """What a job over ranks repeats; the others make it long."""
 
 
 def rounds_of(program: object) -> int:
-    if hasattr(program, "exchanges_among"):
-        return ROUNDS * program.exchanges_among(N_PARTIES)
-    return program.rounds_for(ROUNDS) if hasattr(program, "rounds_for") else ROUNDS
+    return ROUNDS if isinstance(program, (Consensus, Relay)) else program.exchanges(ROUNDS, N_PARTIES)
 
 
 def run(name: str, engine: object = Sequential(), own: slice = slice(None)) -> np.ndarray:
@@ -226,9 +244,9 @@ SKETCHES = {
     **{method: {"sketch_ratio": 0.5} for method in ("syn-ssd-u", "syn-ssd-v", "syn-ssd-uv", "asyn-ssd-v")},
     "secure-dsanls": {"rounds": 3, "sketch_dimension": 4},
 }
-WITHOUT_STEPS = ("secure-dsanls", "then-exact", *TOPIC_METHODS)
+WITHOUT_STEPS = ("secure-dsanls", "then-exact", *ONLY_TEXTS)
 SITES_IN_MASKS = (
-    *MASKABLE, "local-only", "fnmf-by-sums", "secure-dsanls", "game-consensus", "then-exact", *TOPIC_METHODS,
+    *MASKABLE, "local-only", "fnmf-by-sums", "secure-dsanls", "game-consensus", "then-exact", *ONLY_TEXTS,
 )  # fmt: skip
 
 
@@ -242,7 +260,7 @@ def at_sites(experiment: Experiment) -> np.ndarray:
     """H of a run in folders that are deleted afterwards."""
     kind = Counting if experiment.is_of_topics else Federation
     with tempfile.TemporaryDirectory() as folder:
-        federation = kind(Path(folder), experiment, policy=Policy(recipes=(*FEDERATED, *TOPIC_METHODS)))
+        federation = kind(Path(folder), experiment, policy=Policy(recipes=(*BETWEEN_PARTIES, *ONLY_TEXTS)))
         if experiment.privacy:
             federation.policy, federation.build = Policy(), noisy_plan
         if experiment.is_asynchronous:
@@ -254,7 +272,7 @@ def at_sites(experiment: Experiment) -> np.ndarray:
 
 
 def sites() -> Iterator[tuple[str, str, Case]]:
-    for method in (*FEDERATED, *TOPIC_METHODS):
+    for method in (*BETWEEN_PARTIES, *ONLY_TEXTS):
         yield f"{SITES} {method}", SITES, lambda m=method: at_sites(experiment(m))
     for method in SITES_IN_MASKS:
         yield f"{SITES} {method}, masked", SITES, lambda m=method: at_sites(experiment(m, masked=True, mask_bound=1e4))

@@ -22,9 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import ranks
 from cases import CASES, SITES
 from golden import TOLERANCE, TOLERANCES, load
-
-from partsong.federation.method_keys import FEDERATED
-from partsong.methods.registry import ASYNCHRONOUS, METHODS
+from method_tables import ASYNCHRONOUS, BETWEEN_PARTIES, METHODS
 
 STORED = load()
 READING_SINGLE_UPLOADS = {"fnmf", "fnmf as printed", "fnmf, then exact"}
@@ -59,7 +57,7 @@ def test_every_case_has_an_array_and_every_array_a_case():
 def test_every_method_has_cases():
     names = set(STORED)
     assert {f"FederatedNMF {method}" for method in METHODS} <= names
-    assert {f"{SITES} {method}" for method in FEDERATED} <= names
+    assert {f"{SITES} {method}" for method in BETWEEN_PARTIES} <= names
     assert {engine for name, engine in CASES if name in ASYNCHRONOUS} == {"virtual clock"}
 
 

@@ -11,7 +11,7 @@ from scipy import sparse
 
 import partsong
 from partsong.errors import DataError, FileError, FormatError, PartsongError, ShapeError, UnreadableError
-from partsong.io import blocks
+from partsong.io import blocks, sparse_archive
 from partsong.io.blocks import open_source, require_sound, shape_of
 from partsong.io.opening import Wanted
 
@@ -25,7 +25,7 @@ def dense(X):
 @pytest.fixture
 def S(monkeypatch):
     """Empty rows and columns, and pieces so small that every seam is met."""
-    monkeypatch.setattr(blocks, "PIECE", 37)
+    monkeypatch.setattr(sparse_archive, "PIECE", 37)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
     S = sparse.random_array((50, 31), density=0.2, rng=np.random.default_rng(0), format="csr")
     keep = sparse.diags_array((np.arange(50) % 7 != 0).astype(float))

@@ -11,8 +11,12 @@ import pandas as pd
 import pytest
 
 from partsong import NMF, FederatedNMF, FederatedTopicModel, TopicModel, load_model
+from partsong.errors import DamagedState, FormatError
 from partsong.federation.audit_log import Audit, both_read, not_charged, not_in_log, verified
 from partsong.federation.ledger import SiteLedger
+from partsong.federation.server.state import Record
+from partsong.federation.wire import load_state
+from partsong.training.checkpoint import load_run
 
 FOLDER = Path(__file__).parent / "from_0_1_0"
 FACTORS = {
@@ -96,3 +100,11 @@ def test_chains_of_0_1_0_grow(name, tmp_path):
     lines, last = ledger.chain.head()
     assert ledger.chain.append({"count": 0})["before"] == last
     assert ledger.chain.head()[0] == lines + 1
+
+
+def test_runs_of_0_1_0_are_refused_with_a_sentence():
+    """Their states name classes by module and class, which have moved since then."""
+    with pytest.raises(FormatError, match=r"fit\.ckpt: partsong 0\.1\.0 wrote .* or start a new run"):
+        load_run(FOLDER / "fit.ckpt")
+    with pytest.raises(DamagedState, match=r"server-run\.state: partsong 0\.1\.0 wrote .* or start a new run"):
+        load_state(FOLDER / "server-run.state", Record)

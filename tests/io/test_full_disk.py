@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partsong.errors import FileError
-from partsong.io.model_file import FileKind, read_tensors, write_tensors
+from partsong.io.tensor_file import FileKind, read_tensors, write_tensors
 
 resource = pytest.importorskip("resource")
 KIND = FileKind("test", 1)

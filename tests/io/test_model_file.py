@@ -12,7 +12,8 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
 from partsong.errors import DataError, DataTypeError, FeatureError, FileError, FormatError, PartsongError
-from partsong.io.model_file import FileKind, Model, load_model, save_model, write_tensors
+from partsong.io.model_file import Model, load_model, save_model
+from partsong.io.tensor_file import FileKind, write_tensors
 
 H = np.random.default_rng(0).random((2, 3))
 JSON_VALUES = st.recursive(

@@ -8,7 +8,7 @@ import pytest
 
 import partsong
 from partsong.errors import DataTypeError, FileError
-from partsong.io.model_file import load_checkpoint
+from partsong.io.state_file import read_state
 from partsong.io.weights import write_weights
 
 X = np.random.default_rng(0).random((8, 5))
@@ -35,7 +35,7 @@ def takes_a_path(request, fitted, tmp_path):
         "save": fitted.save,
         "save_model": lambda path: partsong.save_model(path, model),
         "weights": lambda path: write_weights(path, X),
-        "checkpoint": lambda path: load_checkpoint(path, ()),
+        "checkpoint": lambda path: read_state(path),
     }[request.param]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from partsong.aggregation import alignment
 from partsong.aggregation.alignment import (
     ALONE,
     Assignment,
@@ -28,7 +29,6 @@ from partsong.aggregation.alignment import (
     squared_distances,
 )
 from partsong.errors import ParameterError
-from partsong.methods import recipes
 
 HARD = [Assignment(), Assignment(unit=True), PartialAssignment(), PartialAssignment(bonferroni=True)]
 SOFT = [Sinkhorn(), Sinkhorn(blur=0.005, iterations=2000), Sinkhorn(unit=True), PartialSinkhorn(), Nearest(), SoftMax()]
@@ -301,7 +301,7 @@ def odd_parts(draw, k, m):
     return H
 
 
-TABLE = {**recipes.alignments(), **{repr(align): align for align in ALIGNMENTS}}
+TABLE = {**alignment.ALIGNMENTS.values, **{repr(align): align for align in ALIGNMENTS}}
 
 
 @pytest.mark.parametrize("align", [a for a in TABLE.values() if not a.is_partial], ids=repr)

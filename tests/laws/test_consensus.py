@@ -18,30 +18,26 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.methods import recipes
-from partsong.methods.averaging import (
-    AlignedUpload,
-    CommonStart,
-    Consensus,
-    IndependentStart,
-    Overwrite,
-    Personal,
-    WholeUpload,
-)
+from partsong.methods import build
+from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal, WholeUpload
+from partsong.methods.starts import CommonStart, IndependentStart
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalTerm
-from partsong.solvers.squared_error import Extrapolation
+from partsong.solvers.extrapolation import Extrapolation
+from partsong.solvers.named import accelerated_hals
 
 PROGRAMS = {
-    "fnmf robust": recipes.fnmf(4, steps=5),
-    "fnmf paper": recipes.fnmf(4, variant="paper", steps=5),
-    "fnmf common": recipes.fnmf(4, steps=5, start="common"),
-    "fnmf partial": recipes.fnmf(4, steps=5, client_align=PartialAssignment()),
-    "fnmf soft": recipes.fnmf(4, steps=5, client_align=Sinkhorn(), server_align=Sinkhorn()),
-    "fnmf by sums": recipes.fnmf_by_sums(4, steps=5),
-    "fnmf personal": replace(recipes.fnmf(4, steps=5), joining=Personal()),
-    "fedprox": recipes.fedprox(4, steps=5),
-    "ipalm once": recipes.ipalm_once(4, steps=5),
-    "mur once": recipes.mur_once(4, steps=5),
+    "fnmf robust": build("fnmf-alone", 4, local_steps=5, align="assignment"),
+    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=5, align="assignment"),
+    "fnmf common": build("fnmf-alone", 4, local_steps=5, start="common", align="assignment"),
+    "fnmf partial": build("fnmf-alone", 4, local_steps=5, client_align=PartialAssignment(), align="assignment"),
+    "fnmf soft": build(
+        "fnmf-alone", 4, local_steps=5, client_align=Sinkhorn(), server_align=Sinkhorn(), align="assignment"
+    ),
+    "fnmf by sums": build("fnmf-by-sums", 4, local_steps=5),
+    "fnmf personal": replace(build("fnmf-alone", 4, local_steps=5, align="assignment"), joining=Personal()),
+    "fedprox": build("fedprox", 4, local_steps=5),
+    "ipalm once": build("ipalm-once", 4, local_steps=5),
+    "mur once": build("mur-once", 4, local_steps=5),
 }
 
 
@@ -75,12 +71,11 @@ def test_engines_agree_and_runs_go_on_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_checkpoints_of_all_programs_can_be_written_and_read(name, tmp_path):
-    from partsong.io.model_file import load_checkpoint, save_checkpoint
-    from partsong.methods.registry import state_types
+    from partsong.io.state_file import read_state, write_state
 
     point = run(PROGRAMS[name], shards_of(data()), 2)[-1].checkpoint
-    save_checkpoint(tmp_path / "c.ckpt", point, context={})
-    again, _ = load_checkpoint(tmp_path / "c.ckpt", state_types())
+    write_state(tmp_path / "c.ckpt", point)
+    again = read_state(tmp_path / "c.ckpt")
     assert again.index == point.index
     assert_array_equal(again.server.model["H"], point.server.model["H"])
     for party, state in point.parties.items():
@@ -103,7 +98,7 @@ def test_only_declared_arrays_are_sent(name):
 @pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Sinkhorn()], ids=lambda a: type(a).__name__)
 def test_a_barycenter_by_sums_is_that_of_the_server(sweeps, align):
     shards = shards_of(data(), 5)
-    by_sums = recipes.fnmf_by_sums(4, align=align, sweeps=sweeps, steps=20, start="common")
+    by_sums = build("fnmf-by-sums", 4, align=align, sweeps=sweeps, local_steps=20, start="common")
     at_server = replace(
         by_sums,
         upload=WholeUpload(),
@@ -116,16 +111,16 @@ def test_a_barycenter_by_sums_is_that_of_the_server(sweeps, align):
 
 
 def test_a_barycenter_by_sums_can_be_masked():
-    shards, program = shards_of(data(), 4), recipes.fnmf_by_sums(4, steps=5)
+    shards, program = shards_of(data(), 4), build("fnmf-by-sums", 4, local_steps=5)
     assert isinstance(program.aggregation, Reducible)
     plain, masked = run(program, shards, 6), run(program, shards, 6, reduction=PairwiseMasks())
     assert_allclose(masked[-1].model["H"], plain[-1].model["H"], rtol=1e-6, atol=1e-8)
     with pytest.raises(CompositionError):
-        run(recipes.fnmf(4), shards, 1, reduction=PairwiseMasks())
+        run(build("fnmf-alone", 4, align="assignment"), shards, 1, reduction=PairwiseMasks())
 
 
 def test_a_party_that_misses_the_first_sweep_adds_nothing_to_that_round():
-    shards, program = shards_of(data(), 3), recipes.fnmf_by_sums(4, steps=5, sweeps=2)
+    shards, program = shards_of(data(), 3), build("fnmf-by-sums", 4, local_steps=5, sweeps=2)
     late = run(program, shards, 4, Sequential(record=True), absent={2: frozenset({"p01"})})
     gone = run(program, shards, 4, absent={2: frozenset({"p01"}), 3: frozenset({"p01"})})
     assert_array_equal(late[3].model["H"], gone[3].model["H"])
@@ -140,14 +135,14 @@ def test_alignment_saves_what_averaging_by_position_destroys():
     shards = shards_of(X, 8)
     errors = {}
     for name, program in {
-        "exact": recipes.shared_statistics(5),
-        "fnmf": recipes.fnmf(5, steps=300),
-        "sums": recipes.fnmf_by_sums(5, steps=300, sweeps=3),
-        "fedavg": recipes.ipalm_once(5, steps=200),
-        "fedprox": recipes.fedprox(5, steps=200),
+        "exact": build("exact", 5, local_steps=5),
+        "fnmf": build("fnmf-alone", 5, local_steps=300, align="assignment"),
+        "sums": build("fnmf-by-sums", 5, local_steps=300, sweeps=3),
+        "fedavg": build("ipalm-once", 5, local_steps=200),
+        "fedprox": build("fedprox", 5, local_steps=200),
     }.items():
         H = run(program, shards, {"exact": 100, "sums": 6}.get(name, 2))[-1].model["H"]
-        W = recipes.accelerated_hals().solve_rows(as_matrix(X), np.ascontiguousarray(H.T))
+        W = accelerated_hals().solve_rows(as_matrix(X), np.ascontiguousarray(H.T))
         errors[name] = np.linalg.norm(X - W @ H) / np.linalg.norm(X)
     assert errors["fnmf"] < 1.1 * errors["exact"]
     assert errors["sums"] < 1.1 * errors["exact"]
@@ -157,7 +152,7 @@ def test_alignment_saves_what_averaging_by_position_destroys():
 
 def joined(joining, own, model, W, X=None):
     shard = Shard("p", as_matrix(data() if X is None else X))
-    return joining.begin(shard, W, own, model, recipes.accelerated_hals())
+    return joining.begin(shard, W, own, model, accelerated_hals())
 
 
 def test_weights_follow_their_components():
@@ -194,16 +189,16 @@ def test_starts_are_what_they_say():
     own = IndependentStart().columns(shard, None, 4)
     assert_array_equal(own, IndependentStart().columns(shard, announced, 4))
     assert not np.allclose(own, IndependentStart().columns(replace(shard, secret=12), None, 4))
-    W = IndependentStart().weights(shard, own, recipes.accelerated_hals())
+    W = IndependentStart().weights(shard, own, accelerated_hals())
     assert (W @ own.T).mean() == pytest.approx(data().mean(), rel=0.2)
-    server, model = recipes.fnmf(4).start_server(layout)
+    server, model = build("fnmf-alone", 4, align="assignment").start_server(layout)
     assert "H" not in model.arrays
     assert server.model["H"].shape == (4, 24)
 
 
 def test_nothing_is_pulled_in_free_rounds():
     shards = shards_of(data())
-    free = replace(recipes.fnmf(4, steps=6, start="common"), free_rounds=1)
+    free = replace(build("fnmf-alone", 4, local_steps=6, start="common", align="assignment"), free_rounds=1)
     alone = replace(free, coupling=AlignedProximalTerm(0.0))
     tied = replace(free, free_rounds=0, coupling=AlignedProximalTerm(5.0))
     assert_allclose(run(free, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"], rtol=1e-12)
@@ -227,13 +222,13 @@ def test_rows_that_nobody_matched_stay():
         (lambda: Consensus(4, coupling=AlignedProximalTerm(prox="exact")), CompositionError),
         (
             lambda: replace(
-                recipes.fedprox(4),
-                solver=replace(recipes.fedprox(4).solver, momentum=Extrapolation()),
+                build("fedprox", 4),
+                solver=replace(build("fedprox", 4).solver, momentum=Extrapolation()),
                 coupling=ProximalTerm(),
             ),
             CompositionError,
         ),
-        (lambda: recipes.fnmf(4, variant="printed"), ParameterError),
+        (lambda: build("fnmf-alone", 4, variant="printed", align="assignment"), ParameterError),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(make, error):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from method_tables import METHODS, SENDS_H
 from typer.testing import CliRunner
 
 from partsong.aggregation.plaintext import InTheOpen
@@ -25,9 +26,11 @@ from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.federation.policy import ZERO, Allowance, Policy
 from partsong.federation.setup.exposure_terms import Terms
 from partsong.io.party_folder import write_parts
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.fnmf import LONG_ROUNDS
 from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
-from partsong.methods.registry import LONG_ROUNDS, METHODS, SENDS_H
+from partsong.methods.relay import exact_after
+from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.privacy.exposure import LIMITS, Exposure, PartyExposure, Support, directions_after, directions_of
 from partsong.sketch.kinds import Gaussian
 
@@ -56,7 +59,7 @@ def recorded(program, parts, exchanges, seed=3):
 
 def weights_of(parts, rank, rounds):
     """[W_1 … W_T] (n × Σk) of the first party, and the crosses that it sent."""
-    _, done, exchanges = recorded(recipes.shared_statistics(rank, sweeps=3), parts, rounds)
+    _, done, exchanges = recorded(build("exact", rank, local_steps=3), parts, rounds)
     weights = [each.checkpoint.parties["p00"].W for each in done]
     return weights, [upload["cross"] for _, upload in of_party(exchanges, "p00", "cross")]
 
@@ -117,7 +120,7 @@ class Sums:
     """All numbers that a party sends in a run, as a function of the values of its table on a fixed support."""
 
     def __init__(self, X, rank, rounds):
-        self.program, self.X = recipes.shared_statistics(rank, sweeps=3), X
+        self.program, self.X = build("exact", rank, local_steps=3), X
         self.layout, _, exchanges = recorded(self.program, [X, sparse(*X.shape, 0.7, 5)], rounds)
         seen = of_party(exchanges, "p00")
         self.models = [model for model, _ in seen]
@@ -236,11 +239,11 @@ def test_the_word_of_a_run_is_the_worst_of_its_parties_and_the_support_is_their_
 
 
 PROGRAMS = {
-    "exact": recipes.shared_statistics(3),
-    "fnmf": recipes.then_exact(recipes.fnmf(3, steps=2), LONG_ROUNDS),
-    "long fnmf": recipes.then_exact(recipes.fnmf(3, steps=2), 4),
-    "game": recipes.game(3),
-    "sketches": recipes.secure_dsanls(3, sketch=Gaussian(5)),
+    "exact": build("exact", 3, local_steps=5),
+    "fnmf": exact_after(build("fnmf-alone", 3, local_steps=2, align="assignment"), LONG_ROUNDS),
+    "long fnmf": exact_after(build("fnmf-alone", 3, local_steps=2, align="assignment"), 4),
+    "game": build("game", 3),
+    "sketches": SketchedStatistics(3, Gaussian(5)),
 }
 
 
@@ -314,7 +317,7 @@ def crafted(column, beta, m):
     H = np.ones((2, m))
     H[0] = np.arange(m) == column
     H[1, column] = beta
-    return Message({"H": H, "pace": np.array([0.0, 1.0])})
+    return Message({"H": H, "amount": np.array(0.0), "restart": np.array(1.0)})
 
 
 def read_by_crafted_models(tables, rounds):
@@ -323,7 +326,7 @@ def read_by_crafted_models(tables, rounds):
     β climbs towards the ratio of the combination that was seen, which is below that of some row. Once one row is left,
     two models in turn show the same combination, and no other case does: that is how the coordinator knows.
     """
-    program, shards, m = recipes.shared_statistics(2, sweeps=3), shards_of(tables), tables[0].shape[1]
+    program, shards, m = build("exact", 2, local_steps=3), shards_of(tables), tables[0].shape[1]
     layout = Layout.of(shards, 0)
     states = [program.start_party(shard, layout) for shard in shards]
     read, column, beta, before = [], 0, 1.0, None
@@ -350,7 +353,7 @@ def read_by_crafted_models(tables, rounds):
 def test_a_coordinator_that_crafts_models_reads_rows_while_the_count_says_guess(parties, seed):
     n, m, rounds = 400, 30, 20
     tables = [np.random.default_rng([seed, party]).gamma(2.0, size=(n, m)) for party in range(parties)]
-    sent = rounds * directions_of(recipes.shared_statistics(2), crafted(0, 1.0, m))
+    sent = rounds * directions_of(build("exact", 2, local_steps=5), crafted(0, 1.0, m))
     assert sent <= n / 10
     assert {Support.of(X).exposure(sent) for X in tables} == {Exposure.GUESS}
     rows, X = read_by_crafted_models(tables, rounds), np.vstack(tables)
@@ -362,9 +365,9 @@ def test_a_coordinator_that_crafts_models_reads_rows_while_the_count_says_guess(
 @pytest.mark.parametrize("density", [0.3, 1.0])
 def test_a_model_of_unit_vectors_is_answered_with_rows_of_the_second_moment(density):
     X = sparse(400, 30, density)
-    program, (shard,) = recipes.shared_statistics(3, sweeps=3), shards_of([X])
+    program, (shard,) = build("exact", 3, local_steps=3), shards_of([X])
     columns = [2, 11, 29]
-    model = Message({"H": np.eye(30)[columns], "pace": np.array([0.0, 1.0])})
+    model = Message({"H": np.eye(30)[columns], "amount": np.array(0.0), "restart": np.array(1.0)})
     _, upload = program.local(shard, program.start_party(shard, Layout.of([shard], 0)), model)
     moment = X.T @ X
     np.testing.assert_allclose(upload["cross"], moment[columns], rtol=1e-12)

@@ -34,9 +34,10 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.private import MASKED_BOUND
+from partsong.methods.private import MASKED_BOUND, party_private, row_private
+from partsong.methods.relay import exact_after
 from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.privacy.randomness import InsecureSource, system_source
 from partsong.secure_aggregation import client, crypto, secret_sharing
@@ -190,20 +191,20 @@ def test_sums_of_any_values_and_any_dropouts_that_leave_enough(data):
 
 
 RECIPES = {
-    "fedprox": recipes.fedprox(4, steps=3),
-    "ipalm once": recipes.ipalm_once(4, steps=3),
-    "mur once": recipes.mur_once(4, steps=3),
-    "syn-sd": recipes.syn_sd(4, steps=3),
-    "syn-ssd-u": recipes.syn_ssd(4, variant="u", steps=3),
-    "syn-ssd-v": recipes.syn_ssd(4, variant="v", steps=3),
-    "syn-ssd-uv": recipes.syn_ssd(4, steps=3),
-    "secure dsanls": recipes.secure_dsanls(4, is_guarded=False),
-    "fnmf by sums": recipes.fnmf_by_sums(4, steps=3),
-    "by sums, then exact": recipes.then_exact(recipes.fnmf_by_sums(4, steps=3), 2),
-    "fedavg, then exact": recipes.then_exact(recipes.fedavg(4, steps=3), 2),
-    "private": recipes.party_private(recipes.syn_sd(4, steps=3), epsilon=3.0, delta=1e-5, rounds=4),
+    "fedprox": build("fedprox", 4, local_steps=3),
+    "ipalm once": build("ipalm-once", 4, local_steps=3),
+    "mur once": build("mur-once", 4, local_steps=3),
+    "syn-sd": build("syn-sd", 4, local_steps=3),
+    "syn-ssd-u": build("syn-ssd-u", 4, local_steps=3),
+    "syn-ssd-v": build("syn-ssd-v", 4, local_steps=3),
+    "syn-ssd-uv": build("syn-ssd-uv", 4, local_steps=3),
+    "secure dsanls": SketchedStatistics(4, Gaussian(4 * 4), is_guarded=False),
+    "fnmf by sums": build("fnmf-by-sums", 4, local_steps=3),
+    "by sums, then exact": exact_after(build("fnmf-by-sums", 4, local_steps=3), 2),
+    "fedavg, then exact": exact_after(build("fedavg", 4, local_steps=3), 2),
+    "private": party_private(build("syn-sd", 4, local_steps=3), epsilon=3.0, delta=1e-5, rounds=4),
 }
-PRIVATE_ROWS = recipes.row_private(
+PRIVATE_ROWS = row_private(
     4, epsilon=3.0, row_bound=10.0, rounds=4, source=lambda party, number: InsecureSource(1, party, number)
 )
 ROW_BOUNDS = {"gram": MASKED_BOUND, "cross": MASKED_BOUND}
@@ -218,8 +219,8 @@ def reducible_programs():
 
 
 def shows_single_parties(program):
-    kinds = program.expects(Layout(("a", "b", "c"), 12, 0)) if hasattr(program, "expects") else ()
-    return any(form.lone for kind in kinds for form in kind.values())
+    kinds = program.upload_spec(Layout(("a", "b", "c"), 12, 0)) if hasattr(program, "upload_spec") else ()
+    return any(form.single_party_reason for kind in kinds for form in kind.values())
 
 
 def test_programs_whose_sums_show_single_parties_are_refused():
@@ -282,9 +283,9 @@ def test_masked_sums_of_every_recipe_are_the_open_ones_to_the_printed_error(name
             off = abs(np.vectorize(Fraction, otypes=[object])(total[array]) - exact)
             printed = Fraction(reduction.error(array, len(uploads)))
             rounding = Fraction(2) ** -53 if total[array].dtype.kind == "f" else 0
-            assert (off <= printed + (abs(exact) + printed) * rounding).all()
+            assert np.all(off <= printed + (abs(exact) + printed) * rounding)
             if total[array].dtype.kind == "i":
-                assert not off.any()
+                assert not np.any(off)
         assert total.weight == sum(message.weight for message in lifted)
 
 
@@ -347,7 +348,7 @@ def test_sketched_programs_run_masked(variant):
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_tensors_run_masked(kind):
     torch = pytest.importorskip("torch")
-    parts, program = np.array_split(data(), 4), recipes.shared_statistics(4)
+    parts, program = np.array_split(data(), 4), build("exact", 4, local_steps=5)
     shards = [Shard(f"p{i}", as_matrix(torch.tensor(x, dtype=getattr(torch, kind))), i) for i, x in enumerate(parts)]
     openly = run_openly(program, shards, 3)[-1].model["H"]
     masked = list(Sequential().run(program, shards, Schedule(3, 3), reduction=MaskedSum(bound=1e5)))[-1].model["H"]
@@ -374,7 +375,7 @@ def test_dropouts_in_each_phase_leave_the_sum_of_the_survivors(aggregation, phas
 
 
 def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
-    shards, program = shards_of(data(), [20, 40, 60]), recipes.shared_statistics(4)
+    shards, program = shards_of(data(), [20, 40, 60]), build("exact", 4, local_steps=5)
     for phase in range(4):
         schedule = Schedule(3, 3, silent={1: {"p01": phase}})
         rounds = list(Sequential().run(program, shards, schedule, reduction=MaskedSum()))
@@ -420,7 +421,7 @@ def test_less_than_three_are_refused_wherever_they_are_counted():
     for fewest in (2, 3.5, float("nan"), "4", None):
         with pytest.raises(ParameterError, match=f"fewest={fewest!r}"):
             MaskedSum(fewest=fewest)
-    shards, program = shards_of(data(), [20, 40]), recipes.shared_statistics(4)
+    shards, program = shards_of(data(), [20, 40]), build("exact", 4, local_steps=5)
     absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
     with pytest.raises(PartyError, match=r"Only 2 parties \(p00, p02\).*round 1.*Nothing was sent"):
         list(Sequential().run(program, shards, absent, reduction=MaskedSum()))
@@ -1207,7 +1208,7 @@ WHOLE, INSIDE = [KEYS, SHARES, UPLOAD, UNMASKING], [UPLOAD, UNMASKING]
 )
 def test_a_sum_takes_two_exchanges_inside_a_batch_and_four_with_its_set_up(batch, absent, silent, expected):
     """A set-up when the batch is used up, for somebody who was not in it, and for fewer than can remove its masks."""
-    shards, program = shards_of(data(), [15, 30, 45, 60, 75]), recipes.shared_statistics(4)
+    shards, program = shards_of(data(), [15, 30, 45, 60, 75]), build("exact", 4, local_steps=5)
     schedule = Schedule(5, 3, {index: frozenset(names) for index, names in absent.items()}, silent)
     rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=MaskedSum(batch=batch)))
     assert phases_of(rounds) == expected
@@ -1320,7 +1321,14 @@ def test_a_key_of_small_order_is_refused():
 
 def test_only_sums_can_be_masked():
     with pytest.raises(CompositionError, match=r"reads individual uploads.*fnmf_by_sums"):
-        next(Sequential().run(recipes.fnmf(4), shards_of(data(), [20, 40]), Schedule(1), reduction=MaskedSum()))
+        next(
+            Sequential().run(
+                build("fnmf-alone", 4, align="assignment"),
+                shards_of(data(), [20, 40]),
+                Schedule(1),
+                reduction=MaskedSum(),
+            )
+        )
 
 
 def test_without_the_extra_it_is_said_at_once(monkeypatch):

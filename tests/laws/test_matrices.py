@@ -11,13 +11,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong import kernels
 from partsong.core import runtime
-from partsong.data import dense as tiles
-from partsong.data import sparse
+from partsong.data import csr, sparse, tiles
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ShapeError
 from partsong.solvers import initialization
-from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError
+from partsong.solvers.extrapolation import Extrapolation
+from partsong.solvers.squared_error import RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, InertialPalm
 
 
@@ -54,7 +54,7 @@ def factorize(matrix, Ht, rounds=4, rule=CoordinateDescent(sweeps=2)):
     solver = SquaredError(rule, momentum=Extrapolation())
     rows, columns = RowState(), solver.begin(matrix.native(Ht))
     for _ in range(rounds):
-        rows, totals = solver.row_step(matrix, rows, columns)
+        rows, totals = solver.row_step(matrix, rows, solver.broadcast(columns))
         columns = solver.column_step(columns, totals)
     to = kernels.of(columns.Ht).to_numpy
     return to(rows.W), to(columns.Ht), columns.squared_error
@@ -152,7 +152,7 @@ def test_wide_rows_in_blocks_are_the_same_rows(form, tmp_path, small_tiles, monk
 @pytest.mark.parametrize("count", [1, 3])
 def test_rows_alone_do_what_rows_and_columns_do(count, monkeypatch):
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
-    monkeypatch.setattr(sparse, "CHUNK", 100)
+    monkeypatch.setattr(csr, "CHUNK", 100)
     X = sparse_like((300, 17))
     X[:, 3] = 0
     by_row = sp.csr_array(X)

@@ -15,7 +15,7 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import ParameterError
-from partsong.methods import recipes
+from partsong.methods import build
 
 
 def sparse(n, m, density, seed=0):
@@ -27,7 +27,7 @@ def recorded(parts, rank, rounds, *, seed=3, dtype=np.float64):
     """(gram, cross) of every round, by party, as the program sends them."""
     names = [f"p{i:02d}" for i in range(len(parts))]
     shards = [Shard(name, as_matrix(part.astype(dtype)), key(7, name)) for name, part in zip(names, parts, strict=True)]
-    program = recipes.shared_statistics(rank, sweeps=3)
+    program = build("exact", rank, local_steps=3)
     sent = {name: [] for name in names}
     for done in Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen()):
         for name, _, upload in done.traffic:

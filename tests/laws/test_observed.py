@@ -96,7 +96,7 @@ def test_a_known_zero_is_not_an_unknown_cell():
     zero = observed(sp.coo_array((np.array([2.0, 0.0, 3.0]), (rows, columns)), shape=(2, 3)))
     assert zero.stored == 3
     assert zero.mean == pytest.approx(5 / 3)
-    assert zero.rows(np.array([0])).stored == zero.transposed.rows(np.array([0, 2])).stored == 2
+    assert zero.rows(np.array([0])).stored == zero.transposed().rows(np.array([0, 2])).stored == 2
     ones = np.ones((2, 1)), np.ones((3, 1))
     assert zero.squared_distance(*ones) == pytest.approx(1 + 1 + 4)
     without = observed(np.array([[2.0, np.nan, np.nan], [np.nan, 3.0, np.nan]]))
@@ -132,9 +132,9 @@ def test_a_small_distance_keeps_its_digits():
 
 def test_the_transpose_is_the_same_memory():
     matrix = observed(with_gaps(*ratings()))
-    assert matrix.transposed.shape == (25, 60)
-    assert matrix.transposed.by_row is matrix.by_column
-    assert matrix.transposed.transposed.by_row is matrix.by_row
+    assert matrix.transposed().shape == (25, 60)
+    assert matrix.transposed().by_row is matrix.by_column
+    assert matrix.transposed().transposed().by_row is matrix.by_row
 
 
 def test_empty_rows_and_columns_are_told():
@@ -286,7 +286,7 @@ def test_columns_are_the_rows_of_the_transpose():
     W = np.random.default_rng(0).random((60, 3))
     solver = ObservedRows(SquaredError(penalty_W=Penalty(l2=9.0), penalty_H=Penalty(l1=0.01, l2=0.02)))
     swapped = ObservedRows(SquaredError(penalty_W=Penalty(l1=0.01, l2=0.02)))
-    assert_array_equal(solver.solve_columns(matrix, W), swapped.solve_rows(matrix.transposed, W))
+    assert_array_equal(solver.solve_columns(matrix, W), swapped.solve_rows(matrix.transposed(), W))
 
 
 @pytest.mark.parametrize("penalty", [Penalty(), Penalty(0.01, 0.05)], ids=repr)

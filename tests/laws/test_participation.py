@@ -12,28 +12,37 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
-from partsong.methods import recipes
-from partsong.solvers.game import ConstantStep
+from partsong.methods import build
+from partsong.methods.game import PlayInStrata
+from partsong.methods.relay import exact_after
+from partsong.solvers.game import ConstantStep, Game
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
 ROUNDS = 6
 PROGRAMS = {
-    "exact": recipes.shared_statistics(4),
-    "exact accelerated": recipes.shared_statistics(4, accelerate=True),
-    "fedavg": recipes.fedavg(4, steps=4),
-    "fedavg independent": recipes.fedavg(4, steps=4, start="independent"),
-    "fedprox": recipes.fedprox(4, steps=4),
-    "fnmf paper": recipes.fnmf(4, variant="paper", steps=4),
-    "fnmf robust": recipes.fnmf(4, steps=4),
-    "fnmf partial": recipes.fnmf(4, steps=4, client_align=PartialAssignment(), server_align=PartialAssignment()),
-    "fnmf by sums": recipes.fnmf_by_sums(4, steps=4),
-    "fnmf by sums common": recipes.fnmf_by_sums(4, steps=4, sweeps=3, start="common"),
-    "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=4), 3),
-    "syn-sd": recipes.syn_sd(4, steps=4),
-    "asyn-ssd-v": recipes.asyn_ssd_v(4, steps=4),
-    "game": recipes.game(4),
-    "game with a given step": recipes.game(4, step=ConstantStep(0.01)),
-    "consensus of games": recipes.game_consensus(4, steps=4),
+    "exact": build("exact", 4, local_steps=5),
+    "exact accelerated": build("exact", 4, accelerate=True, local_steps=5),
+    "fedavg": build("fedavg", 4, local_steps=4),
+    "fedavg independent": build("fedavg", 4, local_steps=4, start="independent"),
+    "fedprox": build("fedprox", 4, local_steps=4),
+    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=4, align="assignment"),
+    "fnmf robust": build("fnmf-alone", 4, local_steps=4, align="assignment"),
+    "fnmf partial": build(
+        "fnmf-alone",
+        4,
+        local_steps=4,
+        client_align=PartialAssignment(),
+        server_align=PartialAssignment(),
+        align="assignment",
+    ),
+    "fnmf by sums": build("fnmf-by-sums", 4, local_steps=4),
+    "fnmf by sums common": build("fnmf-by-sums", 4, local_steps=4, sweeps=3, start="common"),
+    "fnmf, then exact": exact_after(build("fnmf-alone", 4, local_steps=4, align="assignment"), 3),
+    "syn-sd": build("syn-sd", 4, local_steps=4),
+    "asyn-ssd-v": build("asyn-ssd-v", 4, local_steps=4),
+    "game": build("game", 4),
+    "game with a given step": PlayInStrata(4, game=Game(step=ConstantStep(0.01))),
+    "consensus of games": build("game-consensus", 4, local_steps=4),
 }
 WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper" and not name.startswith("game")]
 """The paper's start is a mean over as many draws as there are parties, so those who never come count in it; games deal
@@ -119,7 +128,7 @@ def test_a_party_may_leave_for_good_and_come_back(name):
 
 @pytest.mark.parametrize("variant", ["robust", "paper"])
 def test_latecomers_begin_from_the_model_that_there_is(variant):
-    program = recipes.fnmf(4, variant=variant, steps=1)
+    program = build("fnmf-alone", 4, variant=variant, local_steps=1, align="assignment")
     late = Schedule(9, 3, absent={index: frozenset({"p02", "p03"}) for index in range(8)})
     rounds = list(Sequential().run(program, shards_of(), late, reduction=InTheOpen()))
     model, joined = rounds[-2].model["H"], rounds[-1].checkpoint.parties

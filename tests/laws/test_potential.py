@@ -16,13 +16,13 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import CompositionError, DataError
 from partsong.evaluation.metrics import potential
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.averaging import Consensus
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import InertialPalm
-from partsong.training.simulation import party_components, potential_in_simulation, simulate
-from partsong.training.stopping import Stop
+from partsong.training.simulation import PotentialMeasures, party_components, simulate
+from partsong.training.stopping import StoppingRule
 
 SUB_STOCHASTIC = PartialSinkhorn(level=0.4, blur=0.5)
 ALIGNMENTS = [Assignment(), PartialAssignment(), Sinkhorn(), SUB_STOCHASTIC]
@@ -36,7 +36,10 @@ def shards_of(parties=4):
 
 
 def fnmf(align=Assignment(), strength=0.5, steps=15):
-    return replace(recipes.fnmf(3, steps=steps), coupling=AlignedProximalTerm(strength, align, prox="exact"))
+    return replace(
+        build("fnmf-alone", 3, local_steps=steps, align="assignment"),
+        coupling=AlignedProximalTerm(strength, align, prox="exact"),
+    )
 
 
 @pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
@@ -52,7 +55,7 @@ def test_it_is_the_sum_of_what_each_party_minimises(align):
         for row, goal, weight in zip(mine, plan.matrix @ H, plan.weights, strict=True):
             total += 0.5 * 0.5 * weight * np.square(row - goal / weight).sum() if weight > 0 else 0.0
     energy = sum(np.square(shard.matrix.X).sum() for shard in shards)
-    assert_allclose(potential_in_simulation(program, shards)(done, 0.0), 2 * total / energy, rtol=1e-9)
+    assert_allclose(PotentialMeasures(program, shards).objective(done, 0.0), 2 * total / energy, rtol=1e-9)
 
 
 @dataclass(frozen=True)
@@ -106,17 +109,21 @@ def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
 
 def test_it_settles_and_a_run_stops_on_it():
     shards, program = shards_of(), fnmf(steps=40)
-    run, _ = simulate(program, shards, Schedule(400, 1), stop=Stop(1e-4), follows_potential=True)
+    run, _ = simulate(program, shards, Schedule(400, 1), stop=StoppingRule(1e-4), follows_potential=True)
     assert run.outcome is Outcome.CONVERGED
     potentials = [row.objective for row in run.history]
     assert 6 < len(potentials) < 400
     assert potentials[-1] < potentials[0]
     assert_allclose(potentials[-5:], potentials[-1], rtol=1e-3)
-    longer, _ = simulate(program, shards, Schedule(len(potentials) + 20, 1), stop=Stop(0), follows_potential=True)
+    longer, _ = simulate(
+        program, shards, Schedule(len(potentials) + 20, 1), stop=StoppingRule(0), follows_potential=True
+    )
     assert longer.history[-1].objective <= potentials[-1] * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("program", [recipes.fedavg(3), recipes.fedprox(3), recipes.shared_statistics(3)])
+@pytest.mark.parametrize(
+    "program", [build("fedavg", 3, local_steps=10), build("fedprox", 3), build("exact", 3, local_steps=5)]
+)
 def test_programs_without_an_aligned_pull_have_none(program):
     with pytest.raises(CompositionError, match="aligned pull"):
         simulate(program, shards_of(), Schedule(2, 1), follows_potential=True)

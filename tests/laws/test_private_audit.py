@@ -14,7 +14,8 @@ import pytest
 
 from partsong.core.interfaces import Layout, Message, Shard
 from partsong.data.conversion import as_matrix
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.private import party_private, row_private
 from partsong.privacy import mechanisms
 from partsong.privacy.accounting import Ledger
 from partsong.privacy.auditing import audit
@@ -85,8 +86,8 @@ CLIP = 0.01
 
 
 def of_parties():
-    consensus = recipes.fedavg(1, steps=1)
-    return recipes.party_private(consensus, epsilon=EPSILON, delta=DELTA, rounds=ROUNDS, clip=CLIP)
+    consensus = build("fedavg", 1, local_steps=1)
+    return party_private(consensus, epsilon=EPSILON, delta=DELTA, rounds=ROUNDS, clip=CLIP)
 
 
 def parties(size=0.3, rows=(3, 3)):
@@ -132,7 +133,7 @@ ONE_MORE = np.vstack([NOTHING, np.eye(4)[:1]])
 
 
 def of_rows(**settings):
-    return recipes.row_private(1, epsilon=EPSILON, delta=DELTA, rounds=ROUNDS, row_bound=1.0, **settings)
+    return row_private(1, epsilon=EPSILON, delta=DELTA, rounds=ROUNDS, row_bound=1.0, **settings)
 
 
 def test_private_sums_keep_their_promise_about_rows():

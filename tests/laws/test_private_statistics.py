@@ -27,13 +27,15 @@ from partsong.errors import (
     PartyError,
     ShapeError,
 )
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods import recipes
-from partsong.methods.private import MASKED_BOUND, PrivateModel, PrivateRows, PrivateStatistics
+from partsong.io.state_file import read_state, write_state
+from partsong.methods import build
+from partsong.methods.private import MASKED_BOUND, PrivateRows, PrivateStatistics, row_private
 from partsong.privacy.accounting import Budget, Ledger
 from partsong.privacy.randomness import InsecureSource
 from partsong.privacy.row_level import row_weights, whole_model
 from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.update_rules import CoordinateDescent
 
 K, M, SEED, DELTA = 3, 20, 5, 1e-5
 
@@ -74,7 +76,7 @@ def run(program, shards, rounds, engine=Sequential(record=True), reduction=InThe
 
 def error(X, H):
     matrix = as_matrix(X)
-    W = recipes.plain(recipes.CoordinateDescent()).solve_rows(matrix, H.T.copy())
+    W = SquaredError(CoordinateDescent()).solve_rows(matrix, H.T.copy())
     return math.sqrt(max(0.0, matrix.squared_distance(W, H.T.copy())) / matrix.squared_norm)
 
 
@@ -102,9 +104,9 @@ def unit_rows(seed, k=K, m=M):
 def test_with_little_noise_it_is_as_good_as_the_pooled_factorization(parties):
     X = data(2000)
     X = X / np.linalg.norm(X, axis=1, keepdims=True) + 0.05 * np.random.default_rng(1).random(X.shape)
-    program = recipes.row_private(K, epsilon=1000.0, row_bound=1.5, rounds=40, source=Seeded())
+    program = row_private(K, epsilon=1000.0, row_bound=1.5, rounds=40, source=Seeded())
     H = run(program, shards_of(X, parties), 40)[-1].model["H"]
-    pooled = run(recipes.shared_statistics(K), shards_of(X, 1), 60)[-1].model["H"]
+    pooled = run(build("exact", K, local_steps=5), shards_of(X, 1), 60)[-1].model["H"]
     assert longest(X) < 1.5
     assert error(X, H) <= 1.02 * error(X, pooled)
 
@@ -152,7 +154,7 @@ def test_enough_sweeps_find_the_least_squares_weights():
     X, H = data(50), unit_rows(3)
     bounds = PrivateStatistics(K, 1.0, 2 * longest(X)).noise(M).bounds
     W = row_weights(bounds.whole_rows(X), whole_model("p", H, H.shape), bounds.row_unit, 300)
-    exact = recipes.plain(recipes.CoordinateDescent()).solve_rows(as_matrix(X), H.T.copy())
+    exact = SquaredError(CoordinateDescent()).solve_rows(as_matrix(X), H.T.copy())
     np.testing.assert_allclose(W, exact, atol=1e-4 * longest(X))
 
 
@@ -170,7 +172,7 @@ def test_a_row_far_beyond_the_bound_moves_the_sums_as_little_as_one_at_the_bound
 
 def test_what_leaves_is_the_whole_sums_and_the_noise_of_this_release_and_nothing_else():
     X = data(90)
-    program = recipes.row_private(K, epsilon=1.0, row_bound=longest(X), rounds=4, source=Seeded())
+    program = row_private(K, epsilon=1.0, row_bound=longest(X), rounds=4, source=Seeded())
     shards = shards_of(X)
     rounds = run(program, shards, 4)
     H = program.start_server(Layout.of(shards, SEED))[1]["H"]
@@ -207,7 +209,7 @@ def test_noise_is_fresh_in_every_release_and_has_the_stated_size():
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(0.5, 3), (3.0, 20)])
 def test_the_rounds_cost_what_dp_accounting_says_and_what_was_asked_for(epsilon, rounds):
-    program = recipes.row_private(K, epsilon=epsilon, delta=DELTA, rounds=rounds, row_bound=1.0)
+    program = row_private(K, epsilon=epsilon, delta=DELTA, rounds=rounds, row_bound=1.0)
     ledger = Ledger().after(program.release, rounds)
     accountant = pld.PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(program.noise_multiplier), rounds)
@@ -222,7 +224,7 @@ def test_the_rounds_cost_what_dp_accounting_says_and_what_was_asked_for(epsilon,
 @pytest.mark.parametrize("engine", [Sequential(), Parallel(2)])
 def test_a_spent_budget_stops_before_the_round_that_would_exceed_it(engine):
     X = data(60)
-    program = recipes.row_private(K, epsilon=1.0, row_bound=longest(X), rounds=2)
+    program = row_private(K, epsilon=1.0, row_bound=longest(X), rounds=2)
     done = []
     with pytest.raises(BudgetSpent, match="allows 2"):
         done.extend(engine.run(program, shards_of(X), Schedule(5, SEED), reduction=InTheOpen()))
@@ -236,11 +238,11 @@ def test_a_spent_budget_stops_before_the_round_that_would_exceed_it(engine):
 
 def test_a_checkpoint_keeps_the_count_and_not_the_rows(tmp_path):
     X = data(60)
-    program = recipes.row_private(K, epsilon=2.0, row_bound=longest(X), rounds=4, source=Seeded())
+    program = row_private(K, epsilon=2.0, row_bound=longest(X), rounds=4, source=Seeded())
     whole = run(program, shards_of(X), 4)
-    save_checkpoint(tmp_path / "c.psg", whole[1].checkpoint, context={})
+    write_state(tmp_path / "c.psg", whole[1].checkpoint)
     assert (tmp_path / "c.psg").stat().st_size < 30_000
-    loaded, _ = load_checkpoint(tmp_path / "c.psg", (PrivateRows, PrivateModel))
+    loaded = read_state(tmp_path / "c.psg")
     assert {name: state.releases for name, state in loaded.parties.items()} == {"p0": 2, "p1": 2, "p2": 2}
     assert all(state.rows is None for state in loaded.parties.values())
     resumed = run(program, shards_of(X), 4, resume=loaded)
@@ -261,7 +263,7 @@ def test_rows_are_brought_to_whole_units_once():
 def test_engines_and_forms_of_data_give_the_same_bits():
     X = data(120)
     X *= np.random.default_rng(2).random(X.shape) < 0.5
-    program = recipes.row_private(K, epsilon=3.0, row_bound=longest(X), rounds=5, source=Seeded())
+    program = row_private(K, epsilon=3.0, row_bound=longest(X), rounds=5, source=Seeded())
     expected = run(program, shards_of(X), 5)
     for engine, form in [(Parallel(2), np.asarray), (Sequential(), sp.csr_array), (Parallel(2), np.asfortranarray)]:
         others = run(program, shards_of(X, form=form), 5, engine)
@@ -273,7 +275,7 @@ def test_engines_and_forms_of_data_give_the_same_bits():
 def test_tensors_are_rows_too():
     torch = pytest.importorskip("torch")
     X = data(60)
-    program = recipes.row_private(K, epsilon=3.0, row_bound=longest(X), rounds=2, source=Seeded())
+    program = row_private(K, epsilon=3.0, row_bound=longest(X), rounds=2, source=Seeded())
     expected = run(program, shards_of(X), 2)[-1].model["H"]
     assert_array_equal(run(program, shards_of(X, form=torch.from_numpy), 2)[-1].model["H"], expected)
     sparse = run(program, shards_of(X, form=lambda part: torch.from_numpy(part).to_sparse_csr()), 2)
@@ -283,7 +285,7 @@ def test_tensors_are_rows_too():
 @pytest.mark.parametrize("relation", ["add-or-remove", "replace"])
 def test_under_much_noise_the_model_stays_finite_and_of_unit_rows(relation):
     X = data(50)
-    program = recipes.row_private(K, epsilon=0.1, row_bound=longest(X), rounds=15, relation=relation)
+    program = row_private(K, epsilon=0.1, row_bound=longest(X), rounds=15, relation=relation)
     for done in run(program, shards_of(X), 15):
         H = done.model["H"]
         assert np.isfinite(H).all()
@@ -305,7 +307,7 @@ def test_a_component_that_the_sums_kill_keeps_its_direction():
 
 def test_noise_in_shares_needs_hidden_uploads_and_enough_parties():
     X = data(90)
-    program = recipes.row_private(K, epsilon=3.0, row_bound=longest(X), rounds=2, shares=3, source=Seeded())
+    program = row_private(K, epsilon=3.0, row_bound=longest(X), rounds=2, shares=3, source=Seeded())
     with pytest.raises(CompositionError, match="1/3 of the noise"):
         run(program, shards_of(X), 1)
     with pytest.raises(CompositionError, match="3 shares"):
@@ -346,7 +348,7 @@ def test_a_model_that_is_not_one_is_refused_before_anything_is_computed():
 
 def test_a_party_without_rows_sends_noise_like_any_other():
     """Or else its refusal would tell that the one row it may have had is gone."""
-    program = recipes.row_private(K, epsilon=1.0, row_bound=1.0, rounds=1, source=Seeded())
+    program = row_private(K, epsilon=1.0, row_bound=1.0, rounds=1, source=Seeded())
     shard, H = Shard("p", as_matrix(np.empty((0, M)))), unit_rows(0)
     _, sent = program.local(shard, program.start_party(shard, Layout(("p",), M, SEED)), Message({"H": H}))
     assert sent["gram"].all()
@@ -389,4 +391,4 @@ def test_settings_outside_their_range_are_refused(setting):
 @pytest.mark.parametrize("budget", [{"epsilon": 0.0}, {"epsilon": 1.0, "delta": 1.0}, {"epsilon": 1.0, "rounds": 0}])
 def test_budgets_that_are_none_are_refused(budget):
     with pytest.raises(ParameterError):
-        recipes.row_private(K, row_bound=1.0, **budget)
+        row_private(K, row_bound=1.0, **budget)

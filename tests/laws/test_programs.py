@@ -16,21 +16,26 @@ from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.linear import Mean, Sum, WeightedMean, add
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Checkpoint, Layout, Message, Schedule, Shard, Traits, traits_of
+from partsong.core.interfaces import Checkpoint, Layout, Message, ProgramBase, Schedule, Shard, Traits
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods import recipes
-from partsong.methods.averaging import Consensus, IndependentStart
+from partsong.io.state_file import read_state, write_state
+from partsong.methods import build
+from partsong.methods.averaging import Consensus
+from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.registry import state_types
-from partsong.solvers.game import DecayingStep
+from partsong.methods.game import PlayInStrata
+from partsong.methods.private import row_private
+from partsong.methods.relay import exact_after
+from partsong.methods.starts import IndependentStart
+from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
+from partsong.solvers.game import DecayingStep, Game
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, RowState, SquaredError
+from partsong.solvers.squared_error import RowState, SquaredError
 from partsong.solvers.update_rules import (
     BlockPivoting,
     CoordinateDescent,
@@ -50,14 +55,14 @@ RULES = [
 PROGRAMS = {
     **{f"shared {rule!r}": SharedSums(4, SquaredError(rule)) for rule in RULES},
     "shared penalised": SharedSums(4, SquaredError(penalty_W=Penalty(1e-3, 1e-3), penalty_H=Penalty(2e-3, 1e-3))),
-    "shared accelerated": recipes.shared_statistics(4, accelerate=True),
-    "fedavg": recipes.fedavg(4, steps=3),
-    "fedavg uniform": recipes.fedavg(4, steps=3, weighted=False),
-    "local only": recipes.local_only(4, steps=5),
+    "shared accelerated": build("exact", 4, accelerate=True, local_steps=5),
+    "fedavg": build("fedavg", 4, local_steps=3),
+    "fedavg uniform": build("fedavg", 4, local_steps=3, weighted=False),
+    "local only": build("local-only", 4, local_steps=5),
     "consensus ipalm": Consensus(4, SquaredError(InertialPalm(inertia=0.2)), 3, IndependentStart()),
-    "consensus of games": recipes.game_consensus(4, steps=3),
-    "game": recipes.game(4),
-    "game in a random order": recipes.game(4, order=Shuffled(), step=DecayingStep(0.01)),
+    "consensus of games": build("game-consensus", 4, local_steps=3),
+    "game": build("game", 4),
+    "game in a random order": PlayInStrata(4, game=Game(order=Shuffled(), step=DecayingStep(0.01))),
     "lda": FederatedLDA(4, iterations=20),
 }
 
@@ -110,7 +115,8 @@ def test_the_objective_is_error_and_penalties(rule):
     n, m = X.shape
     for done in run(SharedSums(4, SquaredError(rule, on_W, on_H)), shards_of(X, [30, 60]), 3):
         W = np.vstack([done.checkpoint.parties[name].W for name in ("p00", "p01", "p02")])
-        W *= done.checkpoint.server.scale  # of the first sums, and 1 afterwards
+        if done.checkpoint.server.scale is not None:  # after the first sums, and never again
+            W *= done.checkpoint.server.scale
         H = done.model["H"]
         size_W = m * (on_W.l1 * W.sum() + 0.5 * on_W.l2 * np.square(W).sum())
         size_H = n * (on_H.l1 * H.sum() + 0.5 * on_H.l2 * np.square(H).sum())
@@ -138,8 +144,8 @@ def test_components_that_are_zero_are_tried_again_whatever_the_split_and_whereve
     pooled = rounds_of(shards_of(X, []))
     assert rounds[-1].metrics["objective"] == pytest.approx(pooled[-1].metrics["objective"], rel=1e-6)
     for done in (on_trial[0], on_trial[len(on_trial) // 2]):
-        save_checkpoint(tmp_path / "c.ckpt", done.checkpoint, context={})
-        point, _ = load_checkpoint(tmp_path / "c.ckpt", state_types())
+        write_state(tmp_path / "c.ckpt", done.checkpoint)
+        point = read_state(tmp_path / "c.ckpt")
         assert model_bytes(rounds_of(shards_of(X, [30, 60]), point)) == model_bytes(rounds[done.index + 1 :])
 
 
@@ -162,20 +168,24 @@ def test_a_restart_steps_from_the_weights_and_not_from_the_extrapolated_point():
     solver = SquaredError(CoordinateDescent(), momentum=Extrapolation())
     rng = np.random.default_rng(2)
     W, point, Ht = rng.random((90, 4)), rng.random((90, 4)), rng.random((14, 4))
-    rows, _ = solver.row_step_at(X, RowState(W, point), Ht, 0.5, True)
-    plain, _ = solver.row_step_at(X, RowState(W, None), Ht, 0.0, False)
+
+    def model(amount, restart):
+        return {"H": Ht.T, "amount": np.array(amount), "restart": np.array(restart)}
+
+    rows, _ = solver.row_step(X, RowState(W, point), model(0.5, 1.0))
+    plain, _ = solver.row_step(X, RowState(W, None), model(0.0, 0.0))
     assert_array_equal(rows.W, plain.W)
     assert rows.point is None
-    ahead, totals = solver.row_step_at(X, RowState(W, point), Ht, 0.5, False)
-    stepped, _ = solver.row_step_at(X, RowState(point, None), Ht, 0.0, False)
+    ahead, sums = solver.row_step(X, RowState(W, point), model(0.5, 0.0))
+    stepped, _ = solver.row_step(X, RowState(point, None), model(0.0, 0.0))
     assert_array_equal(ahead.W, stepped.W)
     assert_allclose(ahead.point, np.maximum(0, ahead.W + 0.5 * (ahead.W - W)), rtol=1e-12)
-    assert_allclose(totals.gram, ahead.point.T @ ahead.point, rtol=1e-10)
+    assert_allclose(sums["gram"], ahead.point.T @ ahead.point, rtol=1e-10)
 
 
 @given(cuts=st.lists(st.integers(1, 39), max_size=6, unique=True), seed=st.integers(0, 1000))
 def test_exactness_for_random_splits(cuts, seed):
-    X, program = data(40, 6, seed), recipes.shared_statistics(3)
+    X, program = data(40, 6, seed), build("exact", 3, local_steps=5)
     pooled = run(program, shards_of(X, []), 10)[-1].model["H"]
     assert_allclose(run(program, shards_of(X, sorted(cuts)), 10)[-1].model["H"], pooled, rtol=1e-8, atol=1e-8)
 
@@ -183,7 +193,7 @@ def test_exactness_for_random_splits(cuts, seed):
 def test_one_party_is_centralised():
     """An independent loop in plain NumPy, with the same start, gives the same H."""
     X = data()
-    program = recipes.shared_statistics(4, sweeps=2)
+    program = build("exact", 4, local_steps=2)
     H = stream(3, "start").random((14, 4)).T.copy()
     W = np.repeat((X @ H.T).sum(axis=1, keepdims=True) / (H @ H.T).sum(), 4, axis=1)
     for done in run(program, shards_of(X, []), 6):
@@ -203,14 +213,14 @@ def test_one_party_is_centralised():
 def test_one_party_consensus_is_centralised():
     """With a single party FedAvg of T steps in R rounds is T·R iterations, W fitted to the common H first."""
     X = data()
-    rounds = run(recipes.fedavg(4, steps=2), shards_of(X, []), 3)
-    solver = recipes.fedavg(4).solver
+    rounds = run(build("fedavg", 4, local_steps=2), shards_of(X, []), 3)
+    solver = build("fedavg", 4, local_steps=10).solver
     matrix = as_matrix(X)
     columns = solver.begin(stream(3, "start").random((14, 4)))
     rows = RowState(solver.solve_rows(matrix, columns.Ht))
     for _ in range(6):
-        rows, totals = solver.row_step(matrix, rows, columns)
-        columns = solver.column_step(columns, totals)
+        rows, sums = solver.row_step(matrix, rows, solver.broadcast(columns))
+        columns = solver.column_step(columns, sums)
     assert_allclose(rounds[-1].model["H"], columns.Ht.T, rtol=1e-9, atol=1e-12)
 
 
@@ -243,11 +253,12 @@ def test_only_declared_arrays_are_sent(name):
         for party, phase, message in done.traffic:
             names = {array: shape for array, shape, _ in message.signature}
             if name.startswith("shared"):
-                assert names == {"gram": (k, k), "cross": (k, m), "totals": (3,)}
-                assert message.nbytes == 8 * (k * k + k * m + 3) + 8
+                numbers = {"rows": (), "energy": ()} | ({"mass": ()} if "penalised" in name else {})
+                assert names == {"gram": (k, k), "cross": (k, m), **numbers}
+                assert message.nbytes == 8 * (k * k + k * m + len(numbers)) + 8
             elif name.startswith("game"):
-                assert names == {"H": (k, -(-m // 3)), "place": (3,), "totals": (7,)}
-                assert message.nbytes == 8 * (k * -(-m // 3) + 3 + 7) + 8
+                assert names == {"H": (k, -(-m // 3)), "place": (3,), "totals": (6,)}
+                assert message.nbytes == 8 * (k * -(-m // 3) + 3 + 6) + 8
             elif name == "lda":
                 assert names == {"counts": (k, m), "totals": (3,), "bound": (1,)}
                 assert message.nbytes == 8 * (k * m + 3 + 1) + 8
@@ -256,23 +267,23 @@ def test_only_declared_arrays_are_sent(name):
                 assert message.nbytes == 8 * k * m + 8
             assert phase == 0
             assert done.bytes_up[party] == message.nbytes
-        assert set(done.model.arrays) <= {"H", "pace", "turn"}
+        assert set(done.model.arrays) <= {"H", "amount", "restart", "scale", "pace", "turn"}
 
 
 def test_a_party_that_misses_a_round_is_absent_from_that_sum():
     X = data()
     shards = shards_of(X, [30, 60])
     absent = {1: frozenset({"p01"})}
-    rounds = run(recipes.shared_statistics(4), shards, 3, Sequential(record=True), absent=absent)
+    rounds = run(build("exact", 4, local_steps=5), shards, 3, Sequential(record=True), absent=absent)
     assert rounds[1].participants == ("p00", "p02")
     assert set(rounds[1].bytes_up) == {"p00", "p02"}
     assert rounds[1].checkpoint.parties["p01"] is rounds[0].checkpoint.parties["p01"]
     assert rounds[2].participants == ("p00", "p01", "p02")
-    alone = run(recipes.shared_statistics(4), [shards[0], shards[2]], 1)[0]
-    everyone_but = run(recipes.shared_statistics(4), shards, 1, absent={0: frozenset({"p01"})})[0]
+    alone = run(build("exact", 4, local_steps=5), [shards[0], shards[2]], 1)[0]
+    everyone_but = run(build("exact", 4, local_steps=5), shards, 1, absent={0: frozenset({"p01"})})[0]
     assert_array_equal(alone.model["H"], everyone_but.model["H"])
     with pytest.raises(ParameterError, match="Nobody takes part in round 0"):
-        run(recipes.shared_statistics(4), shards, 1, absent={0: frozenset({"p00", "p01", "p02"})})
+        run(build("exact", 4, local_steps=5), shards, 1, absent={0: frozenset({"p00", "p01", "p02"})})
 
 
 @pytest.mark.parametrize("engine", [Sequential(record=True), Parallel(2, record=True)], ids=repr)
@@ -295,7 +306,7 @@ def test_a_reduction_of_several_phases_is_invisible_to_programs(name, engine):
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_party_that_falls_silent_is_left_out_and_the_sum_goes_on(reduction, phase):
     """Heard or not before its upload, the sum is that of the others; it comes back with the state it had reached."""
-    shards, program = shards_of(data(), [30, 60]), recipes.shared_statistics(4)
+    shards, program = shards_of(data(), [30, 60]), build("exact", 4, local_steps=5)
     if phase >= reduction.phases:
         pytest.skip("has fewer phases")
     schedule = Schedule(3, 3, silent={1: {"p01": phase}})
@@ -308,7 +319,7 @@ def test_a_party_that_falls_silent_is_left_out_and_the_sum_goes_on(reduction, ph
 
 
 def test_a_party_that_falls_silent_after_its_upload_is_in_the_sum():
-    shards, program = shards_of(data(), [30, 60]), recipes.shared_statistics(4)
+    shards, program = shards_of(data(), [30, 60]), build("exact", 4, local_steps=5)
     schedule = Schedule(2, 3, silent={1: {"p01": 2}})
     rounds = list(Sequential().run(program, shards, schedule, reduction=PairwiseMasks()))
     assert rounds[1].participants == ("p00", "p01", "p02")
@@ -319,10 +330,10 @@ def test_schedules_name_parties_that_are_there():
     shards = shards_of(data(), [30])
     for schedule in (Schedule(1, absent={0: frozenset({"p9"})}), Schedule(1, silent={0: {"p9": 0}})):
         with pytest.raises(ParameterError, match="not there: p9"):
-            next(Sequential().run(recipes.shared_statistics(4), shards, schedule, reduction=InTheOpen()))
+            next(Sequential().run(build("exact", 4, local_steps=5), shards, schedule, reduction=InTheOpen()))
     everyone = Schedule(1, silent={0: {"p00": 0, "p01": 0}})
     with pytest.raises(PartyError, match="Nobody was heard in round 0"):
-        next(Sequential().run(recipes.shared_statistics(4), shards, everyone, reduction=InTheOpen()))
+        next(Sequential().run(build("exact", 4, local_steps=5), shards, everyone, reduction=InTheOpen()))
 
 
 def test_messages_can_be_copied():
@@ -341,7 +352,7 @@ class Medoid:
 
 
 def test_composition_fails_at_once():
-    program = replace(recipes.fedavg(4), aggregation=Medoid())
+    program = replace(build("fedavg", 4, local_steps=10), aggregation=Medoid())
     with pytest.raises(CompositionError):
         next(Sequential().run(program, shards_of(data(), [30]), Schedule(1), reduction=PairwiseMasks()))
 
@@ -385,9 +396,11 @@ def test_faults_name_the_party(engine):
     shards = shards_of(data(), [30, 60])
     for fault in ("nan", "shape"):
         with pytest.raises(PartyError, match="'p01'"):
-            list(engine.run(Broken(recipes.shared_statistics(4), fault), shards, Schedule(2), reduction=InTheOpen()))
+            list(
+                engine.run(Broken(build("exact", 4, local_steps=5), fault), shards, Schedule(2), reduction=InTheOpen())
+            )
     with pytest.raises(ZeroDivisionError) as caught:
-        list(engine.run(Broken(recipes.shared_statistics(4), "raise"), shards, Schedule(2), reduction=InTheOpen()))
+        list(engine.run(Broken(build("exact", 4, local_steps=5), "raise"), shards, Schedule(2), reduction=InTheOpen()))
     assert any("p01" in note and "local" in note and "round 0" in note for note in caught.value.__notes__)
 
 
@@ -404,7 +417,7 @@ def test_layouts_refuse_twins_and_other_columns():
 def test_torch_shards_run_the_same_programs():
     torch = pytest.importorskip("torch")
     X = data()
-    for program in (recipes.shared_statistics(4, accelerate=True), recipes.fedavg(4, steps=3)):
+    for program in (build("exact", 4, accelerate=True, local_steps=5), build("fedavg", 4, local_steps=3)):
         shards = shards_of(X, [30, 60])
         tensors = [replace(s, matrix=as_matrix(torch.from_numpy(s.matrix.X))) for s in shards]
         H = run(program, tensors)[-1].model["H"]
@@ -416,14 +429,14 @@ def test_parties_with_fewer_rows_than_components_zero_rows_and_zero_columns():
     X = data(12, 9)
     X[3] = 0
     X[:, 2] = 0
-    program = recipes.shared_statistics(7)
+    program = build("exact", 7, local_steps=5)
     pooled = run(program, shards_of(X, []), 10)[-1].model["H"]
     assert_allclose(run(program, shards_of(X, [1, 3, 4]), 10)[-1].model["H"], pooled, rtol=1e-8, atol=1e-8)
-    assert np.isfinite(run(recipes.fedavg(7), shards_of(X, [1, 3, 4]), 3)[-1].model["H"]).all()
+    assert np.isfinite(run(build("fedavg", 7, local_steps=10), shards_of(X, [1, 3, 4]), 3)[-1].model["H"]).all()
 
 
 def test_extrapolation_restarts_after_a_rise():
-    pace = Extrapolation().begin()
+    pace = Extrapolation().begin(np.ones(1))
     pace = Extrapolation().next(pace, 10.0)
     grown = Extrapolation().next(pace, 9.0)
     assert grown.amount > pace.amount
@@ -439,8 +452,8 @@ def test_extrapolation_restarts_after_a_rise():
 def test_extrapolation_reaches_what_plain_alternation_reaches(seed):
     """A step that goes up is taken back, so that no component is lost on the way."""
     X = data(60, 12, seed)
-    plain = run(recipes.shared_statistics(4), shards_of(X, []), 150)[-1].metrics["relative_error"]
-    fast = run(recipes.shared_statistics(4, accelerate=True), shards_of(X, []), 150)
+    plain = run(build("exact", 4, local_steps=5), shards_of(X, []), 150)[-1].metrics["relative_error"]
+    fast = run(build("exact", 4, accelerate=True, local_steps=5), shards_of(X, []), 150)
     least = min(done.metrics["relative_error"] for done in fast)
     assert least <= plain * 1.02
     kept = [done.checkpoint.server for done in fast]
@@ -450,7 +463,7 @@ def test_extrapolation_reaches_what_plain_alternation_reaches(seed):
 
 
 def test_checkpoints_hold_every_state():
-    done = run(recipes.shared_statistics(4), shards_of(data(), [30]), 2)[-1]
+    done = run(build("exact", 4, local_steps=5), shards_of(data(), [30]), 2)[-1]
     assert isinstance(done.checkpoint, Checkpoint)
     assert set(done.checkpoint.parties) == {"p00", "p01"}
     assert done.checkpoint.parties["p00"].W.shape == (30, 4)
@@ -458,12 +471,12 @@ def test_checkpoints_hold_every_state():
 
 def test_a_program_without_traits_asks_for_nothing_and_traits_are_what_engines_go_by():
     """What a program asks for is one value; engines look at nothing else."""
-    assert traits_of(object()) == Traits()
-    exact, sketched = recipes.shared_statistics(3), recipes.dsanls(3, n_rows=20)
-    assert traits_of(exact) == Traits(full_participation=True)
-    assert traits_of(recipes.then_exact(recipes.fnmf(3), 1)) == traits_of(exact)
-    assert (traits_of(sketched).requires, bool(traits_of(sketched).reason)) == ("plain", True)
-    private = recipes.row_private(3, epsilon=1.0, row_bound=2.0, rounds=4)
-    assert traits_of(private).release == private.release
-    assert traits_of(private).max_releases == 4
-    assert traits_of(recipes.fedavg(3)).release is None
+    assert ProgramBase().traits == Traits()
+    exact, sketched = build("exact", 3, local_steps=5), SketchExchange(3, n_rows=20)
+    assert exact.traits == Traits(full_participation=True)
+    assert exact_after(build("fnmf-alone", 3, align="assignment"), 1).traits == exact.traits
+    assert (sketched.traits.requires, bool(sketched.traits.reason)) == ("plain", True)
+    private = row_private(3, epsilon=1.0, row_bound=2.0, rounds=4)
+    assert private.traits.release == private.release
+    assert private.traits.max_releases == 4
+    assert build("fedavg", 3, local_steps=10).traits.release is None

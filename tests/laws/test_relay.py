@@ -15,19 +15,20 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import CompositionError, ParameterError
-from partsong.evaluation.metrics import drift_of, fit_of
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods import recipes
-from partsong.methods.registry import state_types
+from partsong.evaluation.metrics import drift_of, relative_error
+from partsong.io.state_file import read_state, write_state
+from partsong.methods import build
+from partsong.methods.private import party_private
+from partsong.methods.relay import exact_after
 from partsong.solvers.squared_error import RowState
-from partsong.training.simulation import drift_in_simulation, party_components
+from partsong.training.simulation import SimulationMeasures, party_components
 
 LEG = 3
 FIRST = {
-    "fnmf": recipes.fnmf(4, steps=10),
-    "fnmf common": recipes.fnmf(4, steps=10, start="common"),
-    "fedavg": recipes.fedavg(4, steps=10, start="independent"),
-    "by sums": recipes.fnmf_by_sums(4, steps=10),
+    "fnmf": build("fnmf-alone", 4, local_steps=10, align="assignment"),
+    "fnmf common": build("fnmf-alone", 4, local_steps=10, start="common", align="assignment"),
+    "fedavg": build("fedavg", 4, local_steps=10, start="independent"),
+    "by sums": build("fnmf-by-sums", 4, local_steps=10),
 }
 
 
@@ -45,7 +46,7 @@ def run(program, shards, rounds, reduction=InTheOpen(), **more):
 @pytest.mark.parametrize("name", FIRST)
 def test_the_first_leg_is_the_first_program_and_the_second_starts_where_it_ended(name):
     shards, first = shards_of(), FIRST[name]
-    relay = recipes.then_exact(first, LEG)
+    relay = exact_after(first, LEG)
     whole, alone = run(relay, shards, LEG + 4), run(first, shards, LEG)
     for one, other in zip(whole[:LEG], alone, strict=True):
         assert_allclose(relay.components(one.checkpoint.server), first.components(other.checkpoint.server), rtol=0)
@@ -62,29 +63,31 @@ def test_the_first_leg_is_the_first_program_and_the_second_starts_where_it_ended
 @pytest.mark.parametrize("name", FIRST)
 def test_exact_rounds_never_lose_what_the_first_leg_has_won(name):
     shards = shards_of()
-    relay = recipes.then_exact(FIRST[name], LEG)
+    relay = exact_after(FIRST[name], LEG)
     rounds = run(relay, shards, LEG + 12)
-    energy = sum(shard.matrix.squared_norm for shard in shards)
-    at_handover = np.square(fit_of(shards, relay.components(rounds[LEG - 1].checkpoint.server), relay.solver).distances)
-    errors = [np.sqrt(at_handover.sum() / energy), *(done.metrics["relative_error"] for done in rounds[LEG:])]
+    handed_over = relay.components(rounds[LEG - 1].checkpoint.server)
+    errors = [
+        relative_error(relay.solver, shards, handed_over),
+        *(done.metrics["relative_error"] for done in rounds[LEG:]),
+    ]
     assert min(errors[1:]) < errors[0]
     assert errors[1] <= errors[0] * (1 + 1e-9)
 
 
 def test_a_relay_of_sums_is_a_sum_and_can_be_masked():
-    shards, relay = shards_of(), recipes.then_exact(FIRST["by sums"], LEG)
+    shards, relay = shards_of(), exact_after(FIRST["by sums"], LEG)
     assert isinstance(relay.aggregation, Reducible)
-    assert not isinstance(recipes.then_exact(FIRST["fnmf"], LEG).aggregation, Reducible)
+    assert not isinstance(exact_after(FIRST["fnmf"], LEG).aggregation, Reducible)
     for one, other in zip(run(relay, shards, 7), run(relay, shards, 7, PairwiseMasks()), strict=True):
         assert_allclose(one.model["H"], other.model["H"], rtol=1e-6, atol=1e-9)
 
 
 def test_a_run_goes_on_from_a_file_in_either_leg(tmp_path):
-    shards, relay = shards_of(), recipes.then_exact(FIRST["fnmf"], LEG)
+    shards, relay = shards_of(), exact_after(FIRST["fnmf"], LEG)
     whole = run(relay, shards, LEG + 3)
     for stop in (1, LEG - 1, LEG, LEG + 1):
-        save_checkpoint(tmp_path / "c.safetensors", whole[stop].checkpoint, context={})
-        point, _ = load_checkpoint(tmp_path / "c.safetensors", state_types())
+        write_state(tmp_path / "c.safetensors", whole[stop].checkpoint)
+        point = read_state(tmp_path / "c.safetensors")
         for party, H in party_components(whole[stop].checkpoint).items():
             assert_array_equal(party_components(point)[party], H)
         rest = run(relay, shards, LEG + 3, resume=point)
@@ -94,7 +97,7 @@ def test_a_run_goes_on_from_a_file_in_either_leg(tmp_path):
 
 def test_only_the_leg_is_added_to_what_is_broadcast():
     shards = shards_of()
-    relay, first = recipes.then_exact(FIRST["fnmf"], LEG), FIRST["fnmf"]
+    relay, first = exact_after(FIRST["fnmf"], LEG), FIRST["fnmf"]
     layout = Layout.of(shards, 3)
     assert relay.start_server(layout)[1].nbytes == first.start_server(layout)[1].nbytes + 1
     legs = [int(done.model["leg"][0]) for done in run(relay, shards, LEG + 2)]
@@ -103,16 +106,16 @@ def test_only_the_leg_is_added_to_what_is_broadcast():
 
 def test_legs_that_do_not_fit_are_refused():
     with pytest.raises(ParameterError, match="at least one round"):
-        recipes.then_exact(recipes.fnmf(4), 0)
+        exact_after(build("fnmf-alone", 4, align="assignment"), 0)
     from partsong.methods.relay import Relay
 
     with pytest.raises(ParameterError, match="one rank"):
-        Relay(recipes.fnmf(4), recipes.shared_statistics(5), 2)
+        Relay(build("fnmf-alone", 4, align="assignment"), build("exact", 5, local_steps=5), 2)
 
 
 def test_an_estimator_runs_a_relay_to_convergence():
     parts = [shard.matrix.X for shard in shards_of()]
-    relay = recipes.then_exact(FIRST["fnmf"], LEG)
+    relay = exact_after(FIRST["fnmf"], LEG)
     model = FederatedNMF(method=relay, random_state=3, rounds=200, tol=1e-6).fit(parts)
     pooled = FederatedNMF(4, method="exact", random_state=3, rounds=400, tol=1e-8).fit([np.concatenate(parts)])
     assert model.relative_error_ <= pooled.relative_error_ * 1.02
@@ -122,7 +125,7 @@ def test_an_estimator_runs_a_relay_to_convergence():
 
 @pytest.mark.parametrize("name", FIRST)
 def test_parties_keep_what_they_had_found_themselves(name):
-    shards, relay = shards_of(), recipes.then_exact(FIRST[name], LEG)
+    shards, relay = shards_of(), exact_after(FIRST[name], LEG)
     rounds = run(relay, shards, LEG + 3)
     found = party_components(rounds[LEG - 1].checkpoint)
     assert set(found) == {shard.name for shard in shards}
@@ -133,7 +136,7 @@ def test_parties_keep_what_they_had_found_themselves(name):
         assert all(state.own.shape == (24, 4) and isinstance(state.inner, RowState) for state in states), (
             "one m × k more"
         )
-    drifts = [drift_in_simulation(relay)(done) for done in rounds[LEG:]]
+    drifts = [SimulationMeasures(relay, ()).drift(done) for done in rounds[LEG:]]
     for done, drift in zip(rounds[LEG:], drifts, strict=True):
         H = relay.components(done.checkpoint.server)
         expected = drift_of(list(found.values()), H)
@@ -141,7 +144,7 @@ def test_parties_keep_what_they_had_found_themselves(name):
 
 
 def test_a_party_that_comes_in_the_second_leg_alone_has_found_nothing():
-    shards, relay = shards_of(), recipes.then_exact(FIRST["fnmf"], LEG)
+    shards, relay = shards_of(), exact_after(FIRST["fnmf"], LEG)
     schedule = Schedule(LEG + 2, 3, absent={i: frozenset({"p1"}) for i in range(LEG)})
     last = list(Sequential().run(relay, shards, schedule, reduction=InTheOpen()))[-1]
     assert set(party_components(last.checkpoint)) == {"p0", "p2", "p3"}
@@ -160,6 +163,6 @@ def test_the_estimator_tells_what_parties_had_found():
 
 
 def test_a_private_leg_is_refused():
-    private = recipes.party_private(recipes.fedavg(3), epsilon=3, delta=1e-5, rounds=2)
+    private = party_private(build("fedavg", 3, local_steps=10), epsilon=3, delta=1e-5, rounds=2)
     with pytest.raises(CompositionError, match="privacy"):
-        recipes.then_exact(private, 1)
+        exact_after(private, 1)

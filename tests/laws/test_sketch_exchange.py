@@ -20,14 +20,15 @@ from partsong.data.blocks import TwoSided, block_range, covering, two_sided_bloc
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError, ShapeError
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods.dsanls import SketchExchange, SketchParty, SketchServer
+from partsong.io.state_file import read_state, write_state
+from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.sketch.crossing import Proportion, placed_rows, transposed_times, walk
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
+from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.initialization import random_columns
-from partsong.solvers.normal_equations import Penalty, RuleState
-from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError, start_rows
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.squared_error import RowState, SquaredError, start_rows
 from partsong.solvers.update_rules import (
     CoordinateDescent,
     InertialPalm,
@@ -35,8 +36,10 @@ from partsong.solvers.update_rules import (
     ProjectedGradient,
     ProximalDescent,
 )
-from partsong.training.loop import Earlier, Task, conclude, pursue
-from partsong.training.stopping import WINDOW, Stop
+from partsong.training.loop import ResumePoint, finish
+from partsong.training.loop import run as run_fit
+from partsong.training.simulation import FederatedFit
+from partsong.training.stopping import WINDOW, StoppingRule
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
 N, M, K, SEED = 61, 34, 3, 3
@@ -58,7 +61,7 @@ def shards_of(X, parts, **more):
 
 
 def run(some, shards, rounds=None, engine=Sequential(), **more):
-    schedule = Schedule(some.rounds_for() if rounds is None else rounds, SEED, **more)
+    schedule = Schedule(some.exchanges(some.iterations, 1) if rounds is None else rounds, SEED, **more)
     return list(engine.run(some, shards, schedule, reduction=InTheOpen()))
 
 
@@ -250,9 +253,9 @@ def test_other_rules_fit_as_well(rule):
 
 def test_weights_grow_once_in_an_iteration_and_scales_are_the_same_everywhere():
     states = run(program(), shards_of(data(), 3), 9)[-1].checkpoint.parties.values()
-    assert {(state.memory_W.count, state.memory_H.count) for state in states} == {(5, 4)}
+    assert {(float(state.memory_W.count), float(state.memory_H.count)) for state in states} == {(5, 4)}
     for of in ("memory_W", "memory_H"):
-        scales = {getattr(state, of).scale for state in states}
+        scales = {float(getattr(state, of).scale) for state in states}
         assert len(scales) == 1
         assert scales.pop() > 0
 
@@ -283,9 +286,10 @@ def test_engines_agree_bit_for_bit(kind):
 def test_checkpoints_resume_bit_for_bit(at, tmp_path):
     shards, some = shards_of(data(), 3), program(capped=True)
     whole = run(some, shards)
-    save_checkpoint(tmp_path / "point", whole[at].checkpoint, context={})
-    point, _ = load_checkpoint(tmp_path / "point", [SketchParty, SketchServer, RuleState])
-    rest = list(Sequential().run(some, shards, Schedule(some.rounds_for(), SEED), reduction=InTheOpen(), resume=point))
+    write_state(tmp_path / "point", whole[at].checkpoint)
+    point = read_state(tmp_path / "point")
+    schedule = Schedule(some.exchanges(some.iterations, 1), SEED)
+    rest = list(Sequential().run(some, shards, schedule, reduction=InTheOpen(), resume=point))
     assert model_bytes(rest) == model_bytes(whole[at + 1 :])
 
 
@@ -311,15 +315,15 @@ def test_tensors_run_the_same_program(kind):
     assert other[-1].metrics["relative_error"] == pytest.approx(known[-1].metrics["relative_error"], rel=1e-9)
 
 
-def task_of(some, X, stop=Stop(0.0), rounds=None):
-    schedule = Schedule(some.rounds_for() if rounds is None else rounds, SEED)
-    return Task(some, shards_of(X, 2), schedule, stop)
+def task_of(some, X, stop=StoppingRule(0.0), rounds=None):
+    schedule = Schedule(some.exchanges(some.iterations, 1) if rounds is None else rounds, SEED)
+    return FederatedFit(some, shards_of(X, 2), schedule, stop)
 
 
 def test_a_run_is_followed_from_whole_model_to_whole_model():
     X, some = data(), program(iterations=40, every=10)
     task = task_of(some, X)
-    ran = pursue(task)
+    ran = run_fit(task)
     assert ran.outcome is Outcome.MAX_ROUNDS
     assert len(ran.history) == 81
     known = {row.iteration - 1: row.objective for row in ran.history if not math.isnan(row.objective)}
@@ -327,13 +331,13 @@ def test_a_run_is_followed_from_whole_model_to_whole_model():
     best = min(known, key=known.get)
     rounds = run(some, shards_of(X, 2))
     assert_array_equal(some.components(ran.best), some.components(rounds[best].checkpoint.server))
-    done = conclude(task, ran)
+    done = finish(task, ran)
     assert done.relative_error <= math.sqrt(known[best]) + 1e-12, "W is solved for that H"
 
 
 def test_a_run_stops_when_whole_models_improve_no_more():
     still = program(solver=SquaredError(CoordinateDescent(alpha=1e14, beta=1.0)), iterations=100, every=2)
-    ran = pursue(task_of(still, data(), Stop(1e-3)))
+    ran = run_fit(task_of(still, data(), StoppingRule(1e-3)))
     assert ran.outcome is Outcome.CONVERGED
     known = [row.iteration - 1 for row in ran.history if not math.isnan(row.objective)]
     assert known == [4 * i for i in range(1, WINDOW + 2)], "so many whole models, not exchanges"
@@ -341,10 +345,10 @@ def test_a_run_stops_when_whole_models_improve_no_more():
 
 def test_a_run_goes_on_from_within_a_round():
     X, some = data(), program(iterations=10, every=5)
-    whole = pursue(task_of(some, X))
+    whole = run_fit(task_of(some, X))
     first = run(some, shards_of(X, 2), 7)
-    earlier = Earlier(first[-1].checkpoint, whole.history[:7], first[0].checkpoint.server)
-    rest = pursue(task_of(some, X), earlier=earlier)
+    point = ResumePoint(first[-1].checkpoint, tuple(whole.history[:7]), first[0].checkpoint.server)
+    rest = run_fit(task_of(some, X), resume=point)
     assert [row.objective for row in rest.history[7:]] == pytest.approx(
         [row.objective for row in whole.history[7:]], nan_ok=True, abs=0
     )
@@ -366,14 +370,14 @@ def test_a_given_start_is_where_it_starts():
 def test_uploads_are_held_to_their_form_where_the_number_of_rows_is_known():
     layout = Layout(("a", "b"), M, 0)
     some = program()
-    kinds = {frozenset(kind): kind for kind in some.expects(layout)}
+    kinds = {frozenset(kind): kind for kind in some.upload_spec(layout)}
     for done in run(some, shards_of(data(), 2), engine=Sequential(record=True)):
         for _, _, message in done.traffic:
             kind = kinds[frozenset(message.arrays)]
             assert {name: form.shape for name, form in kind.items()} == {n: s for n, s, _ in message.signature}
-    assert program(Subsampling).expects(layout)[0]["sketched_W"].non_negative
-    assert not program(Gaussian).expects(layout)[0]["sketched_W"].non_negative
-    assert program(n_rows=None).expects(layout) == ()
+    assert program(Subsampling).upload_spec(layout)[0]["sketched_W"].non_negative
+    assert not program(Gaussian).upload_spec(layout)[0]["sketched_W"].non_negative
+    assert program(n_rows=None).upload_spec(layout) == ()
     free = run(program(n_rows=None), shards_of(data(), 2))
     assert model_bytes(free) == model_bytes(run(some, shards_of(data(), 2)))
 
@@ -495,8 +499,10 @@ def test_as_a_matrix_it_is_its_rows():
     assert block.native(Ht) is Ht
     solver = SquaredError()
     assert_array_equal(solver.solve_rows(block, Ht), solver.solve_rows(rows, Ht))
-    mine, other = (solver.row_step(matrix, RowState(W), solver.begin(Ht))[1] for matrix in (block, rows))
-    assert_array_equal(mine.cross, other.cross)
+    mine, other = (
+        solver.row_step(matrix, RowState(W), solver.broadcast(solver.begin(Ht)))[1] for matrix in (block, rows)
+    )
+    assert_array_equal(mine["cross"], other["cross"])
 
 
 def test_blocks_that_do_not_fit_are_refused():
@@ -529,7 +535,7 @@ def test_blocks_that_do_not_fit_are_refused():
 def test_products_for_the_equations_are_those_of_the_sketched_matrix(kind, form, tmp_path, monkeypatch):
     X = np.round(10 * data()).astype(np.int16 if form == "int" else np.float64)
     if form == "wide":
-        monkeypatch.setattr("partsong.data.dense.TILE_BYTES", 4096)
+        monkeypatch.setattr("partsong.data.tiles.TILE_BYTES", 4096)
     if form == "tensor":
         import_torch = pytest.importorskip("torch")
         matrix = as_matrix(import_torch.from_numpy(X))
@@ -544,9 +550,10 @@ def test_products_for_the_equations_are_those_of_the_sketched_matrix(kind, form,
     rtol = 1e-4 if form == "int" else 1e-11
     product = np.full((N, K), np.nan)
 
-    def update(start, stop, block):
-        assert np.isnan(product[start:stop]).all(), "every row once"
-        product[start:stop] = block
+    def update(rows, block):
+        assert np.isnan(product[rows]).all(), "every row once"
+        product[rows] = block
+        return ()
 
     walk(S, matrix, matrix.native(C), update)
     assert_allclose(product, X @ S.rows(0, M) @ C, rtol=rtol, atol=rtol)
@@ -557,7 +564,7 @@ def test_products_for_the_equations_are_those_of_the_sketched_matrix(kind, form,
 
 def test_models_say_whose_turn_it_is():
     some = program(every=5)
-    assert some.rounds_for() == 25
-    assert some.rounds_for(7) == 15
+    assert some.exchanges(some.iterations, 1) == 25
+    assert some.exchanges(7, 1) == 15
     ends = [some.turn(Message({"turn": np.array([turn])})).ends_round for turn in range(1, 26)]
     assert [turn for turn, is_end in enumerate(ends) if is_end] == [10, 20, 24]

@@ -18,15 +18,15 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.io.model_file import load_checkpoint, save_checkpoint
+from partsong.io.state_file import read_state, write_state
 from partsong.methods.averaging import Consensus
-from partsong.methods.secure_sketched import MeanServer, SketchedConsensus, SteppingParty
+from partsong.methods.secure_sketched import SketchedConsensus
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.solvers.coupling import ProximalTerm
-from partsong.solvers.normal_equations import RuleState
+from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.sketched import exact_columns, exact_rows, sketched_columns, sketched_rows
-from partsong.solvers.squared_error import Extrapolation, RowState, SquaredError, start_rows
+from partsong.solvers.squared_error import RowState, SquaredError, start_rows
 from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, ProximalDescent
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
@@ -104,7 +104,7 @@ def serial(X, variant, secret, outer, inner):
 def test_one_party_is_the_serial_method(variant):
     X, program = data(), program_of(variant)
     shards = shards_of(X, ())
-    done = run(program, shards, program.rounds_for(4))[-1]
+    done = run(program, shards, program.exchanges(4, 1))[-1]
     W, H = serial(X, variant, shards[0].secret, 4, 3)
     assert_allclose(program.components(done.checkpoint.server), H, rtol=1e-7, atol=1e-9)
     assert_allclose(done.checkpoint.parties["p00"].W, W, rtol=1e-7, atol=1e-9)
@@ -113,12 +113,12 @@ def test_one_party_is_the_serial_method(variant):
 def test_one_party_without_sketches_is_plain_alternation():
     X, solver = data(), SquaredError(CoordinateDescent())
     program = program_of("none", rule=CoordinateDescent())
-    done = run(program, shards_of(X, ()), program.rounds_for(3))[-1]
+    done = run(program, shards_of(X, ()), program.exchanges(3, 1))[-1]
     matrix, columns = as_matrix(X), solver.begin(stream(SEED, "start").random((M, K)))
-    rows, totals = solver.row_step(matrix, RowState(), columns)
+    rows, totals = solver.row_step(matrix, RowState(), solver.broadcast(columns))
     for _ in range(9):
         columns = solver.column_step(columns, totals)
-        rows, totals = solver.row_step(matrix, rows, columns)
+        rows, totals = solver.row_step(matrix, rows, solver.broadcast(columns))
     assert_allclose(program.components(done.checkpoint.server), columns.Ht.T, rtol=1e-8, atol=1e-10)
     assert_allclose(done.checkpoint.parties["p00"].W, rows.W, rtol=1e-8, atol=1e-10)
 
@@ -126,7 +126,7 @@ def test_one_party_without_sketches_is_plain_alternation():
 def test_sketches_that_keep_everything_change_nothing():
     whole, shards = Proportion(ratio=1.0), shards_of(data())
     exact, kept = program_of("none"), replace(program_of("UV"), rows_sketch=whole, columns_sketch=whole)
-    one, other = (run(p, shards, p.rounds_for(3))[-1].checkpoint.server.H for p in (exact, kept))
+    one, other = (run(p, shards, p.exchanges(3, 1))[-1].checkpoint.server.H for p in (exact, kept))
     assert_allclose(one, other, rtol=1e-7, atol=1e-9)
 
 
@@ -152,7 +152,7 @@ def test_engines_agree_in_any_order_and_runs_go_on_bit_for_bit(variant, kind):
 def test_what_is_sent_is_a_sketch_per_iteration_and_all_of_h_per_outer_round(variant):
     X, program = data(), program_of(variant)
     shards, d = shards_of(X), 12
-    rounds = run(program, shards, program.rounds_for(2), Sequential(record=True))
+    rounds = run(program, shards, program.exchanges(2, 1), Sequential(record=True))
     assert [program.turn(done.model).ends_round for done in rounds] == [False, False, False, True] * 2
     for index, done in enumerate(rounds):
         is_sketched = VARIANTS[variant][1] is not None and index % 4 < 3
@@ -219,7 +219,7 @@ def test_agreeing_before_every_step_of_w_beats_agreeing_now_and_then():
     }
     errors = {}
     for name, program in programs.items():
-        point = run(program, shards, 3 if name == "SD" else program.rounds_for(3))[-1].checkpoint
+        point = run(program, shards, 3 if name == "SD" else program.exchanges(3, 1))[-1].checkpoint
         H = program.components(point.server)
         left = sum(np.linalg.norm(s.matrix.X - point.parties[s.name].W @ H) ** 2 for s in shards)
         errors[name] = np.sqrt(left / sum(s.matrix.squared_norm for s in shards))
@@ -258,7 +258,7 @@ def test_sums_can_be_masked(variant):
 def test_the_last_two_exchanges_are_of_one_company_under_masks(inner):
     """H does not move between them: two sums of which one lacks a party would differ by what it sent."""
     program, shards = program_of("V", inner), shards_of(data())
-    last = program.rounds_for(1) - 1
+    last = program.exchanges(1, 1) - 1
     absent = {last: frozenset({"p01"})}
     whole = run(program, shards, last + 1, Sequential(record=True))
     lacking = run(program, shards, last + 1, Sequential(record=True), absent=absent)
@@ -273,9 +273,8 @@ def test_the_last_two_exchanges_are_of_one_company_under_masks(inner):
 
 def test_checkpoints_can_be_written_and_read(tmp_path):
     point = run(program_of("UV"), shards_of(data()), 6)[-1].checkpoint
-    save_checkpoint(tmp_path / "c.ckpt", point, context={})
-    kinds = (SteppingParty, MeanServer, RuleState)
-    again, _ = load_checkpoint(tmp_path / "c.ckpt", kinds)
+    write_state(tmp_path / "c.ckpt", point)
+    again = read_state(tmp_path / "c.ckpt")
     assert again.parties["p01"].rows == point.parties["p01"].rows
     assert_array_equal(again.parties["p01"].Ht, point.parties["p01"].Ht)
     assert_array_equal(again.server.H, point.server.H)

@@ -16,13 +16,13 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods.secure_sketched import SketchedStatistics, SketchedStatisticsParty, SketchedStatisticsServer
+from partsong.io.state_file import read_state, write_state
+from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
-from partsong.sketch.placed import most_sketches, recover_from_sketches
-from partsong.solvers.normal_equations import RuleState
-from partsong.solvers.squared_error import Extrapolation, SquaredError, start_rows
+from partsong.sketch.recovery import most_sketches, recover_from_sketches
+from partsong.solvers.extrapolation import Extrapolation
+from partsong.solvers.squared_error import SquaredError, start_rows
 from partsong.solvers.update_rules import CoordinateDescent, ProximalDescent
 
 K, M, SEED = 3, 12, 5
@@ -261,8 +261,8 @@ def test_sparse_rows_and_tensors_run_the_same():
 
 def test_checkpoints_can_be_written_and_read(tmp_path):
     point = run(SketchedStatistics(K, Gaussian(4)), shards_of(data()), 3)[-1].checkpoint
-    save_checkpoint(tmp_path / "c.ckpt", point, context={})
-    again, _ = load_checkpoint(tmp_path / "c.ckpt", (SketchedStatisticsParty, SketchedStatisticsServer, RuleState))
+    write_state(tmp_path / "c.ckpt", point)
+    again = read_state(tmp_path / "c.ckpt")
     assert again.parties["p01"].sent == 2
     assert_array_equal(again.server.Ht, point.server.Ht)
 

@@ -14,14 +14,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong import kernels
 from partsong.core import runtime
-from partsong.data import dense as tiles
+from partsong.data import tiles
 from partsong.data.conversion import as_matrix
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ParameterError, ShapeError
 from partsong.sketch import operator, placed
 from partsong.sketch.kinds import FEW, CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.operator import dimension_for
-from partsong.sketch.placed import most_sketches, recover_from_sketches
+from partsong.sketch.recovery import most_sketches, recover_from_sketches
 
 KINDS = [Gaussian, Subsampling, CountSketch, Hadamard]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

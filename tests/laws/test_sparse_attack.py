@@ -17,15 +17,15 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import ShapeError
+from partsong.methods import build
 from partsong.methods.exact import SharedSums
-from partsong.methods.recipes import shared_statistics
 
 K = 10
 
 
 def recorded(X: np.ndarray, rounds: int, *, rank: int = K, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """(gram, cross) of one party in each round, as they were sent."""
-    program, shards = shared_statistics(rank, sweeps=3), [Shard("p0", as_matrix(X))]
+    program, shards = build("exact", rank, local_steps=3), [Shard("p0", as_matrix(X))]
     rounds_done = Sequential(record=True).run(program, shards, Schedule(rounds, seed=seed), reduction=InTheOpen())
     sent = [message for done in rounds_done for _, _, message in done.traffic]
     return [(np.asarray(message["gram"]), np.asarray(message["cross"])) for message in sent]

@@ -8,10 +8,10 @@ from numpy.testing import assert_allclose
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
-from partsong.methods.recipes import solver_of
 from partsong.solvers import initialization as start_module
 from partsong.solvers.initialization import anchors, balanced
-from partsong.training.loop import RowFit, beginning_of
+from partsong.solvers.named import solver_of
+from partsong.training.centralized import CentralizedConfig, initial_factors
 
 INITS = ["anchors", "random", "nndsvd", "nndsvda", "nndsvdar"]
 
@@ -22,7 +22,7 @@ def planted(seed=0, shape=(60, 25), rank=5):
 
 
 def start(X, init, rank=5, seed=3):
-    return beginning_of(as_matrix(X), RowFit(rank, solver_of("hals"), init, seed))
+    return initial_factors(as_matrix(X), CentralizedConfig(rank, solver_of("hals"), init, seed))
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -146,7 +146,7 @@ def penalties(W, Ht, solver):
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_a_balanced_start_has_the_same_product_and_the_least_penalties(init, l1_ratio, size):
     matrix, solver = as_matrix(size * planted()), solver_of("hals", 0.3, 0.05, l1_ratio)
-    plain = beginning_of(matrix, RowFit(5, solver, init, 3))
+    plain = initial_factors(matrix, CentralizedConfig(5, solver, init, 3))
     found = balanced(matrix, plain, solver)
     if plain.W is not None:
         assert_allclose(found.W @ found.Ht.T, plain.W @ plain.Ht.T, rtol=1e-9, atol=1e-12 * size)

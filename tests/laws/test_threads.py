@@ -14,7 +14,7 @@ from partsong.core import runtime
 BIG = """
 import hashlib, sys
 import numpy as np
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
@@ -25,7 +25,7 @@ X = np.random.default_rng(0).random((8000, 301), np.float32)
 shards = [Shard(str(i), as_matrix(part)) for i, part in enumerate(np.array_split(X, 3))]
 engines = {"sequential": Sequential(), "parallel": Parallel(3)}
 for name in sys.argv[1:]:
-    for program in (recipes.shared_statistics(17), recipes.fedavg(17, steps=2)):
+    for program in (build("exact", 17, local_steps=5), build("fedavg", 17, local_steps=2)):
         run = engines[name].run(program, shards, Schedule(2), reduction=InTheOpen())
         digest = hashlib.sha256()
         for done in run:

@@ -9,20 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from method_tables import fednmf, fednmf_mi
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.aggregation.server_update import Moments
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import key, sampled, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import DataTypeError, DivergenceError, ParameterError
-from partsong.io.model_file import load_checkpoint, save_checkpoint
-from partsong.methods import fednmf
+from partsong.io.state_file import read_state, write_state
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import TopicParty, TopicRounds, TopicServer
+from partsong.methods.fednmf import TopicParty, TopicRounds
 from partsong.methods.mutual_information import numpy_backend
 from partsong.methods.mutual_information.batches import documents_of, operations
 from partsong.methods.mutual_information.critics import (
@@ -43,14 +42,14 @@ SMALL = {"epochs": 2, "batch": 8}
 JS = MutualInformation(0.1, Concat(6, 9), JensenShannon())
 SEPARABLE = MutualInformation(0.5, Separable(hidden=12, embedding=5), rate=0.2)
 PROGRAMS = {
-    "fednmf": fednmf.fednmf(K, **SMALL),
-    "fednmf document": fednmf.fednmf(K, weight_step="document", fits_first=True, **SMALL),
-    "adagrad": fednmf.fednmf(K, server="adagrad", **SMALL),
-    "yogi": fednmf.fednmf(K, server="yogi", **SMALL),
-    "adam": fednmf.fednmf(K, server="adam", server_rate=0.5, **SMALL),
-    "mi": fednmf.fednmf_mi(K, **SMALL),
-    "mi js adam": fednmf.fednmf(K, server="adam", information=JS, **SMALL),
-    "mi separable": fednmf.fednmf(K, information=SEPARABLE, **SMALL),
+    "fednmf": fednmf(K, **SMALL),
+    "fednmf document": fednmf(K, weight_step="document", fits_first=True, **SMALL),
+    "adagrad": fednmf(K, server="adagrad", **SMALL),
+    "yogi": fednmf(K, server="yogi", **SMALL),
+    "adam": fednmf(K, server="adam", server_rate=0.5, **SMALL),
+    "mi": fednmf_mi(K, **SMALL),
+    "mi js adam": fednmf(K, server="adam", information=JS, **SMALL),
+    "mi separable": fednmf(K, information=SEPARABLE, **SMALL),
 }
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 
@@ -129,7 +128,7 @@ def centralised(X, W, H, theta, information, draws, *, epochs, batch, rate):
 
 @pytest.mark.parametrize("strength", [0.0, 0.4])
 def test_one_party_and_an_average_are_centralised_descent(strength):
-    program = fednmf.fednmf_mi(K, strength=strength, epochs=2, batch=8, rate=0.05)
+    program = fednmf_mi(K, strength=strength, epochs=2, batch=8, rate=0.05)
     X = np.vstack(counts())
     shard = Shard("all", as_matrix(sparse.csr_array(X)), key(5, "all"))
     last = run(program, [shard], 3)[-1]
@@ -146,7 +145,7 @@ def test_one_party_and_an_average_are_centralised_descent(strength):
 
 
 def test_without_strength_it_is_fednmf_and_no_critic_is_sent():
-    plain, without = fednmf.fednmf(K, **SMALL), fednmf.fednmf_mi(K, strength=0, **SMALL)
+    plain, without = fednmf(K, **SMALL), fednmf_mi(K, strength=0, **SMALL)
     assert plain == without
     for one, other in zip(run(plain), run(without), strict=True):
         assert_array_equal(one.model["H"], other.model["H"])
@@ -155,9 +154,9 @@ def test_without_strength_it_is_fednmf_and_no_critic_is_sent():
 
 
 def test_a_whisper_of_information_moves_topics_next_to_nothing():
-    plain = run(fednmf.fednmf(K, **SMALL))[-1].model["H"]
-    faint = run(fednmf.fednmf_mi(K, strength=1e-9, **SMALL))[-1].model["H"]
-    loud = run(fednmf.fednmf_mi(K, strength=50.0, rate=0.05, **SMALL))[-1].model["H"]
+    plain = run(fednmf(K, **SMALL))[-1].model["H"]
+    faint = run(fednmf_mi(K, strength=1e-9, **SMALL))[-1].model["H"]
+    loud = run(fednmf_mi(K, strength=50.0, rate=0.05, **SMALL))[-1].model["H"]
     assert_allclose(faint, plain, rtol=1e-6, atol=1e-9)
     assert np.abs(loud - plain).max() > 1e-6
 
@@ -177,7 +176,7 @@ def test_nothing_is_ever_negative(name, monkeypatch):
 
 @pytest.mark.parametrize("weight_step", ["batch", "document"])
 def test_descent_fits_documents_better_and_better(weight_step):
-    program = fednmf.fednmf(K, epochs=10, batch=8, rate=0.02, weight_step=weight_step)
+    program = fednmf(K, epochs=10, batch=8, rate=0.02, weight_step=weight_step)
     X = np.vstack(counts())
 
     def error(H):
@@ -235,8 +234,8 @@ def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
     cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"][2:]
     letters = {"k": K, "V": V, "c": 32, "d": 256}
     programs = {
-        "fednmf": fednmf.fednmf(K, epochs=1),
-        "fednmf_mi": fednmf.fednmf_mi(K, epochs=1),
+        "fednmf": fednmf(K, epochs=1),
+        "fednmf-mi": fednmf_mi(K, epochs=1),
         "fedlda": FederatedLDA(K),
     }
     for recipe, program in programs.items():
@@ -262,7 +261,7 @@ def test_a_single_document_is_found_in_one_upload():
     """H_p = A H + u xᵀ where nothing was cut off, with one A (k × k) for all words, and most are not in x."""
     x = np.zeros((1, V))
     x[0, [2, 7, 11, 30]] = 3, 1, 2, 1
-    program = fednmf.fednmf(K, epochs=2, batch=8)
+    program = fednmf(K, epochs=2, batch=8)
     shards = shards_of([x, *counts()[1:]])
     _, before = program.start_server(Layout.of(shards, 11))
     upload = next(m for party, _, m in run(program, shards, 1)[0].traffic if party == "a")
@@ -277,8 +276,8 @@ def test_a_single_document_is_found_in_one_upload():
 def test_a_run_goes_on_from_a_checkpoint_on_disk(tmp_path):
     program = PROGRAMS["mi js adam"]
     rounds = run(program)
-    save_checkpoint(tmp_path / "point", rounds[0].checkpoint, context={})
-    point, _ = load_checkpoint(tmp_path / "point", (TopicParty, TopicServer, Moments))
+    write_state(tmp_path / "point", rounds[0].checkpoint)
+    point = read_state(tmp_path / "point")
     for one, other in zip(rounds[1:], run(program, resume=point), strict=True):
         for array in one.model.arrays:
             assert_array_equal(one.model[array], other.model[array])
@@ -333,7 +332,7 @@ def test_single_precision_stays_single(name):
 def test_no_batch_is_ever_dense(strength):
     wide, batch = 200_000, 64
     X = sparse.random(3 * batch, wide, 5 / wide, format="csr", random_state=0, dtype=np.float32)
-    program, shard = fednmf.fednmf_mi(4, strength=strength, epochs=1, batch=batch), Shard("a", as_matrix(X), 1)
+    program, shard = fednmf_mi(4, strength=strength, epochs=1, batch=batch), Shard("a", as_matrix(X), 1)
     _, model = program.start_server(Layout.of([shard], 0))
     state, _ = program.local(shard, TopicParty(), model)
     tracemalloc.start()
@@ -373,7 +372,7 @@ def total_loss(program, shard, W, model):
 
 
 def test_refreshed_weights_are_the_fit_and_with_information_better_than_the_fit():
-    program = fednmf.fednmf_mi(K, strength=5.0, epochs=20, batch=64, rate=0.02, critic_rate=0.5)
+    program = fednmf_mi(K, strength=5.0, epochs=20, batch=64, rate=0.02, critic_rate=0.5)
     done, shard = run(program, rounds=4)[-1], shards_of()[1]
     fitted = program.solver.solve_rows(shard.matrix, np.ascontiguousarray(done.model["H"].T))
     settled = program.refreshed(shard, done.checkpoint.parties["b"], done.model)
@@ -417,7 +416,7 @@ def test_a_party_without_documents_or_words_changes_nothing_much(name):
 @pytest.mark.parametrize(("rate", "fate"), [(50.0, "fallen to zero|beyond all measure")])
 @pytest.mark.parametrize("strength", [0.0, 0.5])
 def test_steps_that_are_too_large_are_told(rate, fate, strength):
-    program = fednmf.fednmf_mi(K, strength=strength, rate=rate, epochs=30, batch=8, weight_step="document")
+    program = fednmf_mi(K, strength=strength, rate=rate, epochs=30, batch=8, weight_step="document")
     with pytest.raises(DivergenceError, match=fate):
         run(program)
 
@@ -445,7 +444,7 @@ def test_known_cells_are_no_documents():
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ParameterError):
-        fednmf.fednmf(K, **settings)
+        fednmf(K, **settings)
 
 
 @pytest.mark.parametrize(
@@ -461,13 +460,13 @@ def test_settings_out_of_range_are_refused(settings):
 )
 def test_settings_of_information_out_of_range_are_refused(settings):
     with pytest.raises(ParameterError):
-        fednmf.fednmf_mi(K, **settings)
+        fednmf_mi(K, **settings)
 
 
 def test_names_are_those_of_parts():
-    found = fednmf.fednmf_mi(K, critic="separable", mi_gradient="js", strength=0.5, critic_rate=0.2)
+    found = fednmf_mi(K, critic="separable", mi_gradient="js", strength=0.5, critic_rate=0.2)
     assert found.descent.information == MutualInformation(0.5, Separable(), JensenShannon(), 0.2)
-    assert fednmf.fednmf_mi(K).descent.information == MutualInformation(0.1, Concat(32, 256), ClippedBound(5.0))
+    assert fednmf_mi(K).descent.information == MutualInformation(0.1, Concat(32, 256), ClippedBound(5.0))
 
 
 def test_a_part_is_changed_by_replacing_it():

@@ -15,10 +15,12 @@ from partsong.data.dense import DenseMatrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.kernels import fused_steps
 from partsong.kernels.fused_steps import Move
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
+from partsong.solvers.fused_steps import TurnsAtOnce
+from partsong.solvers.local_steps import run_local_steps, run_steps_one_by_one
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.squared_error import RowState, SquaredError, TurnsAtOnce, run_local_steps, run_steps_one_by_one
+from partsong.solvers.squared_error import RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, Multiplicative, ProjectedGradient
 
 RULES = {
@@ -201,7 +203,7 @@ def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
     draw = np.random.default_rng(1)
     parts = draw.random((5, 30))
     shards = [Shard(f"p{i}", as_matrix(draw.random((40 + i, 5)) @ parts), i) for i in range(4)]
-    program = recipes.fnmf(5, steps=12)
+    program = build("fnmf-alone", 5, local_steps=12, align="assignment")
 
     def model(engine):
         *_, last = engine.run(program, shards, Schedule(3, 0), reduction=InTheOpen())

@@ -15,7 +15,7 @@ from pairwise_masks import PairwiseMasks
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn
 from partsong.aggregation.linear import AlignedMean, add
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Layout, Message, Reducible, Schedule, Shard, turn_of
+from partsong.core.interfaces import Layout, Message, ProgramBase, Reducible, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -28,22 +28,24 @@ from partsong.errors import (
     PartyError,
     UploadError,
 )
-from partsong.methods import recipes
+from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload
+from partsong.methods.relay import exact_after
 from partsong.secure_aggregation.protocol import MaskedSum
-from partsong.training.stopping import Course, Follower, Stop
+from partsong.training.loop import Training, measured, train
+from partsong.training.stopping import StoppingRule
 
 PROGRAMS = {
-    "exact": recipes.shared_statistics(4),
-    "exact accelerated": recipes.shared_statistics(4, accelerate=True),
-    "fedavg": recipes.fedavg(4, steps=3),
-    "fedprox": recipes.fedprox(4, steps=3),
-    "consensus of games": recipes.game_consensus(4, steps=3),
-    "fnmf paper": recipes.fnmf(4, variant="paper", steps=3),
-    "fnmf robust": recipes.fnmf(4, steps=3),
-    "fnmf by sums": recipes.fnmf_by_sums(4, steps=3),
-    "fnmf, then exact": recipes.then_exact(recipes.fnmf(4, steps=3), 2),
-    "by sums, then exact": recipes.then_exact(recipes.fnmf_by_sums(4, steps=3), 2),
+    "exact": build("exact", 4, local_steps=5),
+    "exact accelerated": build("exact", 4, accelerate=True, local_steps=5),
+    "fedavg": build("fedavg", 4, local_steps=3),
+    "fedprox": build("fedprox", 4, local_steps=3),
+    "consensus of games": build("game-consensus", 4, local_steps=3),
+    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=3, align="assignment"),
+    "fnmf robust": build("fnmf-alone", 4, local_steps=3, align="assignment"),
+    "fnmf by sums": build("fnmf-by-sums", 4, local_steps=3),
+    "fnmf, then exact": exact_after(build("fnmf-alone", 4, local_steps=3, align="assignment"), 2),
+    "by sums, then exact": exact_after(build("fnmf-by-sums", 4, local_steps=3), 2),
 }
 REDUCTIONS = [InTheOpen(), PairwiseMasks(), MaskedSum()]
 ENGINES = [Sequential(), Parallel(2)]
@@ -139,12 +141,12 @@ class Silent:
     """A program that says nothing of its uploads."""
 
     inner: Any
-    names: frozenset[str] = field(default=frozenset({"expects"}))
 
     def __getattr__(self, name):
-        if name in self.names:
-            raise AttributeError(name)
         return getattr(self.inner, name)
+
+    def upload_spec(self, layout):
+        return ProgramBase.upload_spec(self, layout)
 
 
 def pairs(*names):
@@ -160,7 +162,7 @@ def pairs(*names):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_send_what_they_say(name):
     shards, program = shards_of(data()), PROGRAMS[name]
-    kinds = program.expects(Layout.of(shards, 3))
+    kinds = program.upload_spec(Layout.of(shards, 3))
     for done in run(program, shards, 4, Sequential(record=True)):
         for _, _, message in done.traffic:
             stated = next(kind for kind in kinds if kind.keys() == message.arrays.keys())
@@ -200,7 +202,7 @@ def test_a_party_that_is_left_out_is_absent_from_that_round(name, fault, reducti
     assert set(round_.refused) == {"p01"}
     assert re.search(words, round_.refused["p01"])
     resumed = round_.checkpoint
-    if reduction.hides_uploads and turn_of(program, resumed.model).step > 0:
+    if reduction.hides_uploads and program.turn(resumed.model).step > 0:
         *_, resumed = (
             done.checkpoint
             for done in run(Faulty(program, spoil), shards, 4, engine, reduction, before, faulty="leave out")
@@ -292,7 +294,9 @@ def test_rows_are_other_rows_while_a_party_cannot_start():
     shards, program = shards_of(data()), PROGRAMS["exact"]
     before = run(Unstartable(program), shards, 2, faulty="leave out")
     after = run(program, shards, 4, resume=before[-1].checkpoint)
-    rows = list(Follower(Stop(0)).attend(iter(before + after), Course.after()))
+    training = Training()
+    list(train(measured(before + after), StoppingRule(0), training))
+    rows = training.history
     assert [row.parties for row in rows] == [3, 3, 4, 4]
     assert rows[0].company == rows[1].company != 0
     assert rows[2].company == rows[3].company == 0
@@ -392,7 +396,7 @@ class Matrices:
 
 def test_plans_are_more_than_matrices():
     with pytest.raises(CompositionError, match=r"Matrices\.plan returned ndarray, which is no plan"):
-        run(recipes.fnmf_by_sums(4, align=Matrices(), steps=3), shards_of(data()))
+        run(build("fnmf-by-sums", 4, align=Matrices(), local_steps=3), shards_of(data()))
 
 
 def test_tensors_are_looked_at_as_arrays_are():
@@ -433,8 +437,8 @@ class OwnWhole(Own):
 
 @pytest.mark.parametrize("align", [Own(), OwnPartial(), OwnWhole()], ids=lambda a: type(a).__name__)
 def test_an_alignment_of_ones_own_runs_under_masks_if_it_says_that_every_row_has_a_partner(align):
-    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, align=align, steps=3)
-    ours = run(recipes.fnmf_by_sums(4, steps=3), shards)[-1].model["H"]
+    shards, program = shards_of(data()), build("fnmf-by-sums", 4, align=align, local_steps=3)
+    ours = run(build("fnmf-by-sums", 4, local_steps=3), shards)[-1].model["H"]
     assert_array_equal(run(program, shards)[-1].model["H"], ours)
     if isinstance(align, OwnWhole):
         masked = run(program, shards, reduction=PairwiseMasks())[-1].model["H"]
@@ -446,7 +450,7 @@ def test_an_alignment_of_ones_own_runs_under_masks_if_it_says_that_every_row_has
 
 @pytest.mark.parametrize("align", [PartialAssignment(), PartialSinkhorn()], ids=lambda a: type(a).__name__)
 def test_partial_plans_and_masks_need_a_word_of_consent(align):
-    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, align=align, steps=3)
+    shards, program = shards_of(data()), build("fnmf-by-sums", 4, align=align, local_steps=3)
     assert len(run(program, shards)) == 3, "in the open there is nothing to hide"
     with pytest.raises(
         CompositionError, match=rf"PairwiseMasks hides .* 'H' .* alone: {type(align).__name__}"
@@ -499,7 +503,7 @@ def test_a_feature_that_nobody_at_a_party_has_is_seen_to_be_missing(name):
 
 
 def test_a_party_that_is_missing_from_the_second_sweep_is_the_difference_of_the_two_sums():
-    shards, program = shards_of(data()), recipes.fnmf_by_sums(4, steps=3, sweeps=2, start="common")
+    shards, program = shards_of(data()), build("fnmf-by-sums", 4, local_steps=3, sweeps=2, start="common")
     rounds = run(program, shards, 6, Sequential(record=True), absent={5: frozenset({"p01"})})
     first, second = sent_in(rounds[4]), sent_in(rounds[5])
     assert all((first[party]["H"] == second[party]["H"]).all() for party in second), "plans are at rest"
@@ -530,9 +534,10 @@ class FaultyIn:
 
 @dataclass(frozen=True)
 class Counting(PairwiseMasks):
-    """Masks that note which sums were begun, and can lose a party that nobody expected to lose."""
+    """Masks that note which sums were begun and served, and can lose a party that nobody expected to lose."""
 
     begun: list[int] = field(default_factory=list)
+    served: list[int] = field(default_factory=list)
     loses: frozenset[int] = frozenset()
 
     def begin(self, standing, upload, aggregation, occasion):
@@ -540,6 +545,7 @@ class Counting(PairwiseMasks):
         return super().begin(standing, upload, aggregation, occasion)
 
     def hear(self, phase, inbox, state, occasion):
+        self.served.append(occasion.index)
         if phase > 0 and occasion.index in self.loses:
             inbox = {name: message for name, message in inbox.items() if name != "p01"}
         return super().hear(phase, inbox, state, occasion)
@@ -582,7 +588,7 @@ def test_a_party_that_fails_within_a_masked_round_ends_the_run_before_anything_i
     shards, masks, done = shards_of(data()), Counting(), []
     with pytest.raises(PartyError if faulty == "leave out" else PartsongError, match="p01") as caught:
         done.extend(run(FaultyIn(BY_SUMS, frozenset({3}), spoil), shards, 6, reduction=masks, faulty=faulty))
-    assert max(masks.begun) == 2
+    assert max(masks.served) == 2
     told = " ".join((str(caught.value), *caught.value.__notes__)) if faulty == "stop" else str(caught.value)
     assert "the last checkpoint at the beginning of a round, with the same parties" in told
     assert 'faulty="leave out"' not in told

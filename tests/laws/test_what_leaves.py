@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,16 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.attacks.runner import attack
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.blocks import two_sided_blocks
 from partsong.data.conversion import as_matrix
-from partsong.engines.asynchronous import Asynchronous, Durations
 from partsong.engines.local import Sequential
+from partsong.engines.virtual_clock import Asynchronous, Durations
 from partsong.errors import PartyError
-from partsong.methods import recipes
+from partsong.methods import build
+from partsong.methods.dsanls import SketchExchange
+from partsong.methods.private import party_private, row_private
+from partsong.methods.relay import exact_after
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "what-leaves-a-party.md").read_text("utf-8")
 K, M, ROWS, SEED = 3, 59, (37, 41, 43), 11
@@ -52,27 +54,30 @@ class Case:
 
 
 CASES = {
-    "shared_statistics": Case(recipes.shared_statistics(K)),
-    "row_private": Case(recipes.row_private(K, epsilon=1.0, row_bound=1.0, rounds=3)),
-    "party_private": Case(recipes.party_private(recipes.fedavg(K), epsilon=1.0, delta=1e-5, rounds=3)),
-    "then_exact": Case(recipes.then_exact(recipes.fedavg(K), 2), 4),
-    "fedavg": Case(recipes.fedavg(K)),
-    "fedprox": Case(recipes.fedprox(K)),
-    "fnmf": Case(recipes.fnmf(K)),
-    "fnmf_by_sums": Case(recipes.fnmf_by_sums(K), 6),
-    "local_only": Case(recipes.local_only(K), 1),
-    "ipalm_once": Case(recipes.ipalm_once(K, steps=200), 1),
-    "mur_once": Case(recipes.mur_once(K, steps=200), 1),
-    "game_consensus": Case(recipes.game_consensus(K)),
-    "syn_sd": Case(recipes.syn_sd(K)),
-    "syn_ssd u": Case(recipes.syn_ssd(K, variant="u"), 33),
-    "syn_ssd v": Case(recipes.syn_ssd(K, variant="v"), 33),
-    "syn_ssd uv": Case(recipes.syn_ssd(K, variant="uv"), 33),
-    "asyn_sd": Case(recipes.asyn_sd(K), 12, Asynchronous(EQUALLY_FAST, record=True)),
-    "asyn_ssd_v": Case(recipes.asyn_ssd_v(K), 12, Asynchronous(EQUALLY_FAST, record=True)),
-    "secure_dsanls": Case(recipes.secure_dsanls(K), 4),
-    "dsanls": Case(recipes.dsanls(K, iterations=4, every=2, n_rows=sum(ROWS)), 9, is_two_sided=True),
-    "game": Case(recipes.game(K), 6),
+    "exact": Case(build("exact", K, local_steps=5)),
+    "row-private": Case(row_private(K, epsilon=1.0, row_bound=1.0, rounds=3)),
+    "party-private": Case(party_private(build("fedavg", K, local_steps=10), epsilon=1.0, delta=1e-5, rounds=3)),
+    "then-exact": Case(exact_after(build("fedavg", K, local_steps=10), 2), 4),
+    "fedavg": Case(build("fedavg", K, local_steps=10)),
+    "fedprox": Case(build("fedprox", K)),
+    "fnmf-alone": Case(build("fnmf-alone", K, align="assignment")),
+    "fnmf-paper": Case(build("fnmf-paper", K)),
+    "fnmf-personal": Case(build("fnmf-personal", K)),
+    "fnmf": Case(build("fnmf", K), 4),
+    "fnmf-by-sums": Case(build("fnmf-by-sums", K), 6),
+    "local-only": Case(build("local-only", K), 1),
+    "ipalm-once": Case(build("ipalm-once", K, local_steps=200), 1),
+    "mur-once": Case(build("mur-once", K, local_steps=200), 1),
+    "game-consensus": Case(build("game-consensus", K)),
+    "syn-sd": Case(build("syn-sd", K)),
+    "syn-ssd-u": Case(build("syn-ssd-u", K), 33),
+    "syn-ssd-v": Case(build("syn-ssd-v", K), 33),
+    "syn-ssd-uv": Case(build("syn-ssd-uv", K), 33),
+    "asyn-sd": Case(build("asyn-sd", K), 12, Asynchronous(EQUALLY_FAST, record=True)),
+    "asyn-ssd-v": Case(build("asyn-ssd-v", K), 12, Asynchronous(EQUALLY_FAST, record=True)),
+    "secure-dsanls": Case(build("secure-dsanls", K), 4),
+    "dsanls": Case(SketchExchange(K, iterations=4, every=2, n_rows=sum(ROWS)), 9, is_two_sided=True),
+    "game": Case(build("game", K), 6),
 }
 
 
@@ -111,25 +116,19 @@ def messages(recipe: str) -> list[Any]:
     return [message for done in recorded(recipe) for _, _, message in done.traffic]
 
 
-def test_the_page_is_about_every_recipe():
-    def is_program(function: Any) -> bool:
-        returned = typing.get_type_hints(function).get("return")
-        return hasattr(returned, "start_server")
+WITH_NOISE = {"row-private", "party-private"}
+"""Rows about methods with `privacy=…`."""
 
-    functions = {
-        name
-        for name, found in vars(recipes).items()
-        if inspect.isfunction(found) and found.__module__ == recipes.__name__ and is_program(found)
-    }
-    listed = {name.split()[0] for name, *_ in SENT}
-    assert functions == listed == {name.split()[0] for name in CASES} == {name.split()[0] for name in ALONE}
-    assert {name for name, *_ in SENT} == set(CASES) == set(ALONE)
+
+def test_the_page_is_about_every_method():
+    named = {*methods.names(), *methods.names(methods.RANKS)} | WITH_NOISE
+    assert named == set(CASES) == {name for name, *_ in SENT} == set(ALONE)
 
 
 @pytest.mark.parametrize("recipe", CASES)
 def test_every_array_that_leaves_is_listed_with_its_size_and_nothing_else_leaves(recipe):
     listed = {
-        array: tuple(SIZES.get(part) or int(part) for part in size.split(" × "))
+        array: () if size == "number" else tuple(SIZES.get(part) or int(part) for part in size.split(" × "))
         for name, array, size, *_ in SENT
         if name == recipe
     }

@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, T
 from partsong.errors import DataError, FeatureError, ParameterError, ShapeError
 from partsong.topics.agreement.encoding import fresh_key
 from partsong.topics.tokenizer import LETTERS, Words
-from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, count, require_one_vocabulary, tf_idf
+from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, count, tf_idf
 
 texts = st.lists(st.text(alphabet="ab cdé'X1-_ß", max_size=25), min_size=1, max_size=12)
 some_texts = texts.filter(lambda listed: any(Words("none").of(text) for text in listed))
@@ -146,5 +146,3 @@ def test_what_does_not_fit():
     for options in (0, True, 1.5):
         with pytest.raises(ParameterError):
             HashedVocabulary(options)
-    with pytest.raises(FeatureError, match="Party 1"):
-        require_one_vocabulary([Vocabulary(("a", "b")), Vocabulary(("a", "c"))])

@@ -11,9 +11,8 @@ import numpy as np
 
 from partsong import kernels
 from partsong.core.interfaces import Array, Plan
+from partsong.core.parameters import Choice
 from partsong.errors import ParameterError
-
-# ---- likeness ---------------------------------------------------------------------------------------------------
 
 ALMOST_ONE = 1.0 - 1e-12
 LEAST, MOST = 2.0**-250, 2.0**250
@@ -21,11 +20,7 @@ LEAST, MOST = 2.0**-250, 2.0**250
 DEEPEST = -1000
 """The lowest power of two that is brought up to 1: the factor that does so for lower ones is not finite."""
 
-
-def inner_products(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
-    """⟨x_a, y_b⟩ for rows of target and source, of rows scaled to norm 1 where `unit`, in float64 (k × k)."""
-    X, Y = (_at_norm_one(F) if unit else F for F in _numbers(target, source))
-    return np.asarray(X @ Y.T)
+ALONE = -1
 
 
 def gains(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
@@ -121,13 +116,6 @@ def _standardised(factor: np.ndarray) -> np.ndarray:
     return np.where(sizes > floor, centred / np.where(sizes > floor, sizes, 1.0), 0.0)
 
 
-# ---- plan -------------------------------------------------------------------------------------------------------
-#
-# Alignment plans: P with P·source ≈ target.
-
-ALONE = -1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Matching:
     """A partial permutation: row a of the target belongs to row partners[a] of the source, or to none (−1)."""
@@ -199,7 +187,7 @@ class Blend:
 
     def apply(self, source: Array) -> Array:
         """P·source (k × m)."""
-        return kernels.of(source).like(self.matrix, source) @ source
+        return kernels.of(source).cast(self.matrix, source) @ source
 
     def transposed(self) -> Blend:
         """Pᵀ: mass sent back the way it came; its rows need not add up to 1."""
@@ -235,11 +223,6 @@ def _index(source: Array, rows: np.ndarray) -> Any:
     import torch
 
     return torch.as_tensor(rows, device=source.device)
-
-
-# ---- assignment -------------------------------------------------------------------------------------------------
-#
-# Hard alignments: every component has one partner, or none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +289,6 @@ def significant(r: np.ndarray, n_features: int, level: float, bonferroni: bool) 
     return r > least_significant(n_features, level / r.size if bonferroni else level)
 
 
-# ---- nearest ----------------------------------------------------------------------------------------------------
-#
-# Soft alignments in which every row chooses for itself.
-
-
 @dataclass(frozen=True, slots=True)
 class Nearest:
     """Every row is the mean of its `neighbours` nearest rows of the source; several rows may choose the same."""
@@ -351,11 +329,6 @@ class SoftMax:
         scores = -cost / (self.blur * (float(cost.mean()) or 1.0))
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         return Blend(weights / weights.sum(axis=1, keepdims=True))
-
-
-# ---- transport --------------------------------------------------------------------------------------------------
-#
-# Soft alignments by entropic optimal transport (Cuturi, 2013), in the log domain.
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,3 +436,18 @@ def _typical(cost: np.ndarray) -> float:
 def _check(part: Sinkhorn | PartialSinkhorn) -> None:
     if not (part.blur > 0 and part.iterations >= 1 and part.tolerance >= 0):
         raise ParameterError(f"Sinkhorn needs blur > 0, iterations ≥ 1 and tolerance ≥ 0; got {part}.")
+
+
+ALIGNMENTS = Choice(
+    {
+        "assignment": Assignment(),
+        "partial-assignment": PartialAssignment(),
+        "sinkhorn": Sinkhorn(),
+        "partial-sinkhorn": PartialSinkhorn(),
+        "nearest": Nearest(),
+        "softmax": SoftMax(),
+        "identity": Identity(),
+    },
+    needed=("plan",),
+)
+"""Which component of a party is which of the model's."""

@@ -1,4 +1,4 @@
-"""Barycenters: the matrix that is nearest to many whose rows come in different orders."""
+"""Barycenters: the matrix that is nearest to many whose rows come in different orders, by alignment or clustering."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment, Matching, are_same, is_soft, squared_distances
 from partsong.core.interfaces import Alignment, Array, Message, Plan, type_name
+from partsong.core.parameters import Choice
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
-
-# ---- barycenter -------------------------------------------------------------------------------------------------
 
 ROUNDING = 8.0
 """A sweep that moves H̄ by less than this many units in the last place of its size has moved nothing."""
@@ -134,7 +133,7 @@ class _Node:
     def merged(self, other: _Node, align: Alignment) -> _Node:
         """Both groups, in the order of this one: Σ_j w_j P_j H_j over Σ_j w_j (P_j 1), row by row, with P after P_j."""
         plan, on = align.plan(self.H, other.H), kernels.of(self.H)
-        mine, theirs = (on.like(node.weights[:, None], self.H) for node in (self, other))
+        mine, theirs = (on.cast(node.weights[:, None], self.H) for node in (self, other))
         weights = self.weights + plan.matrix @ other.weights
         total = self.H * mine + plan.apply(other.H * theirs)
         plans = {**self.plans, **{j: plan.after(own) for j, own in other.plans.items()}}
@@ -241,7 +240,7 @@ def _mean(moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray, fa
 
 def _divided(total: Array, counts: np.ndarray, fallback: Array) -> Array:
     """Sums of rows by what has gone into each, or the fallback's row where nothing has."""
-    mean = total / kernels.of(fallback).like(np.where(counts > 0, counts, 1.0)[:, None], fallback)
+    mean = total / kernels.of(fallback).cast(np.where(counts > 0, counts, 1.0)[:, None], fallback)
     for row in np.flatnonzero(counts <= 0).tolist():
         mean[row] = fallback[row]
     return mean
@@ -266,7 +265,7 @@ def _aggregate(method: FixedPoint | Streaming | Hierarchical, uploads: Sequence[
 
 
 def _in_the_type_of(example: Array, H: Array) -> Array:
-    return kernels.of(example).like(kernels.of(H).to_numpy(H), example)
+    return kernels.of(example).cast(kernels.of(H).to_numpy(H), example)
 
 
 def _shares(weights: Sequence[float], weighted: bool) -> np.ndarray:
@@ -288,11 +287,6 @@ def _distance(A: Array, B: Array) -> float:
 
 def _size(A: Array) -> float:
     return float(np.linalg.norm(kernels.of(A).to_numpy(A).astype(np.float64, copy=False)))
-
-
-# ---- clustering -------------------------------------------------------------------------------------------------
-#
-# Barycenters by clustering all rows of all matrices: the baselines of the FNMF paper.
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,5 +371,17 @@ def _stacked(matrices: Sequence[Array]) -> tuple[np.ndarray, int]:
 
 
 def _centres_message(centres: np.ndarray, uploads: Sequence[Message]) -> Message:
-    H = kernels.of(uploads[0]["H"]).like(centres, uploads[0]["H"])
+    H = kernels.of(uploads[0]["H"]).cast(centres, uploads[0]["H"])
     return Message({"H": H}, sum(upload.weight for upload in uploads))
+
+
+BARYCENTERS = Choice(
+    {
+        "fixed-point": FixedPoint,
+        "streaming": Streaming,
+        "hierarchical": Hierarchical,
+        "k-means": KMeans,
+        "fuzzy-c-means": FuzzyCMeans,
+    }
+)
+"""Classes of aggregations; clusters take no alignment."""

@@ -12,12 +12,11 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Message, Reducible
 from partsong.errors import PartyError
 
-# ---- linear -----------------------------------------------------------------------------------------------------
-
 
 def add(a: Message, b: Message) -> Message:
     """The sum of two messages, array by array; weights add up too."""
-    return Message({name: array + b[name] for name, array in a.arrays.items()}, a.weight + b.weight)
+    sums = {name: (array + b[name])[...] for name, array in a.arrays.items()}  # of 0-d arrays NumPy makes a number
+    return Message(sums, a.weight + b.weight)
 
 
 def total_of(aggregation: Reducible, uploads: Sequence[Message]) -> Message:
@@ -88,38 +87,32 @@ class AlignedMean:
     def lower(self, total: Message) -> Message:
         """Sums to means, row by row."""
         counts = total["counts"]
-        divisor = kernels.of(total["H"]).like(np.where(counts > 0, counts, 1.0)[:, None], total["H"])
+        divisor = kernels.of(total["H"]).cast(np.where(counts > 0, counts, 1.0)[:, None], total["H"])
         return Message({"H": total["H"] / divisor, "counts": counts}, total.weight)
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
         return total_of(self, uploads)
 
 
-# ---- disjoint ---------------------------------------------------------------------------------------------------
-#
-# Blocks of columns, each of which one party alone has played, put side by side.
-
-
 @dataclass(frozen=True, slots=True)
 class DisjointBlocks:
     """Blocks of columns of H put side by side: a sum of arrays that are zero outside their own block.
 
-    `arrived` (one number for each block) counts how often a block was sent, `curvatures` are those of who sent it.
+    `arrived` (one number for each block) counts how often a block was sent.
     """
 
     def lift(self, upload: Message) -> Message:
         """A block (k × w) in its place among all columns (k × m); what would lie beyond them is left out."""
         block, blocks, width = (int(value) for value in upload["place"])
-        H, totals = upload["H"], upload["totals"]
+        H = upload["H"]
         if not (0 <= block < blocks and H.shape[1] == breadth(blocks, width)):
             raise PartyError(f"Block {block} of {blocks}, with {H.shape[1]} columns, has no place among {width}.")
         first, last = span_of(block, blocks, width)
         whole = kernels.of(H).empty((H.shape[0], width), H)
         whole[:, :first], whole[:, first:last], whole[:, last:] = 0, H[:, : last - first], 0
-        arrived, curvatures = np.zeros(blocks), np.zeros(blocks)
-        arrived[block], curvatures[block] = 1, totals[-1]
-        arrays = {"H": whole, "arrived": arrived, "totals": totals[:-1], "curvatures": curvatures}
-        return Message(arrays, upload.weight)
+        arrived = np.zeros(blocks)
+        arrived[block] = 1
+        return Message({"H": whole, "arrived": arrived, "totals": upload["totals"]}, upload.weight)
 
     def lower(self, total: Message) -> Message:
         return total
@@ -161,7 +154,7 @@ def joined(H: Array, sent: Array, arrived: np.ndarray) -> Array:
     """What was sent where it was sent, and what was there before elsewhere."""
     if arrived.all():
         return sent
-    whole = kernels.of(sent).like(kernels.of(H).to_numpy(H), sent) + 0
+    whole = kernels.of(sent).cast(kernels.of(H).to_numpy(H), sent) + 0
     for block in np.flatnonzero(arrived):
         first, last = span_of(int(block), len(arrived), H.shape[1])
         whole[:, first:last] = sent[:, first:last]

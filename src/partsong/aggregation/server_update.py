@@ -1,6 +1,6 @@
-"""Server updates: replace H, relax towards it, or step adaptively (FedOpt: Reddi et al., 2021, Alg. 2).
+"""Server updates, by which the aggregate moves the model: replace it, relax towards it, or step adaptively.
 
-Adaptive server updates: the mean of what parties have learned, as a gradient (FedOpt: Reddi et al., 2021, Alg. 2).
+Adaptive updates take the mean of what parties have learned for a gradient (FedOpt: Reddi et al., 2021, Alg. 2):
 
     Δ = aggregate − model
     first  ← β₁ first + (1 − β₁) Δ
@@ -13,18 +13,20 @@ mix with those of H. A step may lead below zero: programs project what must not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from partsong import kernels
 from partsong.core.interfaces import Array, Message
+from partsong.core.parameters import Choice
+from partsong.core.states import state
 from partsong.errors import ParameterError
-
-# ---- adaptive ---------------------------------------------------------------------------------------------------
 
 STEADY = 1e-3
 
 
+@state("server-update.moments")
 @dataclass(frozen=True, slots=True)
 class Moments:
     """Running means of Δ and of Δ², by the name of the array."""
@@ -34,113 +36,76 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Adagrad:
+class AdaptiveStep(ABC):
+    """A step along the running mean of Δ, divided by the root of `second`; rules differ in how that is kept."""
+
+    rate: float = 0.03
+    tau: float = STEADY
+    beta_1: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
+            if name.startswith("beta"):
+                if not 0 <= value < 1:
+                    raise ParameterError(f"{name} must be at least 0 and below 1; got {value!r}.")
+            elif not 0 < value < float("inf"):
+                raise ParameterError(f"An adaptive server needs a finite {name} above 0; got {value!r}.")
+
+    @abstractmethod
+    def second(self, v: Array, square: Array) -> Array:
+        """The running mean of Δ² after another Δ²."""
+
+    def init(self, model: Message) -> Moments:
+        """first = 0, second = τ²."""
+        zeros = {name: array * 0 for name, array in model.arrays.items()}
+        return Moments(zeros, {name: array + self.tau**2 for name, array in zeros.items()})
+
+    def step(self, model: Message, aggregate: Message, state: Moments) -> tuple[Message, Moments]:
+        """A little further along the running mean of Δ."""
+        moved, first, second = {}, dict(state.first), dict(state.second)
+        for name, array in aggregate.arrays.items():
+            before, m, v = (_beside(array, held[name]) for held in (model.arrays, first, second))
+            delta = array - before
+            first[name] = self.beta_1 * m + (1.0 - self.beta_1) * delta
+            second[name] = self.second(v, delta * delta)
+            moved[name] = before + self.rate * first[name] / (second[name] ** 0.5 + self.tau)
+        return Message(moved), Moments(first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Adagrad(AdaptiveStep):
     """second ← second + Δ². As in FedOpt there is no inertia, β₁ = 0, unless asked for."""
 
-    rate: float = 0.03
-    tau: float = STEADY
     beta_1: float = 0.0
 
-    def __post_init__(self) -> None:
-        _require(self.rate, self.tau, beta_1=self.beta_1)
-
-    def init(self, model: Message) -> Moments:
-        """first = 0, second = τ²."""
-        return _begin(model, self.tau)
-
-    def step(self, model: Message, aggregate: Message, state: Moments) -> tuple[Message, Moments]:
-        """A little further along the running mean of Δ."""
-        return _advance(self, model, aggregate, state, lambda v, square: v + square)
+    def second(self, v: Array, square: Array) -> Array:
+        return v + square
 
 
 @dataclass(frozen=True, slots=True)
-class Yogi:
+class Yogi(AdaptiveStep):
     """second ← second − (1 − β₂) Δ² sign(second − Δ²): it rises as Adam's, and falls slowly."""
 
-    rate: float = 0.03
-    tau: float = STEADY
-    beta_1: float = 0.9
     beta_2: float = 0.99
 
-    def __post_init__(self) -> None:
-        _require(self.rate, self.tau, beta_1=self.beta_1, beta_2=self.beta_2)
-
-    def init(self, model: Message) -> Moments:
-        """first = 0, second = τ²."""
-        return _begin(model, self.tau)
-
-    def step(self, model: Message, aggregate: Message, state: Moments) -> tuple[Message, Moments]:
-        """A little further along the running mean of Δ."""
-        share = 1.0 - self.beta_2
-
-        def later(v: Array, square: Array) -> Array:
-            is_above = 1.0 * (v > square) - 1.0 * (v < square)
-            return v - kernels.of(v).like(kernels.of(v).to_numpy(is_above), v) * square * share
-
-        return _advance(self, model, aggregate, state, later)
+    def second(self, v: Array, square: Array) -> Array:
+        is_above = 1.0 * (v > square) - 1.0 * (v < square)
+        return v - kernels.of(v).cast(kernels.of(v).to_numpy(is_above), v) * square * (1.0 - self.beta_2)
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Adam(AdaptiveStep):
     """second ← β₂ second + (1 − β₂) Δ²."""
 
-    rate: float = 0.03
-    tau: float = STEADY
-    beta_1: float = 0.9
     beta_2: float = 0.99
 
-    def __post_init__(self) -> None:
-        _require(self.rate, self.tau, beta_1=self.beta_1, beta_2=self.beta_2)
-
-    def init(self, model: Message) -> Moments:
-        """first = 0, second = τ²."""
-        return _begin(model, self.tau)
-
-    def step(self, model: Message, aggregate: Message, state: Moments) -> tuple[Message, Moments]:
-        """A little further along the running mean of Δ."""
-        share = 1.0 - self.beta_2
-        return _advance(self, model, aggregate, state, lambda v, square: self.beta_2 * v + share * square)
-
-
-def _begin(model: Message, tau: float) -> Moments:
-    zeros = {name: array * 0 for name, array in model.arrays.items()}
-    return Moments(zeros, {name: array + tau**2 for name, array in zeros.items()})
-
-
-def _advance(
-    rule: Adagrad | Yogi | Adam,
-    model: Message,
-    aggregate: Message,
-    state: Moments,
-    later: Callable[[Array, Array], Array],
-) -> tuple[Message, Moments]:
-    moved, first, second = {}, dict(state.first), dict(state.second)
-    for name, array in aggregate.arrays.items():
-        before, m, v = (_beside(array, held[name]) for held in (model.arrays, first, second))
-        delta = array - before
-        first[name] = rule.beta_1 * m + (1.0 - rule.beta_1) * delta
-        second[name] = later(v, delta * delta)
-        moved[name] = before + rule.rate * first[name] / (second[name] ** 0.5 + rule.tau)
-    return Message(moved), Moments(first, second)
+    def second(self, v: Array, square: Array) -> Array:
+        return self.beta_2 * v + (1.0 - self.beta_2) * square
 
 
 def _beside(example: Array, values: Array) -> Array:
     """In the type and place of what has come."""
-    return kernels.of(example).like(kernels.of(values).to_numpy(values), example)
-
-
-def _require(rate: float, tau: float, **betas: float) -> None:
-    for name, value in (("rate", rate), ("tau", tau)):
-        if not 0 < value < float("inf"):
-            raise ParameterError(f"An adaptive server needs a finite {name} above 0; got {value!r}.")
-    for name, value in betas.items():
-        if not 0 <= value < 1:
-            raise ParameterError(f"{name} must be at least 0 and below 1; got {value!r}.")
-
-
-# ---- server -----------------------------------------------------------------------------------------------------
-#
-# Server updates: how the aggregate moves the model.
+    return kernels.of(example).cast(kernels.of(values).to_numpy(values), example)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,5 +155,9 @@ class Relaxation:
 
 def _between(before: Array, after: Array, share: float) -> Array:
     """(1 − share) before + share after, in the type and place of what has come."""
-    here = kernels.of(after).like(kernels.of(before).to_numpy(before), after)
+    here = kernels.of(after).cast(kernels.of(before).to_numpy(before), after)
     return (1.0 - share) * here + share * after
+
+
+SERVER_UPDATES = Choice({"average": Replace, "adagrad": Adagrad, "yogi": Yogi, "adam": Adam})
+"""Classes of server updates: FedAvg, FedAdagrad, FedYogi and FedAdam; an average has no rate."""

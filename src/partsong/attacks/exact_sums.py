@@ -1,13 +1,15 @@
-"""Attacks on uploads of WᵀW and WᵀX: rows, their span and XᵀX, lone columns, differences of runs, membership."""
+"""Attacks on uploads of WᵀW and WᵀX: rows, their span and XᵀX, lone columns, rows that changed between two runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.linalg import expm
+from scipy.optimize import least_squares
 
 from partsong.attacks.findings import (
     MEMBERSHIP,
@@ -20,11 +22,10 @@ from partsong.attacks.findings import (
     span_error,
 )
 from partsong.attacks.moment import Moment, row_span, rows_by_turning, second_moment
-from partsong.attacks.reconstruction import row_from_statistics, rows_from_statistics
 from partsong.attacks.sparse_rows import lone_columns, rows_by_dictionary
 from partsong.attacks.transcript import Scene, judged, misfit, numbers
-from partsong.core.interfaces import Message, Shard, traits_of
-from partsong.data.conversion import as_matrix
+from partsong.core.interfaces import Message
+from partsong.core.streams import stream
 
 Pair = tuple[np.ndarray, np.ndarray]
 """gram WᵀW (k × k) and cross WᵀX (k × m) of one upload."""
@@ -44,6 +45,20 @@ SVD_SECONDS = 2e-9
 """Seconds for each operation of a singular value decomposition, as a guess at what it will take."""
 LEAST_COLUMNS = 2
 """Columns of one row alone by which it is recognised."""
+
+STARTS = 24
+"""Random turns from which rows without negative numbers are looked for."""
+POLISHED = 4
+"""So many different ones are held against the step that the party is known to have made."""
+DIFFERENT, AS_GOOD = 1e-3, 1e-6
+"""From which relative distance on rows are others, and up to which misfit they explain what was seen."""
+FREE = 1e-5
+"""A turn that changes the misfit by less than this share of its angle is open."""
+NOTHING = 1e-9
+"""Singular values below this share of the largest are nothing."""
+
+Misfit = Callable[[np.ndarray], np.ndarray]
+"""How far the uploads that rows (n × m) would have led to are from those that were seen."""
 
 
 def from_statistics(scene: Scene, party: str) -> list[Finding]:
@@ -71,8 +86,8 @@ def _with_sums(scene: Scene, party: str) -> list[Scene]:
 
 def _of_sums(scene: Scene, party: str) -> list[Finding]:
     seen = scene.seen(party, "gram", "cross")
-    is_told = "totals" in seen[0][1].arrays
-    n = round(float(seen[0][1]["totals"][0])) if is_told else 1
+    is_told = "rows" in seen[0][1].arrays
+    n = round(float(seen[0][1]["rows"])) if is_told else 1
     pairs = _pairs(scene, party, n, is_told)
     if n == 1:
         return _one_row(scene, party, pairs[0], is_told)
@@ -90,7 +105,7 @@ def _pairs(scene: Scene, party: str, n: int, is_told: bool) -> list[Pair]:
     found = []
     for one in (scene, *scene.others):
         for _, upload in one.seen(party, "gram", "cross"):
-            is_same = not is_told or ("totals" in upload.arrays and round(float(upload["totals"][0])) == n)
+            is_same = not is_told or ("rows" in upload.arrays and round(float(upload["rows"])) == n)
             if is_same:
                 found.append(in_units(one.program, upload))
     return found
@@ -221,9 +236,6 @@ def in_units(program: Any, upload: Message) -> Pair:
     return gram * bounds.weight_unit**2, cross * (bounds.weight_unit * bounds.row_unit)
 
 
-# ---- differences of runs ----------------------------------------------------------------------------------------
-
-
 def from_differences(scene: Scene, party: str) -> list[Finding]:
     """Rows that a party has added or removed between two runs in which it answered the same model.
 
@@ -234,7 +246,7 @@ def from_differences(scene: Scene, party: str) -> list[Finding]:
         exchange = _difference(scene, other, party)
         if exchange is None:
             continue
-        n = round(float(exchange[1]["totals"][0]))
+        n = round(float(exchange[1]["rows"]))
         alone = replace(scene, exchanges=(scene.alone(party, *exchange),), others=(), truth={})
         wanted = _changed_rows(scene, other, party)
         for each in from_statistics(alone, party):
@@ -248,13 +260,13 @@ def from_differences(scene: Scene, party: str) -> list[Finding]:
 
 def _difference(scene: Scene, other: Scene, party: str) -> tuple[Message, Message] | None:
     """A model that was answered in both runs, and the larger upload less the smaller; None where there is none."""
-    for model, upload in scene.seen(party, "gram", "cross", "totals"):
-        for model_before, before in other.seen(party, "gram", "cross", "totals"):
+    for model, upload in scene.seen(party, "gram", "cross", "rows"):
+        for model_before, before in other.seen(party, "gram", "cross", "rows"):
             if not _is_same(model, model_before):
                 continue
-            sign = np.sign(round(float(upload["totals"][0]) - float(before["totals"][0])))
+            sign = np.sign(round(float(upload["rows"]) - float(before["rows"])))
             if sign:
-                names = ("gram", "cross", "totals")
+                names = ("gram", "cross", "rows")
                 arrays = {name: sign * (numbers(upload[name]) - numbers(before[name])) for name in names}
                 return model, Message(arrays)
     return None
@@ -278,113 +290,112 @@ def _changed_rows(scene: Scene, other: Scene, party: str) -> np.ndarray | None:
     )
 
 
-# ---- membership -------------------------------------------------------------------------------------------------
+def row_from_statistics(gram: np.ndarray, cross: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(w, x) of a party with one row, exactly: gram = w wᵀ, so w_l = √gram_ll, and x = wᵀ cross / ‖w‖²."""
+    w = np.sqrt(np.maximum(0.0, np.diag(gram)))
+    size = float(w @ w)
+    return w, w @ cross / size if size > 0 else np.zeros(cross.shape[1])
+
+
+def up_to_rotation(gram: np.ndarray, cross: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """(R, Z) with W = O R and X = O Z for one unknown orthogonal O (n × n); None unless W has rank n.
+
+    With gram = V Λ Vᵀ it is R = Λ^½ Vᵀ (n × k) and Z = Λ^−½ Vᵀ cross (n × m).
+    """
+    if not 1 <= n_rows <= len(gram):
+        return None
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    values, vectors = values[::-1][:n_rows], vectors[:, ::-1][:, :n_rows]
+    if values[-1] <= NOTHING * values[0]:
+        return None
+    roots = np.sqrt(values)
+    return roots[:, None] * vectors.T, vectors.T @ cross / roots[:, None]
+
+
+def in_one_frame(statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Z of the first round, and [Z R_1 R_2 …] scaled and turned so that one O makes all of it non-negative.
+
+    Rounds differ by known rotations: Z_1 = (O_1ᵀO_t) Z_t, so O_1ᵀO_t = Z_1 Z_t⁺ where X has rank n.
+    """
+    known = [found for found in (up_to_rotation(*pair, n_rows) for pair in statistics) if found is not None]
+    if not known:
+        return np.empty((0, 0)), np.empty((0, 0))
+    first = known[0][1]
+    values = np.linalg.svd(first, compute_uv=False)
+    usable = known if len(values) == n_rows and values[-1] > NOTHING * values[0] else known[:1]
+    turned = [R if Z is first else first @ np.linalg.pinv(Z) @ R for R, Z in usable]
+    return first, np.hstack([part / np.linalg.norm(part) for part in (first, *turned)])
+
+
+def rows_from_statistics(
+    statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int, misfit: Misfit | None = None
+) -> tuple[np.ndarray, float] | None:
+    """Rows (n × m), in any order, of a party with 1 < n ≤ k rows, and how doubtful they are; None without rank n.
+
+    X = O Z for an orthogonal O, which is looked for twice: such that neither X nor any W = O R has negative
+    numbers, and such that the party's step, which everybody knows (`misfit`), leads from these X to these uploads.
+
+    The doubt is what is left unexplained, or how far other rows are that explain as much, if that is more; 1
+    where a turn is open. As long as no weight is cut off at zero steps are linear in a row, and all turns that keep
+    signs explain the same.
+    """
+    Z, frame = in_one_frame(statistics, n_rows)
+    if not Z.size:
+        return None
+
+    def negative(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+        return np.minimum(_turned(turn, start) @ frame, 0.0).ravel()
+
+    def unexplained(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+        assert misfit is not None
+        rows = _turned(turn, start) @ Z
+        return np.concatenate([np.minimum(rows, 0.0).ravel() / np.linalg.norm(Z), misfit(np.maximum(rows, 0.0))])
+
+    draw, zero = stream(0, "leakage", "turns"), np.zeros(n_rows * (n_rows - 1) // 2)
+    found = []
+    for _ in range(STARTS):
+        start = np.linalg.qr(draw.standard_normal((n_rows, n_rows)))[0]
+        settled = least_squares(negative, zero, args=(start,), max_nfev=100)
+        found.append(_guess(settled, start, Z))
+    kept = _different(sorted(found, key=lambda each: each.left))
+    if misfit is not None:
+        kept = [
+            _guess(least_squares(unexplained, zero, args=(each.O,), xtol=1e-15, max_nfev=60), each.O, Z)
+            for each in kept
+        ]
+    best = min(kept, key=lambda each: each.left)
+    rivals = [matched_error(each.rows, best.rows) for each in kept if each.left <= AS_GOOD + 10 * best.left]
+    return best.rows, 1.0 if best.hold < FREE else max(best.left, *rivals)
 
 
 @dataclass(frozen=True, slots=True)
-class MembershipTest:
-    """How well a test tells rows that were used from others; `auc` (½: not at all) where the truth is known."""
+class Guess:
+    """Rows, the turn that leads to them, what they leave unexplained, and how firmly that holds the turn."""
 
-    test: str
-    auc: float | None
-    members: int | None
-    candidates: int
-
-
-def membership(scene: Scene, party: str, candidates: np.ndarray) -> list[MembershipTest]:
-    """Test candidates (c × m) against the sums of a party: by their residual to the span, and by signs.
-
-    residual   ‖x − x BᵀB‖ / ‖x‖, B the span of all rows of WᵀX that were sent: small for a row that was used
-    signs      how far WᵀX − w(x) xᵀ falls below zero, w(x) the weights that x would have had: not at all for one
-    """
-    seen = scene.seen(party, "gram", "cross")
-    if not seen or not len(candidates):
-        return []
-    truth = scene.truth.get(party)
-    rows, is_member = candidates, None
-    if truth is not None:
-        used = {np.ascontiguousarray(row).tobytes() for row in truth}
-        strangers = np.array([np.ascontiguousarray(row).tobytes() not in used for row in candidates])
-        rows = np.vstack([truth, candidates[strangers]])
-        is_member = np.arange(len(rows)) < len(truth)
-    scores = {"residual": -_residuals(scene, party, rows), "signs": -_sign_slack(scene, party, rows)}
-    n_members = None if truth is None else len(truth)
-    return [
-        MembershipTest(name, None if is_member is None else auc_of(score, is_member), n_members, len(candidates))
-        for name, score in scores.items()
-    ]
+    rows: np.ndarray
+    O: np.ndarray
+    left: float
+    hold: float
 
 
-def auc_of(scores: np.ndarray, is_member: np.ndarray) -> float | None:
-    """The probability that a member has a larger score than a stranger, ties counted half; None without strangers."""
-    members, strangers = scores[is_member], np.sort(scores[~is_member])
-    if not len(members) or not len(strangers) or np.isnan(scores).any():
-        return None
-    below, upto = np.searchsorted(strangers, members, "left"), np.searchsorted(strangers, members, "right")
-    return float((below + upto).mean() / (2 * len(strangers)))
+def _guess(settled: Any, start: np.ndarray, Z: np.ndarray) -> Guess:
+    """`hold` is the least singular value of the derivative: near 0 there is a turn that changes nothing."""
+    O = _turned(settled.x, start)
+    return Guess(O @ Z, O, float(np.sqrt(2 * settled.cost)), float(np.linalg.svd(settled.jac, compute_uv=False)[-1]))
 
 
-def _residuals(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
-    crosses = [numbers(upload["cross"]) for one in (scene, *scene.others) for _, upload in one.seen(party, "cross")]
-    height, m = sum(len(cross) for cross in crosses), crosses[0].shape[1]
-    if not scene.clock.has(min(height, m) ** 2 * max(height, m) * SVD_SECONDS):
-        return np.full(len(rows), np.nan)
-    stacked = np.vstack([cross / max(float(np.linalg.norm(cross)), 1e-300) for cross in crosses])
-    _, values, basis = np.linalg.svd(stacked, full_matrices=False)
-    floor = scene.unit(crosses[0]) * values[0] * np.sqrt(max(stacked.shape))
-    kept = basis[values > floor]
-    sizes = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
-    return np.asarray(np.linalg.norm(rows - rows @ kept.T @ kept, axis=1) / sizes)
+def _different(found: list[Guess]) -> list[Guess]:
+    """The best, and then the best of those that are other rows than all before, up to a few."""
+    kept = found[:1]
+    for each in found[1:]:
+        if len(kept) < POLISHED and all(matched_error(each.rows, other.rows) > DIFFERENT for other in kept):
+            kept.append(each)
+    return kept
 
 
-def _sign_slack(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
-    """Σ_t ‖min(0, C_t − w_t(x) xᵀ)‖² / ‖w_t(x) xᵀ‖² of each candidate, whose work is done again."""
-    seen = scene.seen(party, "gram", "cross")
-    shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)
-    state, slack = scene.program.start_party(shard, scene.layout), np.zeros(len(rows))
-    models = {id(model): upload for model, upload in seen}
-    for exchange in scene.exchanges:
-        model = exchange.models.get(party)
-        if model is None:
-            continue
-        if scene.clock.is_over():
-            return np.full(len(rows), np.nan)
-        state, _ = scene.program.local(shard, state, model)
-        upload, W = models.get(id(model)), weights_in(state)
-        if upload is None or W is None:
-            continue
-        C = numbers(upload["cross"])
-        for i, (w, x) in enumerate(zip(numbers(W), rows, strict=True)):
-            own = np.outer(w, x)
-            slack[i] += float((np.minimum(0.0, C - own) ** 2).sum()) / max(float((own**2).sum()), 1e-300)
-    return slack
-
-
-def weights_in(state: Any) -> Any:
-    """W in a party's state, or in that of the leg that it is in."""
-    return getattr(getattr(state, "inner", state), "W", None)
-
-
-def largest_share(scene: Scene, party: str) -> float | None:
-    """The largest share of one row in a row of WᵀX that was sent, ‖w_il x_i‖ / ‖Σ_i w_il x_i‖; None without the truth.
-
-    Near one, that row is read from the upload as it is.
-    """
-    rows, has_noise = scene.truth.get(party), traits_of(scene.program).release is not None
-    if rows is None or has_noise or not scene.seen(party, "gram", "cross"):
-        return None
-    shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)
-    state, largest = scene.program.start_party(shard, scene.layout), 0.0
-    sizes = np.linalg.norm(rows, axis=1)
-    for exchange in scene.exchanges:
-        model, upload = exchange.models.get(party), exchange.uploads.get(party)
-        if model is None:
-            continue
-        if scene.clock.is_over():
-            return None
-        state, _ = scene.program.local(shard, state, model)
-        if upload is None or "cross" not in upload.arrays or (W := weights_in(state)) is None:
-            continue
-        totals = np.maximum(np.linalg.norm(numbers(upload["cross"]), axis=1), 1e-300)
-        largest = max(largest, float((numbers(W) * sizes[:, None] / totals).max(initial=0.0)))
-    return min(1.0, largest)
+def _turned(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """exp(A) start, for the skew A with these numbers above its diagonal."""
+    n = len(start)
+    A = np.zeros((n, n))
+    A[np.triu_indices(n, 1)] = turn
+    return np.asarray(expm(A - A.T)) @ start

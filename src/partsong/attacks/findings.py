@@ -13,10 +13,6 @@ from scipy.optimize import linear_sum_assignment
 
 from partsong.privacy.exposure import Exposure, worst
 
-# ---- leakage findings -------------------------------------------------------------------------------------------
-#
-# What an attack has found, for people; and how far it is from the truth.
-
 EXACTLY, NEARLY, ROUGHLY = 1e-6, 0.05, 0.5
 """Relative errors up to which something counts as found exactly, nearly, and roughly."""
 RECOVERED = 1e-2
@@ -28,9 +24,14 @@ MEMBERSHIP = "by which a record that somebody brings along is known to be among 
 SAME = 1e-6
 """Numbers that agree to this share are taken for the same."""
 
+FOUND = ("exactly", "nearly")
+SHOWN = 5
+"""So many parties are named in a sentence."""
+NO_GUARANTEE = "What these attacks do not find, others may."
+
 
 class Observer(enum.StrEnum):
-    """Who can do it."""
+    """Who can do it, in words."""
 
     SERVER = "whoever reads the server's inbox"
     SUMS = "whoever knows the sums, masked or not,"
@@ -68,21 +69,6 @@ class Finding:
             if measured <= most:
                 return verdict
         return "not"
-
-    @property
-    def told(self) -> str:
-        """A sentence."""
-        if self.recovered is None:
-            return f"{_begun(self.observer)} learns {self.what}."
-        kind = "can work out" if self.verdict in ("exactly", "nearly") else "may try to work out"
-        sentence = f"{self.observer} {kind} of {self.party!r} {self.what}."
-        measures = [f"relative error {self.error:.1e}"] if self.error is not None else []
-        measures += [f"doubt {self.doubt:.1e}"] if self.doubt is not None and np.isfinite(self.doubt) else []
-        return f"{_begun(sentence)} Found: {self.verdict} ({', '.join(measures)})."
-
-
-def _begun(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
 
 
 def matched_error(found: np.ndarray, rows: np.ndarray) -> float:
@@ -139,14 +125,6 @@ def rows_within(array: str, found: np.ndarray, rows: np.ndarray, most: float = R
     relative = _apart(found, rows[:, : found.shape[1]], is_scaled="factor" not in array)
     pairs = linear_sum_assignment(relative)
     return int((relative[pairs] <= most).sum())
-
-
-# ---- leakage recovered ------------------------------------------------------------------------------------------
-
-FOUND = ("exactly", "nearly")
-SHOWN = 5
-"""So many parties are named in a sentence."""
-NO_GUARANTEE = "What these attacks do not find, others may."
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from scipy.optimize import linear_sum_assignment
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
 
-# ---- rounding and thresholds ------------------------------------------------------------------------------------
-
 UNITS = {"float32": 2.0**-24, "float64": 2.0**-53}
 """Relative rounding of an upload, by its number type."""
 DOUBTFUL, DOUBTFUL_ROUNDED = 1e-8, 1e-4
@@ -33,6 +31,30 @@ RIDGE = 1e-14
 Pair = tuple[np.ndarray, np.ndarray]
 """gram WᵀW (k × k) and cross WᵀX (k × m) of one round."""
 
+STEPS_BEFORE, STEPS, STEPS_AFTER = 150, 2500, 200
+"""Steps of Procrustes before, of RAAR, and of Procrustes after."""
+RELAXATION = 0.9
+"""β of RAAR."""
+ENOUGH = 1e-9
+"""Negative share at which a search ends."""
+PAUSE, GAIN = 300, 0.9
+"""A search with a share low enough to count ends when this many steps do not lower it by this factor."""
+NEGATIVE, NEGATIVE_ROUNDED = 1e-6, 5e-4
+"""Largest negative share at which rows count as found: for float64 uploads, and for float32 uploads and masked sums.
+
+Measured on float32 uploads of sparse rows: where XᵀX is right to 1e-6 the share is 1e-7 to 1e-6. Where rounding leaves
+XᵀX right to 1e-4 or 1e-3 only (k well below n; n = 40, 80, 100) it is 2e-5 to 4e-4, with 878 of 880 rows right to 1 %
+and two to 1.4 %. Wrong rows (smooth images, correlated rows, cells of very different size) had 3e-4 to 3e-3.
+"""
+AGREEING, NEARBY, RETURNING = 0.01, 0.1, 0.003
+"""Relative distance up to which rows of two starts agree; length of a random turn; distance of a return from there.
+
+Two starts also agree on wrong rows where few cells are near zero: on 94 rows that were 1 to 17 % off in 11 cases
+(gamma-distributed cells without zeros, n = 10 to 30; densities .95 and .98, n = 20). None of these returned to 0.3 %.
+"""
+MOST_FRAMES, MOST_COLUMNS = 8, 1500
+"""Rounds whose weights, and columns of X of largest norm whose values must not be negative during the search."""
+
 
 def unit_of(dtype_name: str, step: float | None = None) -> float:
     """Return the relative rounding of uploads: of their number type, or of the masks where that is coarser.
@@ -42,9 +64,6 @@ def unit_of(dtype_name: str, step: float | None = None) -> float:
     if dtype_name not in UNITS:
         raise ParameterError(f"Uploads must be float32 or float64; got {dtype_name!r}.")
     return max(UNITS[dtype_name], step or 0.0)
-
-
-# ---- the span of the rows ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +110,6 @@ def _clear_rank(values: np.ndarray, floor: float) -> int:
         return 0
     kept = np.maximum(values, floor)
     return int(np.argmax(kept[:-1] / kept[1:])) + 1
-
-
-# ---- second moment ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,33 +291,6 @@ def _factor(kernel: np.ndarray, ridge: float) -> tuple[np.ndarray, bool]:
     shifted = kernel.copy()
     shifted[np.diag_indices(len(shifted))] += ridge
     return cho_factor(shifted, overwrite_a=True, check_finite=False)
-
-
-# ---- rows by turning --------------------------------------------------------------------------------------------
-
-STEPS_BEFORE, STEPS, STEPS_AFTER = 150, 2500, 200
-"""Steps of Procrustes before, of RAAR, and of Procrustes after."""
-RELAXATION = 0.9
-"""β of RAAR."""
-ENOUGH = 1e-9
-"""Negative share at which a search ends."""
-PAUSE, GAIN = 300, 0.9
-"""A search with a share low enough to count ends when this many steps do not lower it by this factor."""
-NEGATIVE, NEGATIVE_ROUNDED = 1e-6, 5e-4
-"""Largest negative share at which rows count as found: for float64 uploads, and for float32 uploads and masked sums.
-
-Measured on float32 uploads of sparse rows: where XᵀX is right to 1e-6 the share is 1e-7 to 1e-6. Where rounding leaves
-XᵀX right to 1e-4 or 1e-3 only (k well below n; n = 40, 80, 100) it is 2e-5 to 4e-4, with 878 of 880 rows right to 1 %
-and two to 1.4 %. Wrong rows (smooth images, correlated rows, cells of very different size) had 3e-4 to 3e-3.
-"""
-AGREEING, NEARBY, RETURNING = 0.01, 0.1, 0.003
-"""Relative distance up to which rows of two starts agree; length of a random turn; distance of a return from there.
-
-Two starts also agree on wrong rows where few cells are near zero: on 94 rows that were 1 to 17 % off in 11 cases
-(gamma-distributed cells without zeros, n = 10 to 30; densities .95 and .98, n = 20). None of these returned to 0.3 %.
-"""
-MOST_FRAMES, MOST_COLUMNS = 8, 1500
-"""Rounds whose weights, and columns of X of largest norm whose values must not be negative during the search."""
 
 
 @dataclass(frozen=True, slots=True)

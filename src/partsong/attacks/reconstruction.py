@@ -1,14 +1,12 @@
-"""Reconstruct a party's rows from its uploads: factors H_p, sketches, and gram and cross products."""
+"""Attacks on factors H_p that a party sends again and again, on columns that it has played, and on its sketches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import expm
-from scipy.optimize import least_squares, linprog
+from scipy.optimize import linprog
 
 from partsong.aggregation.linear import span_of
 from partsong.attacks.findings import (
@@ -23,18 +21,19 @@ from partsong.attacks.findings import (
 )
 from partsong.attacks.transcript import Scene, judged, numbers
 from partsong.core.interfaces import Message
-from partsong.core.streams import stream
+from partsong.methods.game import PlayInStrata
 from partsong.sketch.kinds import ChosenCoordinates
 from partsong.sketch.operator import Operator
-from partsong.sketch.placed import recover_from_sketches
+from partsong.sketch.recovery import recover_from_sketches
 from partsong.solvers.game import even_scale, mean_size
-
-# ---- leakage history --------------------------------------------------------------------------------------------
-#
-# What factors H_p that a party sends again and again, or the blocks that it plays, tell of its rows.
 
 ROUNDING = 1e-10
 """Singular values below this share of the largest are rounding."""
+
+HELD_OUT = 0.03
+"""The share of equations that are left aside, to see whether what was found from the others meets them."""
+MOST_COLUMNS = 64
+"""So many columns are solved for where each is a linear program."""
 
 
 def last_addend(total: Message, others: Sequence[Message]) -> Message:
@@ -139,11 +138,6 @@ def row_basis(factor: np.ndarray) -> np.ndarray:
     return np.asarray(rows[values > ROUNDING * max(values[0], 1e-300)])
 
 
-# ---- leakage from factors ---------------------------------------------------------------------------------------
-#
-# Attacks on programs that send H_p, or the columns that a party has played.
-
-
 def from_factors(scene: Scene, party: str) -> list[Finding]:
     """What the row spaces of a small party's H_p share."""
     seen = [(model, upload) for model, upload in scene.seen(party, "H") if "place" not in upload.arrays]
@@ -183,21 +177,13 @@ def _is_clear(span: tuple[np.ndarray, float] | None) -> bool:
 def from_play(scene: Scene, party: str) -> list[Finding]:
     """The row of a party with one row, from what it does to columns."""
     seen = scene.seen(party, "H", "place", "totals")
-    if not seen or not hasattr(scene.program, "game") or getattr(scene.program, "repeats", 1) != 1:
+    if not (seen and isinstance(scene.program, PlayInStrata) and scene.program.repeats == 1):
         return []
     x, doubt = row_from_play(seen, scene.program.game)
     if not doubt < SAME:
         return []
     told = "its only row, number by number, from how the columns that it played have moved in the first sweep"
     return judged(scene, Finding("columns before and after", party, "X_p", x[None], told, doubt), matched_error)
-
-
-# ---- leakage sketches -------------------------------------------------------------------------------------------
-#
-# What sketches X S_t give away when S_t is known: of any X, and of one that is not negative and sparse.
-
-HELD_OUT = 0.03
-"""The share of equations that are left aside, to see whether what was found from the others meets them."""
 
 
 def linear_rows(sketches: Sequence[np.ndarray], operators: Sequence[Operator], n_rows: int) -> np.ndarray:
@@ -251,14 +237,6 @@ def raw_coordinates(sketch: np.ndarray, operator: Operator) -> tuple[np.ndarray,
     return pattern.chosen, sketch * (operator.dimension / operator.size) ** 0.5
 
 
-# ---- leakage from sketches --------------------------------------------------------------------------------------
-#
-# Attacks on programs that send sketches.
-
-MOST_COLUMNS = 64
-"""So many columns are solved for where each is a linear program."""
-
-
 def from_sketches(scene: Scene, party: str) -> list[Finding]:
     """Theorem 3, and the same with X ≥ 0 and sparse."""
     seen, counted = scene.seen(party, "data", "weights"), scene.seen(party, "rows")
@@ -289,15 +267,13 @@ def from_sketches(scene: Scene, party: str) -> list[Finding]:
 
 def from_raw_sketches(scene: Scene, party: str) -> list[Finding]:
     """Columns of H_p, or rows of W, that a subsampling sends as they are."""
-    program, layout = scene.program, scene.layout
-    findings = []
+    program, layout, findings = scene.program, scene.layout, list[Finding]()
     shared: Any = getattr(program, "columns_sketch", None)
     columns: dict[int, np.ndarray] = {}
     for model, upload in scene.seen(party, "sketch") if shared is not None else ():
         outer, turn = (int(value) for value in model["turn"])
         S = shared.draw(layout.n_features, program.rank, layout.seed, "S2", outer * program.inner + turn)
-        raw = raw_coordinates(numbers(upload["sketch"]), S)
-        columns |= {} if raw is None else dict(zip(raw[0].tolist(), raw[1].T, strict=True))
+        columns |= _raw(numbers(upload["sketch"]), S)
     if columns:
         told = f"{len(columns)} of the {layout.n_features} columns of its H_p as they are: a subsampling hides nothing"
         found = np.array([columns[j] for j in sorted(columns)]).T
@@ -305,8 +281,7 @@ def from_raw_sketches(scene: Scene, party: str) -> list[Finding]:
     rows: dict[int, np.ndarray] = {}
     for model, upload in scene.seen(party, "sketched_W") if getattr(program, "n_rows", None) else ():
         S = program.sketch.draw(program.n_rows, program.rank, layout.seed, "H", int(model["turn"][0]) // 2)
-        raw = raw_coordinates(numbers(upload["sketched_W"]), S)
-        rows |= {} if raw is None else {i: w for i, w in zip(raw[0].tolist(), raw[1].T, strict=True) if w.any()}
+        rows |= {i: w for i, w in _raw(numbers(upload["sketched_W"]), S).items() if w.any()}
     if rows:
         told = f"{len(rows)} rows of its W, of {program.n_rows} of all nodes, as they were when they were drawn"
         found = np.array([rows[i] for i in sorted(rows)])
@@ -314,129 +289,6 @@ def from_raw_sketches(scene: Scene, party: str) -> list[Finding]:
     return findings
 
 
-# ---- leakage statistics -----------------------------------------------------------------------------------------
-
-STARTS = 24
-"""Random turns from which rows without negative numbers are looked for."""
-POLISHED = 4
-"""So many different ones are held against the step that the party is known to have made."""
-DIFFERENT, AS_GOOD = 1e-3, 1e-6
-"""From which relative distance on rows are others, and up to which misfit they explain what was seen."""
-FREE = 1e-5
-"""A turn that changes the misfit by less than this share of its angle is open."""
-NOTHING = 1e-9
-"""Singular values below this share of the largest are rounding."""
-
-Misfit = Callable[[np.ndarray], np.ndarray]
-"""How far the uploads that rows (n × m) would have led to are from those that were seen."""
-
-
-def row_from_statistics(gram: np.ndarray, cross: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(w, x) of a party with one row, exactly: gram = w wᵀ, so w_l = √gram_ll, and x = wᵀ cross / ‖w‖²."""
-    w = np.sqrt(np.maximum(0.0, np.diag(gram)))
-    size = float(w @ w)
-    return w, w @ cross / size if size > 0 else np.zeros(cross.shape[1])
-
-
-def up_to_rotation(gram: np.ndarray, cross: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """(R, Z) with W = O R and X = O Z for one unknown orthogonal O (n × n); None unless W has rank n.
-
-    With gram = V Λ Vᵀ it is R = Λ^½ Vᵀ (n × k) and Z = Λ^−½ Vᵀ cross (n × m).
-    """
-    if not 1 <= n_rows <= len(gram):
-        return None
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    values, vectors = values[::-1][:n_rows], vectors[:, ::-1][:, :n_rows]
-    if values[-1] <= NOTHING * values[0]:
-        return None
-    roots = np.sqrt(values)
-    return roots[:, None] * vectors.T, vectors.T @ cross / roots[:, None]
-
-
-def in_one_frame(statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Z of the first round, and [Z R_1 R_2 …] scaled and turned so that one O makes all of it non-negative.
-
-    Rounds differ by known rotations: Z_1 = (O_1ᵀO_t) Z_t, so O_1ᵀO_t = Z_1 Z_t⁺ where X has rank n.
-    """
-    known = [found for found in (up_to_rotation(*pair, n_rows) for pair in statistics) if found is not None]
-    if not known:
-        return np.empty((0, 0)), np.empty((0, 0))
-    first = known[0][1]
-    values = np.linalg.svd(first, compute_uv=False)
-    usable = known if len(values) == n_rows and values[-1] > NOTHING * values[0] else known[:1]
-    turned = [R if Z is first else first @ np.linalg.pinv(Z) @ R for R, Z in usable]
-    return first, np.hstack([part / np.linalg.norm(part) for part in (first, *turned)])
-
-
-def rows_from_statistics(
-    statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int, misfit: Misfit | None = None
-) -> tuple[np.ndarray, float] | None:
-    """Rows (n × m), in any order, of a party with 1 < n ≤ k rows, and how doubtful they are; None without rank n.
-
-    X = O Z for an orthogonal O, which is looked for twice: such that neither X nor any W = O R has negative
-    numbers, and such that the party's step, which everybody knows (`misfit`), leads from these X to these uploads.
-
-    The doubt is what is left unexplained, or how far other rows are that explain as much, if that is more; 1
-    where a turn is open. As long as no weight is cut off at zero steps are linear in a row, and all turns that keep
-    signs explain the same.
-    """
-    Z, frame = in_one_frame(statistics, n_rows)
-    if not Z.size:
-        return None
-
-    def negative(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
-        return np.minimum(_turned(turn, start) @ frame, 0.0).ravel()
-
-    def unexplained(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
-        assert misfit is not None
-        rows = _turned(turn, start) @ Z
-        return np.concatenate([np.minimum(rows, 0.0).ravel() / np.linalg.norm(Z), misfit(np.maximum(rows, 0.0))])
-
-    draw, zero = stream(0, "leakage", "turns"), np.zeros(n_rows * (n_rows - 1) // 2)
-    found = []
-    for _ in range(STARTS):
-        start = np.linalg.qr(draw.standard_normal((n_rows, n_rows)))[0]
-        settled = least_squares(negative, zero, args=(start,), max_nfev=100)
-        found.append(_guess(settled, start, Z))
-    kept = _different(sorted(found, key=lambda each: each.left))
-    if misfit is not None:
-        kept = [
-            _guess(least_squares(unexplained, zero, args=(each.O,), xtol=1e-15, max_nfev=60), each.O, Z)
-            for each in kept
-        ]
-    best = min(kept, key=lambda each: each.left)
-    rivals = [matched_error(each.rows, best.rows) for each in kept if each.left <= AS_GOOD + 10 * best.left]
-    return best.rows, 1.0 if best.hold < FREE else max(best.left, *rivals)
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """Rows, the turn that leads to them, what they leave unexplained, and how firmly that holds the turn."""
-
-    rows: np.ndarray
-    O: np.ndarray
-    left: float
-    hold: float
-
-
-def _guess(settled: Any, start: np.ndarray, Z: np.ndarray) -> Guess:
-    """`hold` is the least singular value of the derivative: near 0 there is a turn that changes nothing."""
-    O = _turned(settled.x, start)
-    return Guess(O @ Z, O, float(np.sqrt(2 * settled.cost)), float(np.linalg.svd(settled.jac, compute_uv=False)[-1]))
-
-
-def _different(found: list[Guess]) -> list[Guess]:
-    """The best, and then the best of those that are other rows than all before, up to a few."""
-    kept = found[:1]
-    for each in found[1:]:
-        if len(kept) < POLISHED and all(matched_error(each.rows, other.rows) > DIFFERENT for other in kept):
-            kept.append(each)
-    return kept
-
-
-def _turned(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """exp(A) start, for the skew A with these numbers above its diagonal."""
-    n = len(start)
-    A = np.zeros((n, n))
-    A[np.triu_indices(n, 1)] = turn
-    return np.asarray(expm(A - A.T)) @ start
+def _raw(sketch: np.ndarray, operator: Operator) -> dict[int, np.ndarray]:
+    raw = raw_coordinates(sketch, operator)
+    return {} if raw is None else dict(zip(raw[0].tolist(), raw[1].T, strict=True))

@@ -1,5 +1,8 @@
 """What left each party of a recorded run, what an attacker tried on it, and what came of it: no values, only measures.
 
+Everything is computed from messages, the program and the shared seed: what an honest-but-curious server has. That an
+attack finds nothing shows that this attack finds nothing.
+
 run = RecordedRun([done.traffic for done in rounds], program, Layout.of(shards, schedule.seed))
 for each in findings(run, attacker=Attacker.SERVER, truth={"clinic": X}):
     print(each.party, each.verdict)
@@ -16,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.attacks.exact_sums import from_differences, from_statistics, largest_share, membership
+from partsong.attacks.exact_sums import from_differences, from_statistics
 from partsong.attacks.findings import Finding, Observer, PartyFindings, Recovery, SentArray, first_names, rows_within
+from partsong.attacks.membership import largest_share, membership
 from partsong.attacks.reconstruction import from_factors, from_play, from_raw_sketches, from_sketches
 from partsong.attacks.sums import (
     Uploads,
     as_one_party,
-    by_subtraction,
     complete_sums,
     from_sums,
     in_the_open,
@@ -30,44 +33,13 @@ from partsong.attacks.sums import (
     repeated,
     summed,
 )
-from partsong.attacks.transcript import Clock, Exchange, Scene, Traffic, numbers, transcript
+from partsong.attacks.transcript import Clock, Exchange, Scene, numbers, transcript
 from partsong.core import runtime
-from partsong.core.interfaces import Layout, Program, Reduction, Shard, traits_of
+from partsong.core.interfaces import Layout, Program, Reduction, Shard
 from partsong.errors import ParameterError
+from partsong.methods.game import PlayInStrata
 from partsong.privacy.exposure import Exposure, Support, directions_of
-
-# ---- leakage ----------------------------------------------------------------------------------------------------
-#
-# What others can work out from what was sent: attacks on a recorded run, for its owner to try first.
-#
-#     rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=InTheOpen()))
-#     for finding in attack([done.traffic for done in rounds], program, Layout.of(shards, schedule.seed)):
-#         print(finding.told)
-#
-# Everything is computed from messages, the program and the shared seed: what an honest-but-curious server has. That an
-# attack finds nothing shows that this attack finds nothing.
-
-
-def attack(
-    traffic: Iterable[Traffic],
-    program: Program,
-    layout: Layout,
-    *,
-    truth: Mapping[str, Any] | None = None,
-    asynchronous: bool = False,
-) -> list[Finding]:
-    """Every attack that the arrays of these uploads allow, on every party, as far as it gets.
-
-    `traffic` is that of all rounds from the first one on (`Round.traffic`, or `read_traffic` of a run folder); `truth`
-    are rows by party, with which findings have an error, and `asynchronous` says which engine ran.
-    """
-    exchanges = transcript(traffic, program, layout, asynchronous=asynchronous)
-    if not exchanges:
-        return [_nothing_readable(layout)]
-    scene = Scene(exchanges, program, layout, {name: numbers(rows) for name, rows in (truth or {}).items()})
-    found = [finding for party in layout.parties for each in ATTACKS for finding in each(scene, party)]
-    return [*found, *from_sums(scene), *by_subtraction(scene)]
-
+from partsong.training.traffic import Traffic
 
 ATTACKS: tuple[Callable[[Scene, str], list[Finding]], ...] = (
     from_statistics,
@@ -77,44 +49,6 @@ ATTACKS: tuple[Callable[[Scene, str], list[Finding]], ...] = (
     from_play,
     from_raw_sketches,
 )
-
-
-def _nothing_readable(layout: Layout) -> Finding:
-    told = (
-        "sums, and no single upload: these are not the program's own arrays, because they are masked and look random. "
-        "All parties but one can subtract their own addends from a sum"
-    )
-    return Finding("masked uploads", ", ".join(layout.parties), "nothing", None, told)
-
-
-# ---- leakage tried ----------------------------------------------------------------------------------------------
-#
-# Which attacks there are on what a party has sent.
-
-
-def tried_on(scene: Scene, party: str) -> tuple[str, ...]:
-    """The attacks that have something to work on, in words; none says that there is none for such uploads."""
-    has_factors = [upload for _, upload in scene.seen(party, "H") if "place" not in upload.arrays]
-    is_game = hasattr(scene.program, "game") and getattr(scene.program, "repeats", 1) == 1
-    attempts = {
-        "rows, their span, XᵀX, lone columns and sparse rows from WᵀW and WᵀX": bool(
-            scene.seen(party, "gram", "cross")
-        ),
-        "rows that changed between runs with one first model": bool(scene.others),
-        "rows from sketches, by linear algebra or as sparse ones": bool(scene.seen(party, "data", "weights")),
-        "what all H_p of a party with few rows have in common": len(has_factors) > 1,
-        "the row space of the one H_p of a party with few rows": len(has_factors) == 1,
-        "a single row from how the columns that it played have moved": is_game
-        and bool(scene.seen(party, "H", "place", "totals")),
-        "columns of H_p, or rows of W_p, that a sketch leaves as they are": bool(
-            scene.seen(party, "sketch") or scene.seen(party, "sketched_W")
-        ),
-    }
-    return tuple(attempt for attempt, is_possible in attempts.items() if is_possible)
-
-
-# ---- leakage parties --------------------------------------------------------------------------------------------
-
 MASKED = "Single uploads were masked: only sums were visible, and only they were attacked."
 FROM_SUMS = "rows, their span, XᵀX, lone columns and sparse rows from sums over all parties"
 OUT_OF_TIME = "The time limit was hit ({seconds:g} s in all): the search was cut off, and a longer one may find more."
@@ -141,6 +75,56 @@ UNKNOWN_ADDENDS = (
     "Nothing was tried."
 )
 FRESH_NOISE = "Colluders know the noise that they have added, but a masked record does not. Nothing was tried."
+
+
+def attack(
+    traffic: Iterable[Traffic],
+    program: Program,
+    layout: Layout,
+    *,
+    truth: Mapping[str, Any] | None = None,
+    asynchronous: bool = False,
+) -> list[Finding]:
+    """Every attack that the arrays of these uploads allow, on every party, as far as it gets.
+
+    `traffic` is that of all rounds from the first one on (`Round.traffic`, or `read_traffic` of a run folder); `truth`
+    are rows by party, with which findings have an error, and `asynchronous` says which engine ran.
+    """
+    exchanges = transcript(traffic, program, layout, asynchronous=asynchronous)
+    if not exchanges:
+        return [_nothing_readable(layout)]
+    scene = Scene(exchanges, program, layout, {name: numbers(rows) for name, rows in (truth or {}).items()})
+    found = [finding for party in layout.parties for each in ATTACKS for finding in each(scene, party)]
+    return [*found, *from_sums(scene)]
+
+
+def _nothing_readable(layout: Layout) -> Finding:
+    told = (
+        "sums, and no single upload: these are not the program's own arrays, because they are masked and look random. "
+        "All parties but one can subtract their own addends from a sum"
+    )
+    return Finding("masked uploads", ", ".join(layout.parties), "nothing", None, told)
+
+
+def tried_on(scene: Scene, party: str) -> tuple[str, ...]:
+    """The attacks that have something to work on, in words; none says that there is none for such uploads."""
+    has_factors = [upload for _, upload in scene.seen(party, "H") if "place" not in upload.arrays]
+    is_game = isinstance(scene.program, PlayInStrata) and scene.program.repeats == 1
+    attempts = {
+        "rows, their span, XᵀX, lone columns and sparse rows from WᵀW and WᵀX": bool(
+            scene.seen(party, "gram", "cross")
+        ),
+        "rows that changed between runs with one first model": bool(scene.others),
+        "rows from sketches, by linear algebra or as sparse ones": bool(scene.seen(party, "data", "weights")),
+        "what all H_p of a party with few rows have in common": len(has_factors) > 1,
+        "the row space of the one H_p of a party with few rows": len(has_factors) == 1,
+        "a single row from how the columns that it played have moved": is_game
+        and bool(scene.seen(party, "H", "place", "totals")),
+        "columns of H_p, or rows of W_p, that a sketch leaves as they are": bool(
+            scene.seen(party, "sketch") or scene.seen(party, "sketched_W")
+        ),
+    }
+    return tuple(attempt for attempt, is_possible in attempts.items() if is_possible)
 
 
 class Attacker(enum.StrEnum):
@@ -286,7 +270,7 @@ def by_law(scene: Scene, party: str | None) -> tuple[Exposure, str]:
             model = next((exchange.models[name] for name in names if name in exchange.models), None)
             sent += 0 if model is None else directions_of(one.program, model)
     if not sent:
-        is_noisy = all(traits_of(one.program).release is not None for one in (scene, *scene.others))
+        is_noisy = all(one.program.traits.release is not None for one in (scene, *scene.others))
         return (Exposure.BOUNDED if is_noisy else Exposure.UNKNOWN), ""
     known = [scene.truth[name] for name in names if name in scene.truth]
     if len(known) == len(names):
@@ -294,17 +278,17 @@ def by_law(scene: Scene, party: str | None) -> tuple[Exposure, str]:
     rows = _rows_of(scene, party)
     if rows is None:
         return Exposure.GUESS, NOT_ALL_KNOWN
-    is_of_all = party is not None and not scene.seen(party, "totals", "cross")
+    is_of_all = party is not None and not scene.seen(party, "rows", "cross")
     return Support(rows, rows, float(rows)).exposure(sent), OF_ALL_ROWS if is_of_all else NOT_ALL_KNOWN
 
 
 def _rows_of(scene: Scene, party: str | None) -> int | None:
     """How many rows a party has, or all of them, by what was sent; under masks that of all stands for one."""
-    seen = [] if party is None else scene.seen(party, "totals", "cross")
+    seen = [] if party is None else scene.seen(party, "rows", "cross")
     if not seen:
         together = as_one_party(scene)
-        seen = [] if together is None else together.seen(together.layout.parties[0], "totals", "cross")
-    return round(float(seen[0][1]["totals"][0])) if seen else None
+        seen = [] if together is None else together.seen(together.layout.parties[0], "rows", "cross")
+    return round(float(seen[0][1]["rows"])) if seen else None
 
 
 def _of_sums(run: RecordedRun, scene: Scene) -> PartyFindings:
@@ -329,7 +313,7 @@ def _by_colluders(run: RecordedRun, scene: Scene, party: str) -> PartyFindings:
         known: Uploads = in_the_open(scene.exchanges)
     elif not set(others) <= run.shards.keys():
         return _with_note(left, UNKNOWN_ADDENDS)
-    elif traits_of(run.program).release is not None:
+    elif run.program.traits.release is not None:
         return _with_note(left, FRESH_NOISE)
     else:
         known = repeated(scene.exchanges, run.program, run.layout, [run.shards[name] for name in others])
@@ -340,7 +324,7 @@ def _by_colluders(run: RecordedRun, scene: Scene, party: str) -> PartyFindings:
 def _left(run: RecordedRun, party: str, attacker: Attacker) -> PartyFindings:
     """What left a party, before anything is tried on it."""
     messages = [message for sent in run.traffic for sender, _, message in sent if sender == party]
-    release: Any = traits_of(run.program).release
+    release: Any = run.program.traits.release
     notes = () if release is None else (NOISE.format(kind=release.kind, unit=release.unit),)
     size = sum(message.nbytes for message in messages)
     return PartyFindings(party, attacker, _arrays_of(messages), len(messages), size, (), (), notes)

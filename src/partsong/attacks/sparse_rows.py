@@ -16,14 +16,38 @@ from scipy.spatial import cKDTree
 from partsong.core.streams import stream
 from partsong.errors import ShapeError
 
-# ---- lone columns -----------------------------------------------------------------------------------------------
-#
-# If row i alone has a value in column j, C_t[:, j] = x_ij W_t[i, :]ᵀ: the column shows the direction of the weights.
-
 DIRECTIONS = {"float64": 1e-6, "float32": 2e-3}
 """Distances of unit vectors up to which two columns of sums have the same direction."""
 CHANCE = 0.01
 """The most pairs of columns that may be expected to agree by chance where a group counts."""
+
+EXACT = 1e-3
+"""Relative misfit up to which a (whitened) column counts as reproduced, if by at most r/3 atoms, r the rank of C."""
+HELD_OUT = 0.1
+MOST_HELD_OUT, MOST_LEARNED = 500, 4000
+"""The share of columns that the search never sees, and the most columns that are held out and learned from."""
+FOUND = 0.05
+"""Rows count as found if this share of held-out columns is reproduced.
+
+Measured with n = 60, k = 10, 3 rounds: 0 for dense columns, half-filled ones, and columns of 10 or 12 rows (one seed
+each); 1 for columns of 5 rows (7 seeds, all rows to 1 %). In between the share says too much: 0.7 for columns of 8 rows
+(15 rows to 10 %, none to 1 %), 0.93 where one atom was wrong (45 to 10 %, none to 1 %). All runs with `is_scaled` had
+at least 47 rows to 1 %: rely on rows as numbers only there.
+"""
+CONFIRMED = 4
+"""A row counts if its weights are in so many reproduced columns, and these make up half of it."""
+STARTS, STUCK, FIRST, LATER, POLISH = 3, 6, 25, 6, 15
+"""Searches; cycles without gain that end one; steps of the first cycle and of later ones; steps that sharpen atoms."""
+GAIN, ENOUGH = 0.005, 0.97
+"""Shares of reproduced columns: a gain that counts, and one that ends the search."""
+TWINS, MADE_UP = 0.98, 0.2
+"""The inner product beyond which two atoms are one, and the misfit up to which an atom is made up of two others."""
+FINE, SCALED = 1e-5, 1e-4
+"""Misfits: of columns at which the pursuit ends, and of grams up to which the scale of rows is determined."""
+REFINED, BEAM = 25, 60
+"""Steps of least squares at the end, and atoms to begin with where the pursuit does not reproduce a column."""
+RANK, EMPTY = 1e-5, 1e-9
+"""Shares of the largest singular value, and of the largest column, that count as zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +67,7 @@ class LoneColumns:
 def lone_columns(crosses: Sequence[np.ndarray], tolerance: float) -> LoneColumns:
     """Group the columns of C = [C_1; …; C_T] (Σk × m) with C_t = W_tᵀX that have one direction.
 
+    If row i alone has a value in column j, C_t[:, j] = x_ij W_t[i, :]ᵀ: the column shows the direction of the weights.
     Two columns with two rows or more each agree by chance only where zeros leave few numbers free: N columns that have
     the same ν entries above zero make about N² · tolerance^(ν − 1) such pairs, and groups count up to `CHANCE`. Rays
     need not be extreme: from one round of rank 10, a tenth of those of 387 documents lay in the cone of others.
@@ -92,39 +117,6 @@ def _same_directions(U: np.ndarray, tolerance: float) -> np.ndarray:
     return np.asarray(connected_components(graph, directed=False)[1])[cell.ravel()]
 
 
-# ---- dictionary search ------------------------------------------------------------------------------------------
-#
-# C = 𝒲ᵀX with 𝒲 = [W_1 … W_T]: every column is a non-negative combination of few of the n stacked weights.
-
-EXACT = 1e-3
-"""Relative misfit up to which a (whitened) column counts as reproduced, if by at most r/3 atoms, r the rank of C."""
-HELD_OUT = 0.1
-MOST_HELD_OUT, MOST_LEARNED = 500, 4000
-"""The share of columns that the search never sees, and the most columns that are held out and learned from."""
-FOUND = 0.05
-"""Rows count as found if this share of held-out columns is reproduced.
-
-Measured with n = 60, k = 10, 3 rounds: 0 for dense columns, half-filled ones, and columns of 10 or 12 rows (one seed
-each); 1 for columns of 5 rows (7 seeds, all rows to 1 %). In between the share says too much: 0.7 for columns of 8 rows
-(15 rows to 10 %, none to 1 %), 0.93 where one atom was wrong (45 to 10 %, none to 1 %). All runs with `is_scaled` had
-at least 47 rows to 1 %: rely on rows as numbers only there.
-"""
-CONFIRMED = 4
-"""A row counts if its weights are in so many reproduced columns, and these make up half of it."""
-STARTS, STUCK, FIRST, LATER, POLISH = 3, 6, 25, 6, 15
-"""Searches; cycles without gain that end one; steps of the first cycle and of later ones; steps that sharpen atoms."""
-GAIN, ENOUGH = 0.005, 0.97
-"""Shares of reproduced columns: a gain that counts, and one that ends the search."""
-TWINS, MADE_UP = 0.98, 0.2
-"""The inner product beyond which two atoms are one, and the misfit up to which an atom is made up of two others."""
-FINE, SCALED = 1e-5, 1e-4
-"""Misfits: of columns at which the pursuit ends, and of grams up to which the scale of rows is determined."""
-REFINED, BEAM = 25, 60
-"""Steps of least squares at the end, and atoms to begin with where the pursuit does not reproduce a column."""
-RANK, EMPTY = 1e-5, 1e-9
-"""Shares of the largest singular value, and of the largest column, that count as zero."""
-
-
 @dataclass(frozen=True, slots=True)
 class FoundRows:
     """Rows that were found from sums, without knowledge of W or of the pattern of X.
@@ -150,6 +142,7 @@ def rows_by_dictionary(
 ) -> FoundRows | None:
     """Find rows X (n × m) from pairs (G_t, C_t) = (W_tᵀW_t, W_tᵀX); None where they do not count as found (`FOUND`).
 
+    C = 𝒲ᵀX with 𝒲 = [W_1 … W_T]: every column is a non-negative combination of few of the n stacked weights.
     K-SVD (Aharon et al., 2006) with non-negative orthogonal matching pursuit on whitened columns. Atoms that serve no
     reproduced column are replaced by what others leave over. Then X by NNLS, and the scale from the grams,
     G_t = Σ_i s_i² ŵ_i ŵ_iᵀ, which is linear in s_i². The search ends at `deadline`, a value of `time.monotonic`.

@@ -14,17 +14,20 @@ from partsong.aggregation.linear import Sum, add, span_of
 from partsong.attacks.exact_sums import from_differences, from_statistics
 from partsong.attacks.findings import Finding, Observer
 from partsong.attacks.reconstruction import last_addend
-from partsong.attacks.transcript import Exchange, Scene, Traffic, numbers
+from partsong.attacks.transcript import Exchange, Scene, numbers
 from partsong.core.interfaces import Layout, Message, Occasion, Program, Reducible, Reduction, Shard, State
 from partsong.errors import ParameterError
+from partsong.training.traffic import Traffic
 
-# ---- leakage from sums ------------------------------------------------------------------------------------------
-#
-# Attacks on sums: what masks leave as it is, and what all parties but one can subtract.
-
-ROWS = frozenset({"gram", "cross", "totals"})
+ROWS = frozenset({"gram", "cross", "rows"})
 """Arrays whose sum over parties is that of one party with all their rows."""
 TOGETHER = "{what}. These are the {n} rows of all parties together, though not whose they are: masks are no help"
+
+Uploads = Mapping[str, Mapping[int, Message]]
+"""What parties are known to have sent, by name and by the number of the exchange."""
+BROKEN = (ArithmeticError, AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+MOST_TRIED = 1 << 14
+"""So many sets of parties are tried as those that were asked for one sum."""
 
 
 def from_sums(scene: Scene) -> list[Finding]:
@@ -33,7 +36,7 @@ def from_sums(scene: Scene) -> list[Finding]:
     if together is None:
         return []
     everybody = together.layout.parties[0]
-    n = round(float(together.exchanges[0].uploads[everybody]["totals"][0]))
+    n = round(float(together.exchanges[0].uploads[everybody]["rows"]))
     found = [*from_statistics(together, everybody), *from_differences(together, everybody)]
     return [_of_all(each, n) for each in found]
 
@@ -77,37 +80,6 @@ def complete_sums(scene: Scene) -> list[tuple[Message, Message]]:
             arrays = {name: np.sum([numbers(addend[name]) for addend in addends], axis=0) for name in sorted(ROWS)}
             found.append((exchange.models[min(exchange.models)], Message(arrays)))
     return found
-
-
-def by_subtraction(scene: Scene) -> list[Finding]:
-    """One party's addend to the last sum, for all others together."""
-    aggregation, uploads = scene.program.aggregation, scene.exchanges[-1].uploads
-    if not isinstance(aggregation, Reducible) or len(uploads) < 2:
-        return []
-    lifted = {party: aggregation.lift(upload) for party, upload in uploads.items()}
-    victim = min(uploads, key=lambda party: (uploads[party].weight, party))
-    total = Message(
-        {name: sum(numbers(message[name]) for message in lifted.values()) for name in lifted[victim].arrays},
-        sum(message.weight for message in lifted.values()),
-    )
-    last = last_addend(total, [message for party, message in lifted.items() if party != victim])
-    recovered, wanted = (
-        np.concatenate([np.ravel(numbers(message[name])) for name in sorted(last.arrays)])
-        for message in (last, lifted[victim])
-    )
-    error = float(np.linalg.norm(recovered - wanted) / max(float(np.linalg.norm(wanted)), 1e-300))
-    array = ", ".join(sorted(last.arrays))
-    told = f"what it added to the sum of the last round ({array}): the sum less all other addends, whatever masks it"
-    return [Finding("subtraction", victim, array, recovered, told, error, error, Observer.OTHERS)]
-
-
-# ---- leakage sums -----------------------------------------------------------------------------------------------
-
-Uploads = Mapping[str, Mapping[int, Message]]
-"""What parties are known to have sent, by name and by the number of the exchange."""
-BROKEN = (ArithmeticError, AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
-MOST_TRIED = 1 << 14
-"""So many sets of parties are tried as those that were asked for one sum."""
 
 
 def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
@@ -220,6 +192,5 @@ def as_sent(message: Message) -> Message:
     H, blocks = numbers(message["H"]), len(message["arrived"])
     block = int(np.argmax(numbers(message["arrived"])))
     first, last = span_of(block, blocks, H.shape[1])
-    totals = np.append(numbers(message["totals"]), numbers(message["curvatures"])[block])
     place = np.array([block, blocks, H.shape[1]])
-    return Message({"H": H[:, first:last], "place": place, "totals": totals}, message.weight)
+    return Message({"H": H[:, first:last], "place": place, "totals": message["totals"]}, message.weight)

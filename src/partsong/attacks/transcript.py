@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +13,11 @@ from partsong.attacks.findings import Finding
 from partsong.attacks.moment import unit_of
 from partsong.core.interfaces import Array, Layout, Message, Program, Shard
 from partsong.data.conversion import as_matrix
-from partsong.errors import FileError, FormatError, ParameterError
-from partsong.io.model_file import FileKind, read_tensors
+from partsong.errors import ParameterError
+from partsong.training.traffic import Traffic
 
-# ---- leakage transcript -----------------------------------------------------------------------------------------
-
-Traffic = Sequence[tuple[str, int, Message]]
-"""What one round sent, as in `Round.traffic`: party, phase of the reduction, message."""
-
-LIST, KIND = "traffic.jsonl", FileKind("partsong-traffic", 1, is_private=True)
-MOST_ROUNDS = 10**6
-"""A list that names a later round is not one of ours."""
+ROUNDS = 2
+"""So many rounds are done again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +32,6 @@ class Exchange:
     uploads: Mapping[str, Message]
     total: Message | None = None
     unheard: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The recorded traffic of a run, round by round; who took part, and the number of columns where that is told."""
-
-    traffic: Sequence[Traffic]
-    parties: tuple[str, ...]
-    n_features: int | None
 
 
 def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, asynchronous: bool) -> list[Exchange]:
@@ -85,8 +67,7 @@ def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, 
 
 def is_readable(message: Message, program: Program, layout: Layout) -> bool:
     """Whether a message has the arrays that the program's uploads have, and so is not masked."""
-    states = getattr(program, "expects", None)
-    expected = () if states is None else states(layout)
+    expected = program.upload_spec(layout)
     return not expected or any(message.arrays.keys() == arrays.keys() for arrays in expected)
 
 
@@ -104,89 +85,10 @@ def numbers(array: Array) -> np.ndarray:
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, np.float64)
 
 
-def read_traffic(folder: str | PathLike[str]) -> list[Traffic]:
-    """The recorded traffic of a run folder (`partsong fit --record`), round by round from the first."""
-    return list(read_record(folder).traffic)
-
-
-def read_record(folder: str | PathLike[str]) -> Record:
-    """The same, with what the record says of the run; everything that is not as we write it is a FormatError."""
-    path = Path(folder)
-    rounds: dict[int, list[tuple[str, int, Message]]] = {}
-    abouts: list[Any] = []
-    opened: tuple[str, dict[str, Any]] = ("", {})
-    for line in _lines_of(path):
-        index, party, phase, weight, names = _message_of(path, line)
-        file = f"traffic/round-{index:04d}.safetensors"
-        if file != opened[0]:
-            arrays, about = read_tensors(path / file, KIND)
-            opened, abouts = (file, arrays), [*abouts, about]
-        missing = [name for name in names if f"{party}/{phase}/{name}" not in opened[1]]
-        if missing:
-            raise FormatError(f"{path / file} lacks {', '.join(missing)} of party {party!r}, which {LIST} lists.")
-        sent = {name: opened[1][f"{party}/{phase}/{name}"] for name in names}
-        if any((party, phase) == (sender, at) for sender, at, _ in rounds.get(index, ())):
-            raise FormatError(f"{path / LIST} lists two messages of party {party!r} in phase {phase} of round {index}.")
-        rounds.setdefault(index, []).append((party, phase, Message(sent, weight)))
-    absent = next((index for index in range(1, len(rounds) + 1) if index not in rounds), None)
-    if absent is not None or not rounds:
-        what = f"that of round {absent} is missing" if absent is not None else "there is none"
-        raise FileError(f"{path} does not hold the traffic of a run from its first round on: {what}. Add --record.")
-    senders = {party for sent in rounds.values() for party, _, _ in sent}
-    parties, widths = _told_by(path, abouts)
-    return Record([rounds[index] for index in sorted(rounds)], tuple(sorted(senders | parties)), widths)
-
-
-def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]:
-    """Round, party, phase, weight and names of arrays, from one line of the list."""
-    try:
-        told = json.loads(line)
-        index, party, phase = int(told["round"]), str(told["party"]), int(told["phase"])
-        weight = float("nan" if told["weight"] is None else told["weight"])
-        names = [str(array["name"]) for array in told["arrays"]]
-        is_sound = 1 <= index <= MOST_ROUNDS and phase >= 0
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise FormatError(f"{path / LIST}: a line is not about a message: {line.strip()[:60]!r}.") from error
-    if not is_sound:
-        raise FormatError(f"{path / LIST}: a line is about round {index}, phase {phase}, which no run has.")
-    return index, party, phase, weight, names
-
-
-def _told_by(path: Path, abouts: Sequence[Any]) -> tuple[set[str], int | None]:
-    """Parties and columns, from what the files of all rounds say; files of earlier releases say neither."""
-    parties: set[str] = set()
-    widths: set[int] = set()
-    for about in abouts:
-        named, width = (about.get("parties", []), about.get("n_features")) if isinstance(about, dict) else (None, None)
-        is_width = width is None or (type(width) is int and width > 0)
-        if not isinstance(named, list) or not all(isinstance(name, str) for name in named) or not is_width:
-            raise FormatError(f"{path / 'traffic'}: a file does not say who took part as ours do. Record the run anew.")
-        parties |= set(named)
-        widths |= set() if width is None else {width}
-    if len(widths) > 1:
-        raise FormatError(f"{path / 'traffic'}: files are of runs with {sorted(widths)} columns. Record the run anew.")
-    return parties, next(iter(widths), None)
-
-
-def _lines_of(path: Path) -> list[str]:
-    try:
-        return (path / LIST).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path / LIST} cannot be read: no traffic was recorded there. Add --record.") from error
-
-
 def _require_known(uploads: Mapping[str, Message], layout: Layout) -> None:
     unknown = sorted(uploads.keys() - set(layout.parties))
     if unknown:
         raise ParameterError(f"The traffic names parties that the layout does not: {', '.join(unknown[:5])}.")
-
-
-# ---- leakage replay ---------------------------------------------------------------------------------------------
-#
-# A party's work done again by somebody else, on rows that are only supposed.
-
-ROUNDS = 2
-"""So many rounds are done again."""
 
 
 def replayed(
@@ -213,11 +115,6 @@ def misfit(
             wanted = numbers(array)
             parts.append((numbers(answer[name]) - wanted).ravel() / max(float(np.linalg.norm(wanted)), 1e-300))
     return np.concatenate(parts)
-
-
-# ---- leakage scene ----------------------------------------------------------------------------------------------
-#
-# What an attack begins with: a run as an attacker has it.
 
 
 @dataclass(slots=True)

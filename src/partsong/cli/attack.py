@@ -23,9 +23,9 @@ from partsong.io.party_folder import is_parts_folder, read_parts
 if TYPE_CHECKING:
     from partsong.attacks.findings import PartyFindings
     from partsong.attacks.runner import RecordedRun
-    from partsong.attacks.transcript import Record
     from partsong.cli.fit_settings import FederationSettings
     from partsong.data.table import Table
+    from partsong.training.traffic import TrafficRecord
 
 ATTACKERS = ("server", "colluders")
 SEEN = {
@@ -96,7 +96,7 @@ def attack(
     """
     from partsong.attacks.findings import severity_of, verdict_of
     from partsong.attacks.runner import Attacker, findings
-    from partsong.attacks.transcript import read_record
+    from partsong.training.traffic import read_record
 
     if report is not None:
         require_writable("--report", report, (".html",))
@@ -161,13 +161,13 @@ def _as_json(each: PartyFindings) -> dict[str, Any]:
     return {**asdict(each), **own, "verdict": each.verdict}
 
 
-def _fitting(rows: Mapping[str, Table], record: Record) -> dict[str, Any]:
+def _fitting(rows: Mapping[str, Table], record: TrafficRecord) -> dict[str, Any]:
     """Rows by party; not those of a party whose number of rows was another in this run."""
     told = {
-        party: round(float(message["totals"][0]))
+        party: round(float(message["rows"]))
         for sent in record.traffic
         for party, _, message in sent
-        if {"totals", "cross"} <= message.arrays.keys()
+        if {"rows", "cross"} <= message.arrays.keys()
     }
     return {name: _dense(table.X) for name, table in rows.items() if told.get(name, len_of(table)) == len_of(table)}
 
@@ -232,7 +232,7 @@ class Truth:
     """What rows have to fit: the folder and the record of the run, the one party that is meant, and unknown cells."""
 
     folder: Path
-    record: Record
+    record: TrafficRecord
     party: str | None
     missing: str | None
 
@@ -279,7 +279,8 @@ MOST_BLANK = 1000
 
 def require_recorded(folder: Path) -> None:
     """Refuse what is no folder of a run, or of one that was not recorded."""
-    from partsong.training.run_folder import LIST, SETTINGS
+    from partsong.training.run_folder import SETTINGS
+    from partsong.training.traffic import LIST
 
     if not folder.is_dir():
         raise FileError(f"{folder}: there is no such folder. Name the --run-folder of a fit with --record.")
@@ -322,36 +323,38 @@ def settings_of(folder: Path) -> FederationSettings:
     return FederationSettings(**known)
 
 
-def recorded_run(folder: Path, settings: FederationSettings, record: Record, rows: Mapping[str, Table]) -> RecordedRun:
+def recorded_run(
+    folder: Path, settings: FederationSettings, record: TrafficRecord, rows: Mapping[str, Table]
+) -> RecordedRun:
     """The run as `partsong fit` set it up; a party whose rows are not at hand has a blank one in their place."""
     from partsong.attacks.runner import RecordedRun
-    from partsong.cli.fit_session import task_of
+    from partsong.cli.fit_session import federated_fit
     from partsong.data.table import Table
-    from partsong.engines.asynchronous import Asynchronous
+    from partsong.engines.virtual_clock import Asynchronous
 
     blank = with_known_cells(Table(_blank(folder, settings, record)), settings.missing)
     tables = {name: rows.get(name, blank) for name in record.parties}
     try:
         alone = replace(settings, engine="sequential", threads=1)
-        task = task_of(alone, Holdings(tables, is_federation=True), record=True)
-        layout = Layout.of(task.shards, task.schedule.seed)
-        if not task.reduction.hides_uploads:
-            _require_uploads(record, task.program, layout)
+        fit = federated_fit(alone, Holdings(tables, is_federation=True), record=True)
+        layout = Layout.of(fit.shards, fit.schedule.seed)
+        if not fit.reduction.hides_uploads:
+            _require_uploads(record, fit.program, layout)
     except (PartsongError, *BROKEN) as error:
         raise FormatError(f"{folder}: its traffic is not that of its settings.json: {error}") from error
-    shards = {shard.name: shard for shard in task.shards if shard.name in rows}
-    is_asynchronous = isinstance(task.engine, Asynchronous)
-    return RecordedRun(record.traffic, task.program, layout, task.reduction, is_asynchronous, shards)
+    shards = {shard.name: shard for shard in fit.shards if shard.name in rows}
+    is_asynchronous = isinstance(fit.engine, Asynchronous)
+    return RecordedRun(record.traffic, fit.program, layout, fit.reduction, is_asynchronous, shards)
 
 
-def _blank(folder: Path, settings: FederationSettings, record: Record) -> Any:
+def _blank(folder: Path, settings: FederationSettings, record: TrafficRecord) -> Any:
     """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
     import numpy as np
 
     width = record.n_features or _width_of(record)
     numbers = sum(int(array.size) for sent in record.traffic for _, _, m in sent for array in m.arrays.values())
     if width is None:
-        raise FormatError(f"{folder}: its record does not tell the number of columns. Record the run anew.")
+        raise FormatError(f"{folder}: its record does not tell the number of columns. TrafficRecord the run anew.")
     if settings.n_components < 1 or settings.n_components * width > MOST_BLANK * max(1, numbers):
         raise FormatError(
             f"{folder}: {settings.n_components} components of {width} columns are not what this traffic is about."
@@ -359,7 +362,7 @@ def _blank(folder: Path, settings: FederationSettings, record: Record) -> Any:
     return np.ones((1, width), settings.dtype)
 
 
-def _width_of(record: Record) -> int | None:
+def _width_of(record: TrafficRecord) -> int | None:
     """From the arrays that have all columns; records of earlier releases tell it in no other way."""
     for _, _, message in (each for sent in record.traffic for each in sent):
         if "place" in message.arrays and message["place"].size == 3:
@@ -370,11 +373,11 @@ def _width_of(record: Record) -> int | None:
     return None
 
 
-def _require_uploads(record: Record, program: Any, layout: Any) -> None:
+def _require_uploads(record: TrafficRecord, program: Any, layout: Any) -> None:
     """Hold every upload to what its program says of it, as engines do."""
-    from partsong.engines.upload_checks import check_upload, stated_by
+    from partsong.engines.upload_checks import check_upload
 
-    expected = stated_by(program, layout)
+    expected = program.upload_spec(layout)
     for index, sent in enumerate(record.traffic):
         for party, phase, message in sent:
             if phase:
@@ -388,4 +391,5 @@ def _is_a(value: object, kind: Any) -> bool:
         return any(_is_a(value, one) for one in get_args(kind))
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
+    kind = get_origin(kind) or kind
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -1,4 +1,4 @@
-"""Names on the command line and what they stand for; no other module turns names into objects."""
+"""Names on the command line; those of methods and their parts are in the table of the registry."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from partsong.methods.registry import LOCAL_ONLY
-from partsong.methods.registry import METHODS as FEDERATED
-from partsong.training.settings import IGNORE
+from partsong import methods
+from partsong.training.settings import IGNORE, RANK_SOLVERS
 
 if TYPE_CHECKING:
     from partsong.cli.fit_settings import FederationSettings
     from partsong.core.interfaces import Engine
 
-SOLVERS = ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls")
+CHOICES = methods.CHOICES
+SOLVERS = CHOICES["rule"]
+GAME = "game"
+"""A solver of one table, and a method between parties and over ranks."""
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
 DTYPES = ("float32", "float64")
 RANKED = ("mpi", "torch")
@@ -27,10 +29,10 @@ FAULTY = ("stop", "leave-out")
 CENTRALISED = "centralised"
 
 AT_ONCE = ("simultaneous", "alternating")
-PLAYS = ("stratified", "sequential", "random", *AT_ONCE)
-SELF_PLAYS = ("none", "min", "max")
+PLAYS = CHOICES["order"]
+SELF_PLAYS = CHOICES["self_play"]
 SHRINK = 0.99
-LEADERS = ("rows", "columns")
+LEADERS = CHOICES["leader"]
 MISSING = ("refuse", IGNORE)
 
 UNITS = ("row", "party")
@@ -38,10 +40,13 @@ RELATIONS_OF = {"row": ("add-or-remove", "replace"), "party": ("replace", "zero-
 NOISES = ("gaussian", "laplace")
 MASKED_BOUND = 1e9
 
-METHODS = (*FEDERATED, LOCAL_ONLY)
+METHODS = methods.names()
+RANK_METHODS = tuple(dict.fromkeys((*RANK_SOLVERS, *methods.names(methods.RANKS))))
+WITH_SKETCHES = methods.taking("sketch", methods.names(methods.RANKS))
+"""Methods over ranks."""
 
 SUMS = ("all-reduce", "in-order")
-SKETCHES = ("subsampling", "gaussian", "count", "hadamard")
+SKETCHES = CHOICES["sketch"]
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
@@ -87,18 +92,18 @@ def positive(value: float | None) -> float | None:
     return value
 
 
+def is_game(method: str | None) -> bool:
+    """Whether a method is played, and takes the options of games."""
+    return method in methods.TABLE and "order" in methods.TABLE[method].parameters
+
+
 def program_named(settings: FederationSettings) -> Any:
     """The program of a federation."""
-    from partsong.estimators.parameters import alignment_of, program_of
-    from partsong.methods import recipes
-    from partsong.methods.game import PlayInStrata
+    from partsong.methods.registry import Problem
 
-    rank, steps = settings.n_components, settings.local_steps
-    if settings.method == LOCAL_ONLY:
-        return recipes.local_only(rank, steps=steps)
-    if settings.is_game:
-        return PlayInStrata(rank, recipes.game_named(settings.rules()), repeats=steps)
-    return program_of(settings.method, rank, steps=steps, align=alignment_of(settings.align), start=settings.start)
+    method = methods.method(settings.method)
+    options = {**settings.options(method.parameters), **settings.method_options}
+    return method.build(Problem(settings.n_components, rounds=settings.rounds), options)
 
 
 def engine_named(name: str, threads: int, record: bool) -> Engine:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partsong import methods
 from partsong.cli.choices import FAULTY, faulty_named, unknown
 from partsong.cli.options import AsJson, OptionalInt, OptionalPath, examples
 from partsong.cli.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
-from partsong.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from partsong.estimators.compare import Comparison
@@ -22,7 +22,7 @@ EPILOG = examples(
 )
 
 DEFAULT = ("local", "fedavg", "fnmf", "exact", "pooled")
-NAMES = ("local", *METHODS, "pooled")
+NAMES = ("local", *(name for name in methods.names() if not methods.TABLE[name].required), "pooled")
 
 
 def _known(values: list[str]) -> list[str]:

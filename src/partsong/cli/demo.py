@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partsong import methods
 from partsong.cli.options import AsJson, examples
 from partsong.cli.output import guarded, put_json, require_writable
 from partsong.core import runtime
@@ -16,8 +17,8 @@ from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import held
 
 if TYPE_CHECKING:
-    from partsong.estimators.compare import Contestant
-    from partsong.reporting.run_report import MethodFindings, Party, Report
+    from partsong.estimators.compare import Candidate
+    from partsong.reporting.run_report import MethodResult, Party, Report
 
 EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "partsong demo --quick --json")
 
@@ -41,7 +42,7 @@ def demo(
         put_json({"report": output, "seed": seed, "quick": quick, "seconds": seconds, "methods": methods})
 
 
-def _row(method: MethodFindings) -> dict[str, Any]:
+def _row(method: MethodResult) -> dict[str, Any]:
     """A line of the table; the oracle sends nothing, as it has all rows."""
     quality = ("relative_error", "explained_variance", "drift", "aligned_drift")
     names = ("name", "start", *quality, "rounds", "seconds", "outcome", "is_oracle")
@@ -57,52 +58,51 @@ INDEPENDENT = "independent"
 FNMF, EXACT, ORACLE = "FNMF, long rounds", "exact shared statistics", "pooled oracle"
 
 
-def contestants(rounds: int) -> tuple[Contestant, ...]:
+def candidates(rounds: int) -> tuple[Candidate, ...]:
     """The methods of the demo, from the worst idea to the oracle; FedAvg and FNMF iterate equally often."""
-    from partsong.estimators.compare import Contestant
-    from partsong.methods import recipes
+    from partsong.estimators.compare import Candidate
 
-    exact = recipes.shared_statistics(RANK)
+    exact = methods.build("exact", RANK, local_steps=5)
     seldom, long, alone = max(2, rounds // 10), 100, 3 * rounds
     return (
-        Contestant(
+        Candidate(
             "local, averaged once",
             f"Every party factorizes alone from its own start, {alone} iterations; "
             "the components are then averaged by position.",
-            recipes.local_only(RANK, steps=alone),
+            methods.build("local-only", RANK, local_steps=alone),
             1,
             INDEPENDENT,
         ),
-        Contestant(
+        Candidate(
             "FedAvg, long rounds",
             f"From starts of their own, {long} local iterations and an average of H by position in each of {seldom} "
             "rounds.",
-            recipes.fedavg(RANK, steps=long, start="independent"),
+            methods.build("fedavg", RANK, local_steps=long, start="independent"),
             seldom,
             INDEPENDENT,
         ),
-        Contestant(
+        Candidate(
             FNMF,
             "The same starts and as many iterations and bytes, but it finds out which component is which before it "
             "averages, and pulls parties to the model (iPALM; the others use coordinate descent).",
-            recipes.fnmf(RANK, steps=long),
+            methods.build("fnmf-alone", RANK, local_steps=long, align="assignment"),
             seldom,
             INDEPENDENT,
         ),
-        Contestant(
+        Candidate(
             "FedAvg, short rounds",
             f"From a common start, 10 local iterations and an average of H by position in each of {rounds} rounds.",
-            recipes.fedavg(RANK, steps=10),
+            methods.build("fedavg", RANK, local_steps=10),
             rounds,
         ),
-        Contestant(
+        Candidate(
             EXACT,
             "From a common start, parties send WᵀW and WᵀX; the sums give exactly the pooled factorization, whatever "
             "the split.",
             exact,
             rounds,
         ),
-        Contestant(
+        Candidate(
             ORACLE,
             "All rows in one place: the same iteration from the same start as the exact method, for comparison only.",
             exact,
@@ -131,10 +131,10 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     console.print(
         f"{len(X)} handwritten digits of 8 × 8 pixels, held by {PARTIES} parties with skewed labels; rank {RANK}."
     )
-    entered = contestants(20 if quick else 80)
+    entered = candidates(20 if quick else 80)
     console.print("Warming up: what is used for the first time is compiled now, and kept for later runs …")
-    warm_up((contestant.program for contestant in entered), shards)
-    found = _contest_all(entered, shards, pooled, seed, console)
+    warm_up((candidate.program for candidate in entered), shards)
+    found = _run_all(entered, shards, pooled, seed, console)
     parties = tuple(
         Party(name, len(rows), {str(d): int((labels[rows] == d).sum()) for d in range(10)})
         for name, rows in zip(names, owned, strict=True)
@@ -150,14 +150,14 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     return report
 
 
-def _contest_all(
-    entered: tuple[Contestant, ...], shards: list[Shard], pooled: Shard, seed: int, console: Any
-) -> tuple[MethodFindings, ...]:
+def _run_all(
+    entered: tuple[Candidate, ...], shards: list[Shard], pooled: Shard, seed: int, console: Any
+) -> tuple[MethodResult, ...]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from partsong.estimators.compare import contest, in_the_order_of
+    from partsong.estimators.compare import in_the_order_of, run_candidate
 
-    found: list[MethodFindings] = []
+    found: list[MethodResult] = []
     columns = (
         TextColumn("{task.description:<26}"),
         BarColumn(),
@@ -165,20 +165,22 @@ def _contest_all(
         TimeRemainingColumn(),
     )
     with held() as interrupts, Progress(*columns, console=console) as bar:
-        for contestant in entered:
-            task = bar.add_task(contestant.name, total=contestant.rounds, error="")
+        for candidate in entered:
+            task = bar.add_task(candidate.name, total=candidate.rounds, error="")
 
             def watch(done: Any, row: Any, task: Any = task) -> None:
                 bar.update(task, completed=row.iteration, error=f"error {100 * row.relative_error:5.1f} %")
 
-            found.append(contest(contestant, shards, seed, watch, pooled if contestant.is_oracle else None, interrupts))
+            found.append(
+                run_candidate(candidate, shards, seed, watch, pooled if candidate.is_oracle else None, interrupts)
+            )
             if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
     reference = next(method.components for method in found if method.is_oracle)
     return tuple(method.in_order(in_the_order_of(reference, method.components)) for method in found)
 
 
-def _report(parties: tuple[Party, ...], found: tuple[MethodFindings, ...], seed: int, quick: bool) -> Report:
+def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
     import numpy as np
 
     from partsong.reporting.html import percent
@@ -217,7 +219,7 @@ def _report(parties: tuple[Party, ...], found: tuple[MethodFindings, ...], seed:
     )
 
 
-def _print_table(found: tuple[MethodFindings, ...], console: Any) -> None:
+def _print_table(found: tuple[MethodResult, ...], console: Any) -> None:
     from rich.table import Table
 
     caption = (

@@ -7,19 +7,24 @@ from typing import Annotated
 
 import typer
 
+from partsong import methods
 from partsong.cli.choices import (
+    CHOICES,
     DTYPES,
     ENGINES,
     FAULTY,
+    GAME,
     INITS,
     METHODS,
     MISSING,
     PLAYS,
+    RANK_METHODS,
     RANKED,
     SELF_PLAYS,
     SKETCHES,
     SOLVERS,
     SUMS,
+    WITH_SKETCHES,
     faulty_named,
     finite,
     one_of,
@@ -57,7 +62,7 @@ from partsong.cli.options import (
     examples,
 )
 from partsong.cli.output import guarded
-from partsong.methods.registry import ALIGNED, ALIGNMENT, ALIGNMENTS, DSANLS, GAME, RANK_METHODS, SAFE, STARTS
+from partsong.training.settings import SAFE
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
@@ -193,12 +198,8 @@ def fit(
         _option(
             "--method",
             panel=PARTIES,
-            help="exact: as if the rows were pooled; fnmf-alone: local models, matched component by component; fnmf: "
-            "one round of that, then exact ones; fedavg: averages by position, round by round; fedprox: the same, "
-            "pulled to the model; ipalm-once, mur-once, local-only: one average; syn-sd: damped steps and averages; "
-            "syn-ssd-u, -v, -uv: the same with sketches, and W fitted to the mean of all H in every step; asyn-sd, "
-            "asyn-ssd-v: nobody waits for others (over ranks: --engine mpi, rank 0 is the server); game: rows play "
-            "with columns, which travel from party to party. Over ranks: "
+            help="How the parties work together (docs/methods.md). "
+            f"{' '.join(f'{name}: {methods.TABLE[name].summary}' for name in METHODS)} Over ranks: "
             f"{', '.join(RANK_METHODS)}.",
             callback=one_of(tuple(dict.fromkeys((*METHODS, *RANK_METHODS)))),
         ),
@@ -208,9 +209,9 @@ def fit(
         _option(
             "--align",
             panel=PARTIES,
-            help=f"How {' and '.join(ALIGNED)} match components: {', '.join(ALIGNMENTS)}. By default "
-            f"{', '.join(f'{align} for {method}' for method, align in ALIGNMENT.items())}.",
-            callback=one_of(ALIGNMENTS),
+            help=f"How {', '.join(methods.taking('align'))} match components: {', '.join(CHOICES['align'])}.",
+            show_default="as the method does",
+            callback=one_of(CHOICES["align"]),
         ),
     ] = None,
     start: Annotated[
@@ -219,7 +220,7 @@ def fit(
             "--start",
             panel=PARTIES,
             help="common: one H for all parties; independent: one of its own for each.",
-            callback=one_of(STARTS),
+            callback=one_of(CHOICES["start"]),
             show_default="as the method does",
         ),
     ] = None,
@@ -233,6 +234,17 @@ def fit(
             show_default="3 (exact, fedavg) to 1000",
         ),
     ] = None,
+    method_options: Annotated[
+        list[str],
+        _option(
+            "--method-option",
+            panel=PARTIES,
+            help="NAME=VALUE: a further option of the method, such as strength=0.2; once for each. docs/methods.md has "
+            "all names and values.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006  # typer copies it
     faulty: Annotated[
         str,
         _option(
@@ -280,8 +292,7 @@ def fit(
         _option(
             "--sketch",
             panel=RANKS,
-            help=f"How {DSANLS}, syn-ssd-… and asyn-ssd-v over ranks and --solver sanls sketch, one of "
-            f"{', '.join(SKETCHES)}.",
+            help=f"How {', '.join(WITH_SKETCHES)} over ranks and --solver sanls sketch, one of {', '.join(SKETCHES)}.",
             callback=one_of(SKETCHES),
         ),
     ] = SKETCHES[0],

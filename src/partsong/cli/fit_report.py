@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
+from partsong import methods
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.inputs import Holdings, require_known, require_usable, warn_of_identifiers, with_known_cells
 from partsong.cli.output import as_options, put_json, visible, warn, warn_of_formulas
@@ -21,37 +22,31 @@ from partsong.cli.ranks import listing_path, rank_settings_as_json, shard_path
 from partsong.core.interfaces import Layout, Message, Outcome, Round
 from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix
-from partsong.engines.asynchronous import Asynchronous
+from partsong.data.party_columns import Columns, of_other_columns, require_somebody
 from partsong.engines.collective import Communicator, together
+from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FormatError, PartsongError
 from partsong.estimators import compare
-from partsong.estimators.compare import Contestant, at_parties, findings_of
+from partsong.estimators.compare import Candidate, at_parties, result_of
 from partsong.io import model_file
 from partsong.io.model_file import Model, save_model
 from partsong.io.opening import place_of
 from partsong.io.party_folder import in_one_order, listed, read_part
 from partsong.io.weights import write_weights
 from partsong.io.write import replacing, write_json
-from partsong.methods.registry import ASYNCHRONOUS, ONE_ROUND
 from partsong.privacy.exposure import PartyExposure
 from partsong.privacy.ledger import Spending
 from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
 from partsong.training import run_folder
+from partsong.training.checkpoint import Sent
 from partsong.training.distributed import rows_at
-from partsong.training.loop import (
-    Columns,
-    LeftOut,
-    Task,
-    of_other_columns,
-    require_somebody,
-    warn_if_ill_posed,
-    warn_of_nothing,
-)
-from partsong.training.result import Finished
-from partsong.training.run_folder import MODEL, Sent
+from partsong.training.loop import Exclusion, Fit, Training, warn_if_ill_posed, warn_if_model_is_zero
+from partsong.training.result import FitResult
+from partsong.training.run_folder import MODEL
 from partsong.training.settings import IGNORE, RankSettings
-from partsong.training.stopping import HistoryRow, Run
+from partsong.training.simulation import FederatedFit
+from partsong.training.stopping import HistoryRow
 
 if TYPE_CHECKING:
     from partsong.data.table import Table
@@ -76,15 +71,15 @@ OPEN = " What was sent in the open can tell of its rows, the more the fewer rows
 
 
 @dataclass(slots=True)
-class Witness(compare.Witness):
+class Witness(compare.Recorder):
     """What a run lets be seen on its way, and its messages, as far as they fit into memory."""
 
     traffic: list[tuple[tuple[str, int, Message], ...]] = field(default_factory=list)
     size: int = 0
 
-    def see(self, done: Round, row: HistoryRow) -> None:
+    def record(self, done: Round, row: HistoryRow) -> None:
         """Note a round."""
-        compare.Witness.see(self, done, row)
+        compare.Recorder.record(self, done, row)
         self.size += sum(message.nbytes for _, _, message in done.traffic)
         if self.size <= MOST_BYTES:
             self.traffic.append(done.traffic)
@@ -92,42 +87,40 @@ class Witness(compare.Witness):
             self.traffic.clear()
 
 
-def write_fit_report(path: Path, task: Task, result: Result, witness: Witness) -> None:
+def write_fit_report(path: Path, fit: FederatedFit, result: Result, witness: Witness) -> None:
     """What the fit came to, what left each party and what it cost, and what attacks make of it."""
-    settings, layout = result.settings, Layout.of(task.shards, task.schedule.seed)
-    contestant = Contestant(
-        settings.method, "", task.program, task.schedule.rounds, getattr(settings, "start", "common")
-    )
-    parties = at_parties(task.program, task.shards, result.done, witness)
-    found = findings_of(contestant, result.run, result.done, parties, witness)
-    is_open = not task.reduction.hides_uploads and task.spending is None
+    settings, layout = result.settings, Layout.of(fit.shards, fit.schedule.seed)
+    candidate = Candidate(settings.method, "", fit.program, fit.schedule.rounds, getattr(settings, "start", "common"))
+    parties = at_parties(fit.program, fit.shards, result.done, witness)
+    found = result_of(candidate, result.run, result.done, parties, witness)
+    is_open = not fit.reduction.hides_uploads and fit.spending is None
     report = Report(
-        title=f"{len(task.shards)} parties, {settings.method}",
+        title=f"{len(fit.shards)} parties, {settings.method}",
         lead=f"A relative error of {percent(found.relative_error)} with {settings.n_components} components: "
         f"{result.ending}.",
-        parties=tuple(Party(shard.name, shard.matrix.shape[0], {}) for shard in task.shards),
+        parties=tuple(Party(shard.name, shard.matrix.shape[0], {}) for shard in fit.shards),
         methods=(found,),
         image_shape=None,
         feature_names=result.holdings.feature_names,
         settings={name: str(value) for name, value in asdict(settings).items() if value is not None},
         versions={"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent=NEVER_SENT + (OPEN if is_open else ""),
-        privacy=None if task.spending is None else task.spending.told(),
-        is_masked=task.reduction.hides_uploads,
-        attacks=RESUMED if result.options.resume is not None else _attacks(task, layout, witness),
+        privacy=None if fit.spending is None else fit.spending.told(),
+        is_masked=fit.reduction.hides_uploads,
+        attacks=RESUMED if result.options.resume is not None else _attacks(fit, layout, witness),
     )
     write_report(path, report)
 
 
-def _attacks(task: Task, layout: Layout, witness: Witness) -> Any:
+def _attacks(fit: FederatedFit, layout: Layout, witness: Witness) -> Any:
     """What a curious server makes of the traffic; the rows are at hand to say how near it comes."""
     from partsong.attacks.runner import RecordedRun, findings
 
     if witness.size > MOST_BYTES:
         return TOO_MUCH
-    is_asynchronous = isinstance(task.engine, Asynchronous)
-    run = RecordedRun(witness.traffic, task.program, layout, task.reduction, is_asynchronous)
-    truth = {shard.name: _rows(shard.matrix) for shard in task.shards if _is_small(shard.matrix)}
+    is_asynchronous = isinstance(fit.engine, Asynchronous)
+    run = RecordedRun(witness.traffic, fit.program, layout, fit.reduction, is_asynchronous)
+    truth = {shard.name: _rows(shard.matrix) for shard in fit.shards if _is_small(shard.matrix)}
     return tuple(findings(run, truth=truth))
 
 
@@ -191,16 +184,16 @@ def read_sound_parties(
     return Holdings(in_one_order(kept), is_federation=True), faults
 
 
-def left_out_before(path: Path, context: Mapping[str, Any], rounds: int) -> list[LeftOut]:
+def left_out_before(path: Path, context: Mapping[str, Any], rounds: int) -> list[Exclusion]:
     """Who was left out of the first rounds of a run, as its checkpoint tells; those of older versions do not."""
     try:
-        found = [LeftOut(int(at), str(party), str(reason)) for at, party, reason in context.get("left_out", [])]
+        found = [Exclusion(int(at), str(party), str(reason)) for at, party, reason in context.get("left_out", [])]
     except (TypeError, ValueError) as error:
         raise FormatError(f"{path}: does not tell who was left out of which round. Start the run anew.") from error
     return [entry for entry in found if entry.iteration <= rounds]
 
 
-def by_party(left_out: Iterable[LeftOut]) -> dict[str, dict[str, Any]]:
+def by_party(left_out: Iterable[Exclusion]) -> dict[str, dict[str, Any]]:
     """For each party the number of rounds that it was left out of, the first of them, and the reason given there."""
     told: dict[str, dict[str, Any]] = {}
     for entry in left_out:
@@ -234,11 +227,11 @@ class Result:
     options: FitOptions
     settings: Settings
     holdings: Holdings
-    run: Run
-    done: Finished
+    run: Training
+    done: FitResult
     all_sent: Sequence[tuple[int, str, int, int]]
     seconds: float
-    left_out: Sequence[LeftOut] = ()
+    left_out: Sequence[Exclusion] = ()
     spending: Spending | None = None
     exposure: PartyExposure | None = None
 
@@ -246,7 +239,7 @@ class Result:
     def history(self) -> tuple[HistoryRow, ...]:
         """Round by round; where nobody else takes part, nothing is sent."""
         if self.holdings.is_federation:
-            return self.run.history
+            return tuple(self.run.history)
         return tuple(row._replace(bytes_up=0, bytes_down=0) for row in self.run.history)
 
     @property
@@ -265,7 +258,7 @@ class Result:
         """What a party that missed nothing was sent; where nobody waits for others, what the one was that was sent
         most.
         """
-        if self.settings.method not in ASYNCHRONOUS:
+        if not (self.holdings.is_federation and methods.method(self.settings.method).traits.asynchronous):
             return sum(row.bytes_down for row in self.history)
         by_party: dict[str, int] = {}
         for _, party, _, down in self.sent:
@@ -275,7 +268,8 @@ class Result:
     @property
     def ending(self) -> str:
         """Why it ended, in words."""
-        if self.settings.method in ONE_ROUND and self.run.outcome is Outcome.MAX_ROUNDS:
+        is_one_shot = self.holdings.is_federation and methods.method(self.settings.method).is_one_shot
+        if is_one_shot and self.run.outcome is Outcome.MAX_ROUNDS:
             return ALL_OF_IT
         return ENDINGS[self.run.outcome]
 
@@ -345,12 +339,12 @@ def _privacy_in_words(spending: Spending) -> str:
     return f"{spent}, unit {told['unit']} ({told['relation']}): {told['promise']}"
 
 
-def warn_of_empty_model(task: Task, done: Finished) -> None:
+def warn_of_empty_model(fit: Fit, done: FitResult) -> None:
     """Warn of a model that is zero, and of an objective without a minimum, in the words of the command line."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        warn_if_ill_posed(task.program.solver)
-        warn_of_nothing(task, done)
+        warn_if_ill_posed(fit.solver)
+        warn_if_model_is_zero(fit.solver, done)
     for warning in told:
         warn(str(warning.message))
 
@@ -400,8 +394,8 @@ class RankResult:
     settings: RankSettings
     source: Source
     rows: tuple[int, int]
-    run: Run
-    done: Finished
+    run: Training
+    done: FitResult
     sent: list[Sent]
     seconds: float
 

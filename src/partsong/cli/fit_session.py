@@ -16,7 +16,8 @@ import numpy as np
 import typer
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, program_named
+from partsong.cli import output
+from partsong.cli.choices import GAME, MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, is_game, program_named
 from partsong.cli.fit_report import (
     RankResult,
     Result,
@@ -37,12 +38,12 @@ from partsong.cli.fit_settings import (
     FitOptions,
     RowSettings,
     Settings,
+    may_change,
     promise_of,
     require_fitting_options,
     require_game,
     require_one_process,
     require_privacy,
-    require_same_run,
     run_of,
     settle,
 )
@@ -50,7 +51,6 @@ from partsong.cli.inputs import (
     ALONE,
     NOTHING_KNOWN,
     Holdings,
-    fingerprint,
     header_notes,
     read_holdings,
     require_meaningful,
@@ -86,7 +86,7 @@ from partsong.data.validation import require_factorizable
 from partsong.engines.collective import Communicator, heard, share, together
 from partsong.engines.mpi_async import AsynchronousMpi
 from partsong.errors import DataError, FileError, FormatError
-from partsong.estimators.parameters import row_solver_of, sketch_of
+from partsong.estimators.validation import row_solver_of
 from partsong.io import model_file
 from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.model_file import Model, save_model
@@ -94,11 +94,12 @@ from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import write_weights
 from partsong.methods.privacy_request import masks_for, privacy_told
-from partsong.methods.recipes import game_named
-from partsong.methods.registry import GAME
 from partsong.privacy.exposure import exposures_of, worst_party
 from partsong.privacy.ledger import Spending, without_names
+from partsong.solvers.game import game_from
 from partsong.training import run_folder
+from partsong.training.centralized import CentralizedConfig
+from partsong.training.checkpoint import RunRecorder, SavedRun, Sent, fingerprint, load_run, require_same_run
 from partsong.training.distributed import (
     Attention,
     Ranks,
@@ -109,23 +110,15 @@ from partsong.training.distributed import (
     pursued_by_arrivals,
     rows_at,
 )
-from partsong.training.loop import (
-    LEAVE_OUT,
-    Attendance,
-    Earlier,
-    RowFit,
-    Task,
-    Watch,
-    conclude,
-    progress,
-    pursue,
-    rows_task,
-)
-from partsong.training.result import Finished
-from partsong.training.run_folder import CheckpointFile, Journal, Recorder, RunFolder, Sent, charged, open_checkpoint
+from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, Training, Watch, finish, progress
+from partsong.training.loop import run as run_fit_to_end
+from partsong.training.result import FitResult
+from partsong.training.run_folder import RunFolder
 from partsong.training.settings import IGNORE, RankSettings
-from partsong.training.simulation import simulation_by_name
-from partsong.training.stopping import HistoryRow, Run, Stop
+from partsong.training.simulation import FederatedFit, simulation_of_rounds
+from partsong.training.single_party import single_party_fit
+from partsong.training.stopping import HistoryRow, StoppingRule
+from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
 
 # ---- fit outputs ------------------------------------------------------------------------------------------------
 #
@@ -168,10 +161,10 @@ def require_outputs(options: FitOptions) -> None:
 def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
     """Only a checkpoint is ever overwritten by one; what a private run has spent is never lost."""
     try:
-        _, _, context = open_checkpoint(path)
+        saved = load_run(path)
     except FormatError as error:
         raise FileError(f"--checkpoint {path}: this file is something else. Choose another name.") from error
-    if context.get("ledger") and not is_resumed:
+    if saved.spent and not is_resumed:
         raise FileError(
             f"--checkpoint {path}: this file holds what an earlier run has spent on privacy, which adds up with what "
             "this one will spend. Go on with it by --resume, or choose another name and keep it."
@@ -187,11 +180,11 @@ HARDWARE = {"threads", "engine", "time_budget"}
 """Settings that say nothing about a model."""
 
 
-def task_of(settings: Settings, holdings: Holdings, *, record: bool) -> Task:
-    """The task; its start is computed when it is pursued."""
+def fit_of(settings: Settings, holdings: Holdings, *, record: bool) -> Fit:
+    """What is to be computed; its start is made with the first step."""
     if isinstance(settings, RowSettings):
-        return rows_task(matrix_of(holdings.tables[ALONE], settings), _row_fit(settings))
-    return _federation(settings, holdings, record)
+        return single_party_fit(matrix_of(holdings.tables[ALONE], settings), _row_fit(settings))
+    return federated_fit(settings, holdings, record)
 
 
 def matrix_of(table: Table, settings: Settings) -> Matrix:
@@ -199,21 +192,22 @@ def matrix_of(table: Table, settings: Settings) -> Matrix:
     return observed(table.X, settings.dtype) if settings.knows_some else as_matrix(table.X, settings.dtype)
 
 
-def _row_fit(settings: RowSettings) -> RowFit:
-    return RowFit(
+def _row_fit(settings: RowSettings) -> CentralizedConfig:
+    return CentralizedConfig(
         rank=settings.n_components,
         solver=row_solver_of(settings.solver, settings.alpha_w, settings.alpha_h, settings.l1_ratio),
         init=settings.init,
         seed=settings.seed,
         max_iter=settings.max_iter,
-        stop=Stop(settings.tol, settings.time_budget),
+        stop=StoppingRule(settings.tol, settings.time_budget),
         threads=settings.threads,
-        sketch=sketch_of(settings.solver, settings.sketch, settings.sketch_ratio),
-        game=game_named(settings.rules()) if settings.is_game else None,
+        sketch=settings.sketch if settings.solver == "sanls" else None,
+        sketch_ratio=settings.sketch_ratio,
+        game=game_from(settings.rules()) if settings.is_game else None,
     )
 
 
-def _federation(settings: FederationSettings, holdings: Holdings, record: bool) -> Task:
+def federated_fit(settings: FederationSettings, holdings: Holdings, record: bool) -> FederatedFit:
     """The same parties, secrets and streams as FederatedNMF makes of a list of matrices."""
     shards = [
         Shard(name, matrix_of(table, settings), key(settings.seed, "secret", name))
@@ -226,15 +220,14 @@ def _federation(settings: FederationSettings, holdings: Holdings, record: bool) 
     masks = None if settings.masked is None else masks_for(privacy, len(shards), settings.masked)
     reduction = InTheOpen() if masks is None else masks
     schedule = Schedule(settings.rounds, settings.seed, faulty=settings.faulty)
-    stop, engine = Stop(settings.tol, settings.time_budget), engine_named(settings.engine, settings.threads, record)
-    task = simulation_by_name(
-        settings.method, program, shards, settings.rounds, schedule, stop, engine, reduction, spending
-    )
-    return replace(task, threads=settings.threads)
+    stop = StoppingRule(settings.tol, settings.time_budget)
+    engine = engine_named(settings.engine, settings.threads, record)
+    fit = simulation_of_rounds(program, shards, settings.rounds, schedule, stop, engine, reduction, spending)
+    return replace(fit, threads=settings.threads)
 
 
 def model_of(
-    settings: Settings, holdings: Holdings, done: Finished, iterations: int, spending: Spending | None = None
+    settings: Settings, holdings: Holdings, done: FitResult, iterations: int, spending: Spending | None = None
 ) -> Model:
     """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths.
 
@@ -299,10 +292,8 @@ class Session:
     settings: Settings
     holdings: Holdings
     data: Mapping[str, Any]
-    attendance: Attendance
-    earlier: Earlier | None = None
-    sent: list[Sent] = field(default_factory=list)
-    context: Mapping[str, Any] = field(default_factory=dict)
+    exclusions: ExclusionLog
+    resumed: SavedRun | None = None
     started: str = field(default_factory=model_file.now)
 
     @property
@@ -324,8 +315,8 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     is_federation = is_parts_folder(place_of(options.data))
     require_fitting_options(given, is_federation, method=options.method, solver=options.solver)
     if options.resume is None:
-        is_game = (options.method if is_federation else options.solver) == GAME
-        require_game(asdict(options), given, is_game=is_game, is_between_parties=is_federation)
+        plays = is_game(options.method) if is_federation else options.solver == GAME
+        require_game(asdict(options), given, is_game=plays, is_between_parties=is_federation)
     if not is_federation:
         require_meaningful(options.data, _wanted(options))
     require_outputs(options)
@@ -343,11 +334,13 @@ def _wanted(options: FitOptions) -> Wanted:
 
 
 def _prepare(options: FitOptions, given: Collection[str], is_federation: bool) -> Session:
-    earlier, sent, context = open_checkpoint(options.resume) if options.resume is not None else (None, [], None)
+    resumed = load_run(options.resume) if options.resume is not None else None
+    context = None if resumed is None else resumed.about
     before, known, unsound = [], {}, dict[str, str]()
     missing = missing_of(options, given, context)
-    if options.resume is not None and context is not None and earlier is not None:
-        before, known = left_out_before(options.resume, context, earlier.checkpoint.index), context["data"]
+    if options.resume is not None and resumed is not None:
+        before = left_out_before(options.resume, resumed.about, resumed.checkpoint.index)
+        known = dict(resumed.about["data"])
     if is_federation and faulty_of(options, given, context) == LEAVE_OUT:
         late = {entry.party for entry in before if entry.party not in known}
         holdings, unsound = read_sound_parties(options.data, options.dtype, late, missing)
@@ -357,14 +350,14 @@ def _prepare(options: FitOptions, given: Collection[str], is_federation: bool) -
     settings = settle(options, given, holdings, None if context is None else context["settings"])
     data = {}
     if options.checkpoint is not None or options.resume is not None or options.record:
-        data = {name: fingerprint(table) for name, table in holdings.tables.items()}
-    if options.resume is not None and context is not None:
+        data = {name: fingerprint(table.X, table.feature_names) for name, table in holdings.tables.items()}
+    if options.resume is not None and resumed is not None:
         data |= {name: print_of for name, print_of in known.items() if name in unsound}
-        require_same_run(options.resume, context, settings, data)
+        require_same_run(options.resume, resumed, asdict(settings), data, may_change(settings), output.option)
         if isinstance(settings, FederationSettings) and settings.epsilon is not None:
             options = replace(options, checkpoint=_same_file(options.resume, options.checkpoint))
-    attendance = Attendance(unsound, warn, before)
-    return Session(options, settings, holdings, data, attendance, earlier, sent, context or {})
+    exclusions = ExclusionLog(unsound, warn, before)
+    return Session(options, settings, holdings, data, exclusions, resumed)
 
 
 def _same_file(resumed: Path, checkpoint: Path | None) -> Path:
@@ -384,37 +377,27 @@ def _fit(session: Session) -> bool:
     began = time.perf_counter()
     options, settings = session.options, session.settings
     is_seen = options.record or options.report is not None
-    task = task_of(settings, session.holdings, record=is_seen)
-    spending = task.spending
-    if session.earlier is not None and spending is not None:
-        assert options.resume is not None
-        session = replace(session, earlier=charged(options.resume, session.earlier, session.context, spending))
+    fit = fit_of(settings, session.holdings, record=is_seen)
+    recorder, spending = _recorder(session, fit), fit.spending
     if session.folder is not None:
         _begin(session, session.folder)
-    journal = Journal(keeps_last=task.is_private)
-    if session.earlier is not None:
-        journal = Journal.after(session.earlier, session.sent, len(task.shards), task.is_private)
-    file, witness = _checkpoint_file(session, journal, spending), Witness() if options.report is not None else None
-    recorder = Recorder(session.folder.path) if options.record and session.folder is not None else None
-    if file is not None and spending is not None:
-        file.save()
+    witness = Witness() if options.report is not None else None
+    earlier_seconds = recorder.history[-1].seconds if recorder.history else 0.0
     with held(FINISHING) as pressed:
-        run = _rounds(session, task, journal, file, (recorder, witness), began, pressed)
-        if file is not None:
-            file.close()
-        done = conclude(task, run)
-        warn_of_empty_model(task, done)
-        earlier_seconds = session.earlier.history[-1].seconds if session.earlier and session.earlier.history else 0.0
+        with recorder:
+            run = _rounds(session, fit, recorder, witness, began, pressed)
+        done = finish(fit, run)
+        warn_of_empty_model(fit, done)
         seconds = earlier_seconds + time.perf_counter() - began
-        left_out = session.attendance.left_out
+        left_out = session.exclusions.left_out
         exposure = None
-        if session.holdings.is_federation:
-            exposure = worst_party(exposures_of(task.program, task.shards, len(run.history)).values())
+        if isinstance(fit, FederatedFit) and session.holdings.is_federation:
+            exposure = worst_party(exposures_of(fit.program, fit.shards, len(run.history)).values())
         end = (left_out, spending, exposure)
-        result = Result(options, settings, session.holdings, run, done, journal.sent, seconds, *end)
+        result = Result(options, settings, session.holdings, run, done, recorder.sent, seconds, *end)
         _save(session, done, result)
-        if witness is not None and options.report is not None:
-            write_fit_report(options.report, task, result, witness)
+        if witness is not None and options.report is not None and isinstance(fit, FederatedFit):
+            write_fit_report(options.report, fit, result, witness)
         report(result)
     return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
 
@@ -422,11 +405,11 @@ def _fit(session: Session) -> bool:
 def _begin(session: Session, folder: RunFolder) -> None:
     """A run folder for this run; where the one that is resumed left its traffic there, that is kept so far."""
     versions = model_file.machine_versions(session.settings.threads)
-    is_same = session.earlier is not None and folder.run() == session.run
-    kept = run_folder.recorded(folder.path, session.sent) if is_same else {}
+    resumed = session.resumed
+    kept = complete_rounds(folder.path, resumed.sent) if resumed is not None and folder.run() == session.run else {}
     folder.begin(_asked(session), versions, kept)
-    if session.earlier is not None:
-        said = run_folder.gap(folder.path, kept, session.earlier.checkpoint.index, is_recorded=session.options.record)
+    if resumed is not None:
+        said = missing_traffic(folder.path, kept, resumed.checkpoint.index, is_recorded=session.options.record)
         if said:
             warn(said)
 
@@ -444,38 +427,34 @@ def _asked(session: Session) -> dict[str, Any]:
     }
 
 
-def _checkpoint_file(session: Session, journal: Journal, spending: Spending | None) -> CheckpointFile | None:
+def _recorder(session: Session, fit: Fit) -> RunRecorder:
     options = session.options
-    if options.checkpoint is None:
-        return None
-    context = {"settings": asdict(session.settings), "data": session.data, "left_out": session.attendance.left_out}
-    if spending is None:
-        return CheckpointFile(options.checkpoint, options.checkpoint_every, journal, context)
-    return CheckpointFile(options.checkpoint, 0.0, journal, context, lambda: spending.accounts.to_json())
+    about = {"settings": asdict(session.settings), "data": session.data, "left_out": session.exclusions.left_out}
+    return RunRecorder.of(
+        fit,
+        about,
+        path=options.checkpoint,
+        every=options.checkpoint_every,
+        traffic=TrafficRecorder(session.folder.path) if options.record and session.folder is not None else None,
+        resumed=session.resumed,
+        warn=lambda message: typer.echo(message, err=True),
+    )
 
 
 def _rounds(
     session: Session,
-    task: Task,
-    journal: Journal,
-    file: CheckpointFile | None,
-    observers: tuple[Recorder | None, Witness | None],
+    fit: Fit,
+    recorder: RunRecorder,
+    witness: Witness | None,
     began: float,
     pressed: Interrupts,
-) -> Run:
-    """All rounds; whatever ends them, the checkpoint is up to date."""
-
+) -> Training:
     def watcher(bar: Watch) -> Watch:
         def watch(done: Round, row: HistoryRow) -> None:
-            session.attendance.note(done, row)
-            journal.note(done, row)
-            recorder, witness = observers
-            if recorder is not None and session.options.record:
-                recorder.note(done)
+            session.exclusions.note(done, row)
+            recorder.watch(done, row)
             if witness is not None:
-                witness.see(done, row)
-            if file is not None:
-                file.tick()
+                witness.record(done, row)
             bar(done, row)
 
         return watch
@@ -483,16 +462,11 @@ def _rounds(
     rows, columns = session.holdings.shape
     title = f"{len(session.holdings.tables)} parties" if session.holdings.is_federation else f"{rows} × {columns}"
     is_shown = not session.options.quiet and sys.stderr.isatty()
-    try:
-        with progress(int(is_shown), task.schedule.rounds, session.settings.time_budget, title) as bar:
-            return pursue(task, earlier=session.earlier, began=began, watch=watcher(bar), interrupts=pressed)
-    except BaseException:
-        if file is not None:
-            file.save()
-        raise
+    with progress(int(is_shown), fit.last, session.settings.time_budget, title) as bar:
+        return run_fit_to_end(fit, resume=recorder.earlier, began=began, watch=watcher(bar), interrupts=pressed)
 
 
-def _save(session: Session, done: Finished, result: Result) -> None:
+def _save(session: Session, done: FitResult, result: Result) -> None:
     """The model first: it is what was asked for."""
     options = session.options
     model = model_of(session.settings, session.holdings, done, result.iterations, result.spending)
@@ -624,19 +598,19 @@ def _fit_over_ranks(seat: Seat) -> RankResult:
     communicator, shards = seat.communicator, seat.shards
     program, rounds = program_for(settings, seat.source.shape[0])
     schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
-    stop = Stop(settings.tol * getattr(program, "every", 1))
-    task = Task(program, shards, schedule, stop, seat.engine, threads=settings.threads)
+    stop = StoppingRule(settings.tol * getattr(program, "every", 1))
+    fit = FederatedFit(program, shards, schedule, stop, seat.engine, threads=settings.threads)
     together(communicator, lambda: _begin_over_ranks(seat))
     sent: list[Sent] = []
     with held(FINISHING_ALL if seat.is_first else "") as pressed:
-        run = _train_over_ranks(seat, task, pressed, began, sent)
+        run = _train_over_ranks(seat, fit, pressed, began, sent)
         with runtime.kernels_on(settings.threads):
             done = completed(program, run, shards, communicator, settings.seed)
         seconds = time.perf_counter() - began
         result = RankResult(options, settings, seat.source, seat.rows, run, done, sent, seconds)
         result.save(communicator)
         if seat.is_first:
-            warn_of_empty_model(task, done)
+            warn_of_empty_model(fit, done)
         return result
 
 
@@ -650,11 +624,11 @@ def _begin_over_ranks(seat: Seat) -> None:
     folder.begin(asked, model_file.machine_versions(seat.settings.threads), {})
 
 
-def _train_over_ranks(seat: Seat, task: Task, pressed: Interrupts, began: float, sent: list[Sent]) -> Run:
+def _train_over_ranks(seat: Seat, fit: FederatedFit, pressed: Interrupts, began: float, sent: list[Sent]) -> Training:
     settings, (rows, columns) = seat.settings, seat.source.shape
     is_shown = seat.is_first and not seat.options.quiet and sys.stderr.isatty()
     title = f"{rows} × {columns} over {settings.ranks}"
-    with progress(int(is_shown), task.schedule.rounds, settings.time_budget, title) as bar:
+    with progress(int(is_shown), fit.last, settings.time_budget, title) as bar:
 
         def watch(done: Round, row: HistoryRow) -> None:
             sent.extend((done.index + 1, name, up, done.bytes_down) for name, up in sorted(done.bytes_up.items()))
@@ -662,5 +636,5 @@ def _train_over_ranks(seat: Seat, task: Task, pressed: Interrupts, began: float,
 
         if settings.is_asynchronous:
             attention = Attention(pressed, len(settings.workers), began, settings.time_budget)
-            return pursued_by_arrivals(task, seat.communicator, attention, watch)
-        return pursued(task, Unison(seat.communicator, pressed, began, settings.time_budget), watch)
+            return pursued_by_arrivals(fit, seat.communicator, attention, watch)
+        return pursued(fit, Unison(seat.communicator, pressed, began, settings.time_budget), watch)

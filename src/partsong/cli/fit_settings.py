@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from partsong import methods
 from partsong.cli.choices import (
     AT_ONCE,
     CENTRALISED,
+    GAME,
     MASKED_BOUND,
     METHODS,
     MISSING,
@@ -24,29 +27,19 @@ from partsong.cli.choices import (
     SELF_PLAYS,
     SHRINK,
     UNITS,
+    is_game,
 )
-from partsong.cli.inputs import ALONE, Holdings
+from partsong.cli.inputs import Holdings
 from partsong.cli.output import option
 from partsong.core import runtime as threads
+from partsong.core.parameters import read_settings
 from partsong.errors import ParameterError
-from partsong.methods.registry import (
-    ALIGNED,
-    ASYNCHRONOUS,
-    COMMON_ONLY,
-    GAME,
-    LOCAL_STEPS,
-    MOST_ROUNDS,
-    ONE_ROUND,
-    PRIVATE_ROUNDS,
-    SAFE,
-    SENDS_H,
-    alignment_for,
-    start_of,
-)
-from partsong.training.settings import IGNORE, GameSettings
+from partsong.training.checkpoint import another_run
+from partsong.training.settings import IGNORE, SAFE, GameSettings
 
 if TYPE_CHECKING:
     from partsong.methods.privacy_request import Privacy
+    from partsong.methods.registry import Method
 
 
 # ---- game settings ----------------------------------------------------------------------------------------------
@@ -60,9 +53,9 @@ DEFAULTS = {"play": PLAYS[0], "step": SAFE, "self_play": SELF_PLAYS[0], "missing
 
 def complete_game(known: dict[str, Any], given: Collection[str], *, is_between_parties: bool) -> None:
     """Settings of the game that was asked for, or None for each; refuses those that make no sense."""
-    is_game = GAME in (known.get("solver"), known["method"])
-    require_game(known, given, is_game=is_game, is_between_parties=is_between_parties)
-    if not is_game:
+    is_played = known.get("solver") == GAME or is_game(known["method"])
+    require_game(known, given, is_game=is_played, is_between_parties=is_between_parties)
+    if not is_played:
         known |= dict.fromkeys(FOR_GAMES)
         return
     known |= {name: default for name, default in DEFAULTS.items() if known[name] is None}
@@ -112,8 +105,13 @@ def _conflicts(
         ),
         (
             "play",
-            is_between_parties and play in AT_ONCE,
+            is_between_parties and known["method"] == GAME and play in AT_ONCE,
             f"{play} moves all players at once, which takes all rows in one place. Between parties: {cells}.",
+        ),
+        (
+            "missing",
+            is_between_parties and known["method"] != GAME and missing == IGNORE,
+            f"only for --method {GAME}.",
         ),
         (penalty, bool(known.get(penalty)), "a game has no penalties. Leave it out; --self-play shapes H instead."),
         ("init", is_partial, "needs all cells, and --missing ignore leaves some out. Say random, or nothing."),
@@ -179,6 +177,7 @@ def _privacy_conflicts(known: Mapping[str, Any], given: Collection[str]) -> list
         return [(idle, bool(idle), "needs --epsilon: there is no noise without it."), *_masks(known, given)]
     foreign = next(iter(sorted((FOR_UPLOADS if unit == ROW else FOR_ROWS).intersection(given))), "")
     others = ", ".join(RELATIONS_OF.get(unit, ()))
+    is_unit_wrong = unit is not None and unit not in methods.method(method).privacy
     is_relation_wrong = known["relation"] is not None and known["relation"] not in RELATIONS_OF.get(unit, ())
     measured = next((name for name in ("time_budget", "tol") if name in given and known[name]), "")
     return [
@@ -186,8 +185,7 @@ def _privacy_conflicts(known: Mapping[str, Any], given: Collection[str]) -> list
         ("delta", known["delta"] is not None and known["delta"] >= 1, "δ must be below 1."),
         (foreign, bool(foreign), f"not for --unit {unit}."),
         ("relation", is_relation_wrong, f"--unit {unit} has {others}."),
-        ("method", unit == ROW and method != "exact", "--unit row is for exact, whose messages are sums over rows."),
-        ("method", unit == PARTY and method not in SENDS_H, f"--unit party is for {', '.join(SENDS_H)}."),
+        ("method", is_unit_wrong, f"--unit {unit} is for {_with_privacy(unit)}, {SENT_BY_UNIT.get(unit, '')}."),
         ("row_bound", unit == ROW and known["row_bound"] is None, "--unit row needs one: the norm of a large row."),
         ("local_steps", unit == ROW and "local_steps" in given, "not for --unit row."),
         (measured, bool(measured), "with --epsilon nothing measured may end a run; give --rounds."),
@@ -195,8 +193,19 @@ def _privacy_conflicts(known: Mapping[str, Any], given: Collection[str]) -> list
     ]
 
 
+SENT_BY_UNIT = {ROW: "whose messages are sums over rows", PARTY: "in which each party sends its own H"}
+
+
+def _with_privacy(unit: str | None) -> str:
+    """The methods about which noise can promise something."""
+    from partsong.methods.registry import private_methods
+
+    return ", ".join(private_methods(unit or ""))
+
+
 def _masks(known: Mapping[str, Any], given: Collection[str]) -> list[tuple[str, bool, str]]:
-    is_alone, is_bounded = known["masked"] and known["method"] in ASYNCHRONOUS, "masked_bound" in given
+    is_bounded = "masked_bound" in given
+    is_alone = known["masked"] and methods.method(known["method"]).traits.asynchronous
     return [
         ("masked_bound", is_bounded and not known["masked"], "needs --masked."),
         ("masked_bound", is_bounded and known["epsilon"] is not None, "not with --epsilon: it follows from it."),
@@ -227,6 +236,7 @@ class FitOptions:
     start: str | None
     rounds: int | None
     local_steps: int | None
+    method_options: list[str]
     faulty: str
     epsilon: float | None
     delta: float | None
@@ -294,9 +304,10 @@ class FederationSettings(GameSettings):
 
     method: str
     n_components: int
-    align: str
-    start: str
-    local_steps: int
+    align: str | None
+    start: str | None
+    local_steps: int | None
+    method_options: dict[str, Any]
     faulty: str
     seed: int
     dtype: str
@@ -325,9 +336,14 @@ Settings = RowSettings | FederationSettings
 FOR_FILES = {
     "solver", "init", "alpha_w", "alpha_h", "l1_ratio", "max_iter", "label", "transpose", "key", "header", "weights",
 }  # fmt: skip
-FOR_PARTS = {"method", "align", "start", "rounds", "local_steps", "faulty", "engine", "record", "report", *FOR_PRIVACY}
+FOR_PARTS = {
+    "method", "align", "start", "rounds", "local_steps", "method_options", "faulty", "engine", "record", "report",
+    *FOR_PRIVACY,
+}  # fmt: skip
 FOR_RANKS = {"sums"}
 FOR_SKETCHES = {"sketch", "sketch_ratio"}
+PRIVATE_ROUNDS = 10
+"""Rounds by default with --epsilon; noise grows with the root of their number."""
 MAY_CHANGE = {"tol", "max_iter", "rounds", "time_budget", "threads", "engine", "faulty"}
 """What a run that goes on may do otherwise: when to stop, what a fault leads to, and who computes."""
 
@@ -378,7 +394,7 @@ def settle(
         known["masked_bound"] = options.masked_bound
     if stored is not None:
         if (stored["method"] == CENTRALISED) is holdings.is_federation:
-            raise _another_run(options.resume, [f"method ({stored['method']} there, {known['method']} here)"])
+            raise another_run(options.resume, [f"method ({stored['method']} there, {known['method']} here)"])
         inherited = known.keys() & stored.keys() - set(given) - {"time_budget"}
         known |= {name: stored[name] for name in inherited}
     return kind(**_completed(known, given, holdings))
@@ -386,7 +402,7 @@ def settle(
 
 def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings) -> dict[str, Any]:
     from partsong.core.streams import fresh_seed
-    from partsong.estimators.parameters import rank_of
+    from partsong.estimators.validation import rank_of
 
     rows, columns = holdings.shape
     is_private = known.get("epsilon") is not None
@@ -396,45 +412,76 @@ def _completed(known: dict[str, Any], given: Collection[str], holdings: Holdings
     known["threads"] = known["threads"] or threads.available()
     if "alpha_h" in known and known["alpha_h"] is None:
         known["alpha_h"] = known["alpha_w"]
+    if holdings.is_federation:
+        _spread_options(known, given)
     complete_game(known, given, is_between_parties=holdings.is_federation)
     if holdings.is_federation:
         _complete_federation(known, given)
     return known
 
 
+NAMED = {"order": "play", "align": "align", "start": "start", "local_steps": "local_steps"}
+NAMED |= {name: name for name in ("step", "step_decay", "self_play", "shrink", "leader")}
+"""Options of methods that have an option of the command line -> its name."""
+
+
+def _spread_options(known: dict[str, Any], given: Collection[str]) -> None:
+    """Options of the method by name, as plain data; those with an option of their own are as if that were given."""
+    told = known["method_options"]
+    with _refusing("method_options"):
+        texts = told if isinstance(told, Mapping) else read_settings(told, option("method_options"))
+        parameters = methods.method(known["method"]).parameters_with(texts)
+        read = {
+            name: parameters[name].read(value) if isinstance(value, str) and name in parameters else value
+            for name, value in texts.items()
+        }
+        if twice := [name for name in read if NAMED.get(name) in given]:
+            raise ParameterError(f"{' and '.join(twice)}: there is an option for it, which was given as well.")
+        methods.method(known["method"]).parse({**methods.method(known["method"]).required, **read})
+    for name in NAMED.keys() & read.keys():
+        known[NAMED[name]] = read.pop(name)
+    known["method_options"] = read
+
+
 def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
-    method = known["method"]
+    method = methods.method(known["method"])
     complete_privacy(known, given)
     if known["rounds"] is None:
-        known["rounds"] = MOST_ROUNDS if known["epsilon"] is None else PRIVATE_ROUNDS
-    known["local_steps"] = known["local_steps"] or LOCAL_STEPS[method]
-    if known["start"] == "independent" and method in COMMON_ONLY:
-        raise typer.BadParameter(f"{method} has one start for all parties.", param_hint="--start")
-    known["start"] = start_of(method, known["start"])
-    known["align"] = alignment_for(method, known["align"])
-    if "align" in given and method not in ALIGNED:
-        only = " and ".join(ALIGNED)
-        raise typer.BadParameter(f"only {only} match components; the method is {method}.", param_hint="--align")
-    if method in ONE_ROUND:
+        known["rounds"] = method.rounds if known["epsilon"] is None else PRIVATE_ROUNDS
+    for name in ("local_steps", "start", "align"):
+        _complete_option(method, known, name)
+    if method.is_one_shot:
         if "rounds" in given and known["rounds"] != 1:
-            raise typer.BadParameter(f"{method} averages once, so it has one round.", param_hint="--rounds")
+            raise typer.BadParameter(f"{method.name} averages once, so it has one round.", param_hint="--rounds")
         known["rounds"] = 1
+    with _refusing("method_options"):
+        if missing := [name for name in method.required if name not in known["method_options"]]:
+            raise ParameterError(f"{method.name} needs {' and '.join(f'{name}=…' for name in missing)}.")
 
 
-def require_same_run(path: Path, context: Mapping[str, Any], settings: Settings, data: Mapping[str, Any]) -> None:
-    """Refuse to go on with a checkpoint of other data or settings; all that differs is named."""
-    there = context["settings"]
-    differences = [
-        f"{option(name)} ({there.get(name)} there, {value} here)"
-        for name, value in asdict(settings).items()
-        if name not in _may_change(settings) and there.get(name) != value
-    ]
-    differences += _different_data(context["data"], data)
-    if differences:
-        raise _another_run(path, differences)
+def _complete_option(method: Method, known: dict[str, Any], name: str) -> None:
+    """An option of the method: as given, or by default; None where the method does not take it."""
+    parameter, value = method.parameters.get(name), known[name]
+    if parameter is None and value is not None:
+        takers = ", ".join(methods.taking(name, METHODS))
+        raise typer.BadParameter(f"only for {takers}; the method is {method.name}.", param_hint=option(name))
+    if parameter is not None:
+        with _refusing(name):
+            parameter.parse(parameter.default if value is None else value)
+        known[name] = method.value(name, {name: value, **known["method_options"]})
 
 
-def _may_change(settings: Settings) -> set[str]:
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Errors of parameters as errors of this option."""
+    try:
+        yield
+    except ParameterError as error:
+        raise typer.BadParameter(str(error), param_hint=option(name)) from error
+
+
+def may_change(settings: Settings) -> set[str]:
+    """Settings that a run may be resumed with other values of."""
     keeps_rounds = isinstance(settings, FederationSettings) and settings.keeps_rounds
     return MAY_CHANGE - {"rounds"} if keeps_rounds else MAY_CHANGE
 
@@ -443,21 +490,3 @@ def run_of(settings: Settings, data: Mapping[str, Any]) -> str:
     """What tells a run from others: a hash of its data and of all settings that it keeps when it goes on."""
     fixed = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
     return hashlib.sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest()
-
-
-def _another_run(path: Path | None, differences: list[str]) -> ParameterError:
-    return ParameterError(
-        f"{path}: this checkpoint belongs to another run; these differ: {', '.join(differences)}. "
-        "Give the same data and settings, or start anew without --resume."
-    )
-
-
-def _different_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    if set(there) != set(here):
-        return [f"parties ({', '.join(there)} there, {', '.join(here)} here)"]
-    return [
-        f"data ({'' if party == ALONE else f'{party}: '}other {name.replace('_', ' ')})"
-        for party, print_of in here.items()
-        for name, value in print_of.items()
-        if there[party].get(name) != value
-    ]

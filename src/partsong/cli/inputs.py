@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -88,8 +87,6 @@ def hinting_at_games(hint: str = LEAVE_THEM_OUT) -> Iterator[None]:
 # ---- holdings ---------------------------------------------------------------------------------------------------
 
 ALONE = "all"
-WHOLE_BYTES = 64 * 2**20
-SAMPLED_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,38 +221,3 @@ def warn_of(table: Table, findings: Iterable[Finding]) -> None:
     """Findings as warnings about a file."""
     for finding in findings:
         warn(f"{table.source}: {finding.message} {finding.remedy}")
-
-
-def fingerprint(table: Table) -> dict[str, Any]:
-    """What tells these rows from others: shape, type, and a hash of all of them or, of large data, of some."""
-    digest = hashlib.sha256()
-    for block in _sampled(table.X):
-        digest.update(block)
-    names = hashlib.sha256("\0".join(table.feature_names or ()).encode("utf-8", "surrogatepass"))
-    return {
-        "shape": [int(side) for side in table.X.shape],
-        "dtype": str(table.X.dtype),
-        "values": digest.hexdigest(),
-        "feature_names": None if table.feature_names is None else names.hexdigest(),
-    }
-
-
-def _sampled(X: Any) -> Iterator[bytes]:
-    import numpy as np
-
-    from partsong.data.issues import is_sparse
-
-    n_rows = int(X.shape[0])
-    n_bytes = int(X.data.nbytes if is_sparse(X) else X.nbytes)
-    is_whole = n_bytes <= WHOLE_BYTES or n_rows <= SAMPLED_ROWS
-    spread = np.linspace(0, n_rows - 1, SAMPLED_ROWS).astype(np.int64).tolist()
-    rows = [slice(0, n_rows)] if is_whole else [slice(row, row + 1) for row in spread]
-    if is_sparse(X):
-        X = X.tocsr()
-        yield X.indptr.astype(np.int64).tobytes()
-    for chosen in rows:
-        if is_sparse(X):
-            part = slice(X.indptr[chosen.start], X.indptr[chosen.stop])
-            yield X.indices[part].astype(np.int64).tobytes() + X.data[part].tobytes()
-        else:
-            yield np.ascontiguousarray(X[chosen]).tobytes()

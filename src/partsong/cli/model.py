@@ -232,7 +232,7 @@ def weights_of(table: Table, model: Model, threads: int | None, missing: str = M
     from partsong.data.conversion import as_matrix
     from partsong.data.observed import observed
     from partsong.data.validation import require_transformable
-    from partsong.methods.recipes import solver_of
+    from partsong.solvers.named import solver_of
     from partsong.solvers.observed import ObservedRows
 
     with named_source(table):

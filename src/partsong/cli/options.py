@@ -21,7 +21,7 @@ from partsong.cli.choices import (
     one_of,
     positive,
 )
-from partsong.methods.registry import SAFE
+from partsong.training.settings import SAFE
 
 # ---- options ----------------------------------------------------------------------------------------------------
 

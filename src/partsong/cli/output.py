@@ -34,6 +34,7 @@ from partsong.io.write import as_json, first_formula, require_writable_folder
 # Messages of the library in the words of the command line: arguments of functions become options.
 
 ARGUMENTS = {
+    "method_options": "--method-option",
     "n_components": "--components",
     "max_iter": "--max-iter",
     "time_budget": "--time-budget",
@@ -73,6 +74,8 @@ WORDS = (
     "vocabulary",
     "weighting",
     "encoding",
+    "overwrite",
+    "run_folder",
 )
 """Names that are words as well: replaced before an equals sign, and where a message says what they must be."""
 
@@ -88,7 +91,7 @@ PHRASES = {
     "Unknown init ": "Unknown --init ",
     "Unknown solver ": "Unknown --solver ",
     "Unknown method ": "Unknown --method ",
-    "SafeStep() needs none to be given": "--step safe needs no number",
+    "or SafeStep()": "or --step safe",
 }
 
 _ALONE = r"(?<![\w/\\.'\"-])"  # neither part of a path nor of a quoted name
@@ -106,14 +109,11 @@ _RULES = (
 _OF_A_FILE = re.compile(r"[^\n:]*\.toml: ")
 """How a message begins that is about the settings of a file, whose keys are not options."""
 
-_GIVEN_STEP = re.compile(r"The step of \w+Step\(eta=([^,)]+)(?:, decay=[^)]+)?\)")
-
 
 def as_options(message: str) -> str:
     """The same message with --label for label=, --components for n_components, and so on; keys of a file stay."""
     if _OF_A_FILE.match(message):
         return message
-    message = _GIVEN_STEP.sub(r"--step \1", message)
     for phrase, said in PHRASES.items():
         message = message.replace(phrase, said)
     for pattern, after in _RULES:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from partsong.cli import output
-from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS
+from partsong.cli.choices import GAME, MODEL_ENDINGS, RANK_METHODS, WEIGHT_ENDINGS, WITH_SKETCHES
 from partsong.cli.fit_settings import FOR_PRIVACY, FOR_SKETCHES, FitOptions, complete_game, require_game
 from partsong.cli.output import (
     INTERRUPTED,
@@ -37,9 +37,8 @@ from partsong.errors import CompositionError, FileError, MissingExtra, Parameter
 from partsong.io.opening import place_of
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.write import as_json
-from partsong.methods.registry import ASYNCHRONOUS, DSANLS, GAME, RANK_METHODS, WITH_SKETCHES
 from partsong.training import run_folder
-from partsong.training.settings import RankSettings
+from partsong.training.settings import RankSettings, traits_by_name
 
 if TYPE_CHECKING:
     from partsong.io.blocks import Source
@@ -234,7 +233,7 @@ def require_fitting(options: FitOptions, given: Collection[str], ranks: int) -> 
         raise typer.BadParameter(
             f"{options.method} is for folders of parts; {engine} has {', '.join(RANK_METHODS)}.", param_hint="--method"
         )
-    if options.method in ASYNCHRONOUS:
+    if traits_by_name(options.method).asynchronous:
         _require_server_and_workers(options, given, ranks)
     foreign = sorted(FOREIGN.intersection(given))
     if foreign:
@@ -306,7 +305,8 @@ def _mark_of(source: Source) -> str:
 
 def require_enough(source: Source, method: str, ranks: int) -> None:
     """Each rank that works needs a row, and where both factors are distributed a column."""
-    nouns, servers = ("rows", "columns") if method == DSANLS else ("rows",), int(method in ASYNCHRONOUS)
+    traits = traits_by_name(method)
+    nouns, servers = ("rows", "columns") if traits.needs_columns else ("rows",), int(traits.asynchronous)
     over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
     for noun, size in zip(nouns, source.shape, strict=False):
         if size < ranks - servers:
@@ -325,9 +325,9 @@ def common_seed(communicator: Communicator, options: FitOptions) -> int:
 
 def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSettings:
     """All settings; sketches need at least one row and one column for each component."""
-    from partsong.estimators.parameters import rank_of
+    from partsong.estimators.validation import rank_of
 
-    is_sketched, rank = options.method == DSANLS, rank_of(options.n_components, source.shape)
+    is_sketched, rank = traits_by_name(options.method).needs_columns, rank_of(options.n_components, source.shape)
     if is_sketched and rank > min(source.shape):
         raise ParameterError(
             f"n_components={rank}: a sketch of {source.shape[0]} rows or {source.shape[1]} columns has no more columns "
@@ -343,7 +343,7 @@ def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> 
         "seed": seed,
         "dtype": options.dtype or str(float_type(source.dtype)),
         "threads": options.threads or 1,
-        "sums": None if options.method in ASYNCHRONOUS else options.sums,
+        "sums": None if traits_by_name(options.method).asynchronous else options.sums,
         "ranks": ranks,
     }
     complete_game(known, (), is_between_parties=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from partsong import methods
 from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS, one_of, positive
 from partsong.cli.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
 from partsong.cli.output import (
@@ -24,7 +25,7 @@ from partsong.cli.output import (
     warn,
 )
 from partsong.errors import FileError
-from partsong.methods.registry import ALONE, DESCENDING, LANGUAGES, SERVERS, TOGETHER, TOP
+from partsong.topics import LANGUAGES, TOP
 from partsong.topics.documents import read_documents
 from partsong.topics.tokenizer import JOINERS, stop_words_of
 
@@ -61,6 +62,16 @@ def texts_of(paths: Sequence[Path], column: str, encoding: str) -> dict[str, lis
 # Options of `partsong topics fit`.
 
 LEARNING, WORDS, PARTIES, KEEPING = "Learning", "Words", "Parties (several files)", "Keeping"
+TOGETHER, POOLED = methods.names(methods.TEXTS), methods.pooled_names()
+ALONE, SERVERS = tuple(POOLED), methods.CHOICES["server"]
+
+
+def _named(parameter: str) -> tuple[str, ...]:
+    """The methods that take it, over texts of one place and between parties."""
+    meant = methods.taking(parameter, TOGETHER)
+    return (*(name for name, same in POOLED.items() if same in meant), *meant)
+
+
 WEIGHTINGS = ("tfidf", "counts")
 """Names of topic models, which take longer to import than to repeat."""
 
@@ -79,9 +90,8 @@ Method = Annotated[
     in_panel(
         "--method",
         panel=LEARNING,
-        help=f"One file: {', '.join(ALONE)}. Several: exact, as if the texts were pooled; fnmf: local models, "
-        "matched, then exact; fednmf: descent at the parties, averages; fednmf-mi: the same with mutual "
-        "information; fedlda: latent Dirichlet allocation.",
+        help=f"One file: {', '.join(ALONE)}. Several: "
+        + " ".join(f"{name}: {methods.TABLE[name].summary}" for name in TOGETHER),
         callback=one_of((*ALONE, *TOGETHER)),
         show_default="nmf; exact for several files",
     ),
@@ -97,7 +107,7 @@ Server = Annotated[
     in_panel(
         "--server",
         panel=PARTIES,
-        help=f"fednmf, fednmf-mi: how averages move the model, {', '.join(SERVERS)}.",
+        help=f"{', '.join(methods.taking('server'))}: how averages move the model, {', '.join(SERVERS)}.",
         callback=one_of(SERVERS),
         show_default=SERVERS[0],
     ),
@@ -215,9 +225,8 @@ Html = Annotated[
 # Options of `partsong topics fit` for methods that take steps on batches of texts.
 
 DESCENT = "Descents"
-DESCENTS = ", ".join(DESCENDING)
-CRITICS, GRADIENTS = ("concat", "separable"), ("dv", "js")
-"""Names of `partsong.methods.fednmf`, which takes longer to import than to repeat."""
+DESCENTS = ", ".join(_named("epochs"))
+CRITICS, GRADIENTS = methods.CHOICES["critic"], methods.CHOICES["mi_gradient"]
 
 Epochs = Annotated[
     OptionalInt,
@@ -307,8 +316,7 @@ def require_meaningful(n_files: int, given: Mapping[str, Any], between: Iterable
     """Refuse what has no meaning for one file, or for several, for the method, or for the vocabulary."""
     method = given.get("method")
     for name in descent:
-        meant = [one for one in DESCENDING if one in (ALONE if n_files == 1 else TOGETHER)]
-        meant = [one for one in meant if one.endswith("-mi")] if name in OF_A_CRITIC else meant
+        meant = [one for one in _named(name) or _named("epochs") if one in (ALONE if n_files == 1 else TOGETHER)]
         if name in given and method not in meant:
             _refuse(name, f"This is for --method {' and '.join(meant)}.")
         if name in given and name in OF_A_CRITIC[1:] and given.get("strength") == 0:
@@ -567,7 +575,7 @@ def show(
     if html is not None:
         require_writable("--html", html, (".html",))
     from partsong.evaluation.topic_quality import top_words
-    from partsong.io.model_file import load_topics
+    from partsong.io.topic_file import load_topics
     from partsong.reporting.topic_page import TopicPage, facts_of, write_topic_page
 
     known = load_topics(model)

@@ -1,9 +1,15 @@
-"""Serialize messages and states: buffers for engines, tagged JSON trees for files. No pickle.
+"""Encode messages and trees of states as bytes, and decode them. No pickle: only classes with a name are ever made.
 
-Trees of states to JSON and back: what is not an array becomes a tagged node, arrays are set aside by number.
+    8 bytes: length of the header | header (JSON) | arrays as they lie in memory, each at a multiple of 64 bytes
 
-{"array": "3", "order": "C"}   {"scalar": "4"}   {"float": "nan"}   {"tuple": [...]}   {"mapping": [[key, value], ...]}
-{"enum": "Outcome", "member": "CONVERGED"}   {"record": "State", "fields": {...}}
+The header is `{"arrays": [[number type, shape, memory order, library], …], "value": node}`. Where an array lies follows
+from those before it. Plain values of JSON and lists stand for themselves in a node; everything else has a tag:
+
+    {"float": "nan"}  {"array": 3}  {"scalar": 4}  {"tuple": […]}  {"set": […]}  {"mapping": [[key, value], …]}
+    {"bytes": hex, or 3}  {"pieces": [bytes end to end, lengths]}  {"given": name}
+    {"state": "averaging.party", "fields": {…}}  {"enum": "core.outcome", "member": "CONVERGED"}
+
+Ranks send this form to each other; journals, checkpoints and the files of a federation hold it.
 """
 
 from __future__ import annotations
@@ -11,335 +17,423 @@ from __future__ import annotations
 import enum
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from partsong.core.interfaces import Array, Message, State, type_name
-from partsong.errors import CompositionError, DataTypeError, FormatError, ParameterError
+from partsong.core.states import class_of, name_of
+from partsong.errors import DataTypeError, FormatError
 
+Array = Any  # a NumPy array or a torch tensor
 Buffer = Any  # bytes, or a one-dimensional NumPy array of uint8
-
-# ---- parcels ----------------------------------------------------------------------------------------------------
-#
-# Messages as bytes: a JSON header, then the arrays as they lie in memory.
-#
-#     8 bytes: length of the header | header | arrays, each from a multiple of 64 bytes on
-#
-# The header tells label, weight and, for each array, its name, number type, shape, memory order and place. Reading
-# cannot run code: types are looked up by name among those of numbers. Tensors arrive as tensors.
+Node = Any  # JSON
 
 ALIGNMENT = 64
+SHORT = 64
+"""Bytes up to this length stand in the header."""
+MOST_DIMENSIONS = 32
+NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")
+TORCH_DEVICE = re.compile("torch [a-z]+")
+TORCH_NUMBERS = frozenset({
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+    "complex128",
+})  # fmt: skip
 
 
-def packed(messages: Mapping[str, Message], note: Any = None) -> Buffer:
-    """Labelled messages, and a note of numbers, names and lists, in one buffer."""
-    entries, pieces, place = [], [], 0
-    for label, message in messages.items():
-        arrays = []
-        for name, array in message.arrays.items():
-            form, data = _laid_out(name, array)
-            arrays.append([name, *form, place])
-            pieces.append((place, data))
-            place += _rounded_up(data.nbytes)
-        entries.append([label, float(message.weight), arrays])
-    header = json.dumps({"messages": entries, "note": note}).encode()
-    begin = _rounded_up(8 + len(header))
-    buffer = np.empty(begin + place, np.uint8)
-    buffer[:8] = np.frombuffer(len(header).to_bytes(8, "little"), np.uint8)
-    buffer[8 : 8 + len(header)] = np.frombuffer(header, np.uint8)
-    for start, data in pieces:
-        buffer[begin + start : begin + start + data.nbytes] = data
+def encode(value: Any, given: Mapping[str, Any] | None = None) -> Buffer:
+    """Return a tree as one buffer; objects that are `given` by name are not in it, but have to be given again."""
+    head, arrays = _encoded(value, given)
+    buffer = np.empty(len(head) + sum(_rounded_up(data.size) for data in arrays), np.uint8)
+    buffer[: len(head)] = np.frombuffer(head, np.uint8)
+    place = len(head)
+    for data in arrays:
+        end, place = place + data.size, place + _rounded_up(data.size)
+        buffer[end - data.size : end] = data
+        buffer[end:place] = 0
     return buffer
 
 
-def unpacked(parcel: Buffer, device: str = "") -> tuple[dict[str, Message], Any]:
-    """The messages and the note; arrays are views of the parcel. Tensors go to `device`, if one is named."""
-    buffer = np.frombuffer(bytearray(parcel), np.uint8) if isinstance(parcel, bytes) else parcel
-    length = int.from_bytes(buffer[:8].tobytes(), "little")
-    content = json.loads(buffer[8 : 8 + length].tobytes())
-    data = buffer[_rounded_up(8 + length) :]
-    messages = {
-        label: Message({name: _read(data, form, device) for name, *form in arrays}, weight)
-        for label, weight, arrays in content["messages"]
-    }
-    return messages, content["note"]
+def encode_parts(value: Any, given: Mapping[str, Any] | None = None) -> list[Buffer]:
+    """Return the same as buffers that follow one another, without a copy of the arrays."""
+    head, arrays = _encoded(value, given)
+    parts: list[Buffer] = [head]
+    for data in arrays:
+        parts += [data, bytes(_rounded_up(data.size) - data.size)]
+    return parts
 
 
-def forms(message: Message) -> Iterator[tuple[str, str, str, tuple[int, ...], str]]:
-    """Name, library, number type, shape and memory order of each array, by name."""
-    for name, array in sorted(message.arrays.items()):
-        library = "torch" if _is_tensor(array) else "numpy"
-        yield name, library, type_name(array.dtype), tuple(array.shape), memory_order(array)
+def _encoded(value: Any, given: Mapping[str, Any] | None) -> tuple[bytes, list[Any]]:
+    """The header with its length, up to where the arrays begin, and the bytes of these."""
+    encoder = _Encoder(dict(given or {}))
+    node = encoder.node(value, ("value",))
+    header = _to_json({"arrays": encoder.entries, "value": node}).encode()
+    return (len(header).to_bytes(8, "little") + header).ljust(_rounded_up(8 + len(header)), b"\0"), encoder.data
+
+
+def decode(
+    data: Buffer,
+    *,
+    device: str = "",
+    given: Mapping[str, Any] | None = None,
+    only: Collection[str] | None = None,
+    numpy_only: bool = False,
+    copy: bool = False,
+) -> Any:
+    """Return the tree in a buffer, whose arrays are views of it unless `copy`; everything malformed is a FormatError.
+
+    Tensors go to `device` if one is named, else to the kind of device that they came from. `only`: no state of another
+    name is made. `numpy_only`: tensors are refused.
+    """
+    buffer = np.frombuffer(bytearray(data), np.uint8) if isinstance(data, bytes) else data
+    try:
+        header, start = _header(buffer)
+        decoder = _Decoder(dict(given or {}), only, _arrays(buffer, start, header["arrays"], device, numpy_only, copy))
+        return decoder.value(header["value"])
+    except FormatError:
+        raise
+    except Exception as error:  # hostile bytes make parsers and constructors fail in every way there is
+        reason = next(iter(str(error).splitlines()), "")[:200]
+        raise _malformed(f"{type(error).__name__}: {reason}") from error
+
+
+@dataclass(slots=True)
+class _Encoder:
+    """Turns values into nodes and gathers their arrays; an array that occurs twice is stored once."""
+
+    given: Mapping[str, Any]
+    entries: list[list[Any]] = field(default_factory=list)
+    data: list[Buffer] = field(default_factory=list)
+    seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # keeps the array, so that its id stays its own
+
+    def node(self, value: Any, where: tuple[Any, ...]) -> Node:
+        """The node for a value; `where` is the way to it, for messages."""
+        kind = type(value)
+        if kind is np.ndarray:
+            return {"array": self.array(value, value, where)}
+        if value is None or kind is str or kind is int or kind is bool:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        for name, known in self.given.items():
+            if value is known:
+                return {"given": name}
+        own_name = name_of(kind)
+        return self.container(value, where) if own_name is None else self.named(own_name, value, where)
+
+    def named(self, name: str, value: Any, where: tuple[Any, ...]) -> Node:
+        """The node for a value of a class with a name."""
+        if isinstance(value, enum.Enum):
+            return {"enum": name, "member": value.name}
+        stored = (one.name for one in fields(value) if one.init)
+        return {"state": name, "fields": {one: self.node(getattr(value, one), (where, ".", one)) for one in stored}}
+
+    def container(self, value: Any, where: tuple[Any, ...]) -> Node:
+        """The node for what holds others, and for arrays and scalars of rarer kinds."""
+        kind = type(value)
+        if kind is list:
+            return self.nodes(value, where)
+        if kind is tuple:
+            if value and all(type(item) is bytes for item in value):
+                joined, lengths = np.frombuffer(b"".join(value), np.uint8), np.array([len(item) for item in value])
+                return {"pieces": [self.array(part, part, where) for part in (joined, lengths)]}
+            return {"tuple": self.nodes(value, where)}
+        if isinstance(value, Mapping):
+            return {
+                "mapping": [[self.key(key, where), self.node(item, (where, "[", key))] for key, item in value.items()]
+            }
+        if kind is bytes:
+            is_short = len(value) <= SHORT
+            return {"bytes": value.hex() if is_short else self.array(np.frombuffer(value, np.uint8), value, where)}
+        if kind is frozenset:
+            return {"set": self.nodes(sorted(value), where)}
+        if isinstance(value, np.generic):
+            return {"scalar": self.array(np.asarray(value), value, where)}
+        if kind is np.memmap or is_tensor(value):
+            return {"array": self.array(value, value, where)}
+        raise DataTypeError(
+            f"{_path(where)} is a {kind.__name__}, which cannot be stored or sent. Use arrays, numbers, text, "
+            'None, tuples, lists, mappings, and frozen dataclasses with a name: @state("my-method.party").'
+        )
+
+    def nodes(self, values: Collection[Any], where: tuple[Any, ...]) -> list[Node]:
+        """The nodes of several values."""
+        return [self.node(item, (where, "[", at)) for at, item in enumerate(values)]
+
+    def key(self, key: Any, where: tuple[Any, ...]) -> Node:
+        """The node for a key: text, a whole number, or a tuple of these."""
+        if type(key) in (str, int) or (type(key) is tuple and all(type(part) in (str, int) for part in key)):
+            return self.node(key, where)
+        raise DataTypeError(
+            f"{_path(where)} has a key of type {type(key).__name__}. Use text, whole numbers or tuples of them as keys."
+        )
+
+    def array(self, array: Array, original: Any, where: tuple[Any, ...]) -> int:
+        """The number of an array among those that are set aside."""
+        if id(original) not in self.seen:
+            entry, data = _laid_out(array, where)
+            self.seen[id(original)] = len(self.entries), original
+            self.entries.append(entry)
+            self.data.append(data)
+        return self.seen[id(original)][0]
+
+
+def _laid_out(array: Array, where: tuple[Any, ...]) -> tuple[list[Any], Buffer]:
+    """How an array is described, and its bytes in one dimension."""
+    order, is_torch = memory_order(array), is_tensor(array)
+    kind = number_type(array.dtype) if is_torch else array.dtype.str
+    if not (kind in TORCH_NUMBERS if is_torch else _width(kind)):
+        raise DataTypeError(
+            f"{_path(where)} holds {array.dtype}, which cannot be stored or sent. Use arrays of numbers."
+        )
+    if is_torch:
+        stored = array.permute(*range(array.ndim - 1, -1, -1)) if order == "F" else array
+        flat = stored.detach().cpu().contiguous().reshape(-1)
+        return [kind, list(array.shape), order, f"torch {array.device.type}"], flat.view(_torch().uint8).numpy()
+    flat = np.ascontiguousarray(array.T if order == "F" else array).reshape(-1)
+    return [kind, list(array.shape), order, "numpy"], flat.view(np.uint8)
 
 
 def memory_order(array: Array) -> str:
     """Which bytes go as they are: "F" for a transposed view of an array in C order, else "C"."""
     if array.ndim < 2 or _is_in_order(array):
         return "C"
-    turned = array.permute(*range(array.ndim - 1, -1, -1)) if _is_tensor(array) else array.T
+    turned = array.permute(*range(array.ndim - 1, -1, -1)) if is_tensor(array) else array.T
     return "F" if _is_in_order(turned) else "C"
 
 
-def _laid_out(name: str, array: Array) -> tuple[list[Any], Any]:
-    """How an array is described, and its bytes in one dimension."""
-    if not _is_tensor(array):
-        array = np.asarray(array)
-        if array.dtype.kind not in "biufc":
-            raise CompositionError(f"{name!r} holds {array.dtype}; send arrays of numbers.")
-    order = memory_order(array)
-    if _is_tensor(array):
-        turned = array.permute(*range(array.ndim - 1, -1, -1)) if order == "F" else array
-        flat = turned.detach().cpu().contiguous().reshape(-1)
-        data = flat.view(import_module("torch").uint8).numpy()
-        return [type_name(array.dtype), list(array.shape), order, f"torch {array.device.type}"], data
-    data = np.ascontiguousarray(array.T if order == "F" else array).reshape(-1).view(np.uint8)
-    return [array.dtype.str, list(array.shape), order, "numpy"], data
+def array_types(arrays: Mapping[str, Array]) -> Iterator[tuple[str, str, str, tuple[int, ...], str]]:
+    """Name, library, number type, shape and memory order of each array, by name."""
+    for name, array in sorted(arrays.items()):
+        library = "torch" if is_tensor(array) else "numpy"
+        yield name, library, number_type(array.dtype), tuple(array.shape), memory_order(array)
 
 
-def _read(data: Any, form: list[Any], device: str) -> Array:
-    kind, shape, order, library, place = form
+def number_type(dtype: Any) -> str:
+    """The name of a number type, the same for arrays and tensors."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a tensor of torch, which need not be installed."""
+    return not isinstance(value, np.ndarray) and type(value).__module__.partition(".")[0] == "torch"
+
+
+def _is_in_order(array: Array) -> bool:
+    return bool(array.is_contiguous() if is_tensor(array) else array.flags.c_contiguous)
+
+
+def _header(buffer: Buffer) -> tuple[dict[str, Any], int]:
+    """The header, and where the arrays begin."""
+    length = int.from_bytes(buffer[:8].tobytes(), "little") if len(buffer) >= 8 else -1
+    if not 0 <= length <= len(buffer) - 8:
+        raise _malformed("it is cut short")
+    header = _from_json(buffer[8 : 8 + length].tobytes().decode())
+    if not isinstance(header, dict) or set(header) != {"arrays", "value"}:
+        raise _malformed("its header is another one")
+    return header, _rounded_up(8 + length)
+
+
+def _arrays(buffer: Buffer, start: int, entries: Any, device: str, numpy_only: bool, copy: bool) -> list[Array]:
+    """The arrays that a header lists; their sizes are held against the buffer before any is made."""
+    places = []
+    for entry in entries:
+        size = _size(entry, numpy_only)
+        places.append(slice(start, start + size))
+        start += _rounded_up(size)
+    if start != len(buffer):
+        raise _malformed(f"its arrays take {start} bytes, and there are {len(buffer)}")
+    return [_array(buffer[at], entry, device, copy) for at, entry in zip(places, entries, strict=True)]
+
+
+def _size(entry: Any, numpy_only: bool) -> int:
+    """The bytes of an array, if it is described as we do."""
+    kind, shape, order, library = entry
+    is_numpy = library == "numpy"
+    is_known = _width(kind) > 0 if is_numpy else kind in TORCH_NUMBERS and TORCH_DEVICE.fullmatch(library)
+    if not is_known or order not in ("C", "F"):
+        raise _malformed(f"an array holds {str(kind)[:20]!r} ({str(library)[:20]}), which is no type of numbers")
+    if numpy_only and not is_numpy:
+        raise _malformed("it holds a tensor, and only arrays are accepted here")
+    if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+        raise _malformed(f"an array has the shape {str(shape)[:60]}")
+    width = _width(kind) if is_numpy else int(getattr(_torch(), kind).itemsize)
+    return math.prod(shape) * width
+
+
+@lru_cache(maxsize=64)
+def _width(kind: str) -> int:
+    """The bytes of a number in NumPy's spelling, such as "<f8"; 0 for what is no number."""
+    return np.dtype(kind).itemsize if NUMBERS.fullmatch(kind) else 0
+
+
+def _array(data: Buffer, entry: list[Any], device: str, copy: bool) -> Array:
+    kind, shape, order, library = entry
     stored = shape[::-1] if order == "F" else shape
+    if copy:
+        data = np.array(data)
     if library == "numpy":
-        dtype = np.dtype(kind)
-        if dtype.kind not in "biufc":
-            raise FormatError(f"A parcel holds {kind}, which is no type of numbers.")
-        array = data[place : place + math.prod(shape) * dtype.itemsize].view(dtype).reshape(stored)
+        array = data.view(np.dtype(kind)).reshape(stored)
         return array.T if order == "F" else array
-    torch = import_module("torch")
-    dtype = getattr(torch, kind)
-    piece = data[place : place + math.prod(shape) * dtype.itemsize]
-    tensor = torch.from_numpy(piece).view(dtype).reshape(stored)
-    home = library.removeprefix("torch ")
+    torch, home = _torch(), library.removeprefix("torch ")
+    tensor = torch.from_numpy(data).view(getattr(torch, kind)).reshape(stored)
     tensor = tensor if home == "cpu" else tensor.to(device or home)
     return tensor.permute(*range(tensor.ndim - 1, -1, -1)) if order == "F" else tensor
 
 
-def _is_tensor(array: Array) -> bool:
-    return type(array).__module__.partition(".")[0] == "torch"
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """Turns nodes into values."""
+
+    given: Mapping[str, Any]
+    only: Collection[str] | None
+    arrays: list[Any]
+
+    def value(self, node: Node) -> Any:
+        """The value of a node."""
+        if node is None or type(node) in (bool, int, float, str):
+            return node
+        if type(node) is list:
+            return [self.value(item) for item in node]
+        if len(node) == 1:
+            ((tag, content),) = node.items()
+            read = _READERS.get(tag)
+            if read is not None:
+                return read(self, content)
+        elif node.keys() == {"state", "fields"}:
+            return self.record(node["state"], node["fields"])
+        elif node.keys() == {"enum", "member"}:
+            cls = self.named(node["enum"], enum.Enum)
+            return cls[node["member"]]
+        raise _malformed(f"a node has the unknown tags {sorted(node)[:5]}")
+
+    def read_float(self, text: Any) -> float:
+        """A number that JSON does not have."""
+        if text not in ("nan", "inf", "-inf"):
+            raise _malformed("a number is none")
+        return float(text)
+
+    def read_array(self, number: Any) -> Array:
+        """One of the arrays."""
+        if type(number) is not int or not 0 <= number < len(self.arrays):
+            raise _malformed(f"there is no array {str(number)[:20]!r}")
+        return self.arrays[number]
+
+    def read_scalar(self, number: Any) -> Any:
+        """A scalar of NumPy."""
+        return self.read_array(number).reshape(())[()]
+
+    def read_tuple(self, nodes: Any) -> tuple[Any, ...]:
+        """Several values."""
+        return tuple(self.items(nodes))
+
+    def read_set(self, nodes: Any) -> frozenset[Any]:
+        """Several values in no order."""
+        return frozenset(self.items(nodes))
+
+    def items(self, nodes: Any) -> Iterator[Any]:
+        """The values of a list of nodes."""
+        if type(nodes) is not list:
+            raise _malformed("a list of values is none")
+        return (self.value(item) for item in nodes)
+
+    def read_mapping(self, pairs: Any) -> dict[Any, Any]:
+        """Values by key."""
+        found = {self.read_key(key): self.value(item) for key, item in pairs}
+        if len(found) != len(pairs):
+            raise _malformed("a mapping has a key twice")
+        return found
+
+    def read_key(self, node: Node) -> Any:
+        """Text, a whole number, or a tuple of these."""
+        key = self.value(node)
+        if type(key) in (str, int) or (type(key) is tuple and all(type(part) in (str, int) for part in key)):
+            return key
+        raise _malformed(f"a mapping has a key of type {type(key).__name__}")
+
+    def read_bytes(self, text: Any) -> bytes:
+        """Bytes: in hexadecimal digits, or an array."""
+        return bytes.fromhex(text) if isinstance(text, str) else self.read_array(text).tobytes()
+
+    def read_pieces(self, numbers: Any) -> tuple[bytes, ...]:
+        """Many short ones."""
+        joined, lengths = (self.read_array(number) for number in numbers)
+        whole, ends = joined.tobytes(), np.cumsum(lengths).tolist()
+        if lengths.min() < 0 or ends[-1] != len(whole):
+            raise _malformed("pieces of bytes have other lengths")
+        return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
+
+    def read_given(self, name: Any) -> Any:
+        """An object that is given from outside."""
+        return self.given[name]
+
+    def record(self, name: Any, content: Any) -> Any:
+        """A state with its fields; those that are new since it was written have their defaults."""
+        cls = self.named(name, object)
+        if not is_dataclass(cls) or type(content) is not dict:
+            raise _malformed(f"{name!r} is no state with fields")
+        make: Any = cls
+        declared = [one for one in fields(cls) if one.init]
+        needed = {one.name for one in declared if one.default is one.default_factory is MISSING}
+        if not needed <= content.keys() <= {one.name for one in declared}:
+            raise FormatError(
+                f"The state {name!r} was written with the fields {sorted(content)}, and this version of partsong has "
+                f"{sorted(one.name for one in declared)}. Use the version that wrote it, or start a new run."
+            )
+        return make(**{key: self.value(item) for key, item in content.items()})
+
+    def named(self, name: Any, kind: type) -> Any:
+        """The class of a name, if it may be made here."""
+        if not isinstance(name, str) or (self.only is not None and name not in self.only):
+            raise _malformed(f"a state {str(name)[:60]!r} does not belong here")
+        cls = class_of(name)
+        if not issubclass(cls, kind):
+            raise _malformed(f"{name!r} is another kind of state")
+        return cls
 
 
-def _is_in_order(array: Array) -> bool:
-    return bool(array.is_contiguous() if _is_tensor(array) else array.flags.c_contiguous)
+_READERS: Mapping[str, Callable[[_Decoder, Any], Any]] = {
+    "float": _Decoder.read_float,
+    "array": _Decoder.read_array,
+    "scalar": _Decoder.read_scalar,
+    "tuple": _Decoder.read_tuple,
+    "set": _Decoder.read_set,
+    "mapping": _Decoder.read_mapping,
+    "bytes": _Decoder.read_bytes,
+    "pieces": _Decoder.read_pieces,
+    "given": _Decoder.read_given,
+}
+
+
+def _malformed(what: str) -> FormatError:
+    return FormatError(
+        f"Encoded data cannot be read: {what}. It is damaged, or from another version of partsong. Restore it from a "
+        "backup, or start a new run."
+    )
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_from_json = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def _path(where: tuple[Any, ...]) -> str:
+    if len(where) == 1:
+        return str(where[0])
+    inner, kind, name = where
+    return _path(inner) + (f".{name}" if kind == "." else f"[{name!r}]")
 
 
 def _rounded_up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-# ---- state parcels ----------------------------------------------------------------------------------------------
-#
-# A state on its way to another rank: what is not an array becomes JSON, arrays go as they are in a Message.
-#
-#     {"array": "3"}   {"scalar": "4"}   {"tuple": [...]}   {"mapping": [[key, value], ...]}   {"record": [class,
-# fields]}
-#
-# Reading makes objects of dataclasses that this process has imported already, and of nothing else.
-
-
-def told_state(state: State) -> tuple[Message, Any]:
-    """Its arrays, and a note of the rest."""
-    arrays: dict[str, Array] = {}
-    note = _told(state, arrays)
-    return Message(arrays), note
-
-
-def state_of(message: Message, note: Any) -> State:
-    """The state again."""
-    if not isinstance(note, dict):
-        return note
-    ((tag, content),) = note.items()
-    if tag == "array":
-        return message[content]
-    if tag == "scalar":
-        return message[content][0]
-    if tag == "tuple":
-        return tuple(state_of(message, item) for item in content)
-    if tag == "mapping":
-        return {key: state_of(message, item) for key, item in content}
-    module, name, inner = content
-    return _class(module, name)(**{key: state_of(message, item) for key, item in inner.items()})
-
-
-def _told(value: Any, arrays: dict[str, Array]) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    number = str(len(arrays))
-    if isinstance(value, np.generic):
-        arrays[number] = np.array([value])
-        return {"scalar": number}
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        arrays[number] = value
-        return {"array": number}
-    if type(value) is tuple:
-        return {"tuple": [_told(item, arrays) for item in value]}
-    if isinstance(value, Mapping):
-        return {"mapping": [[key, _told(item, arrays)] for key, item in value.items()]}
-    kind = type(value)
-    if is_dataclass(value) and kind.__qualname__ == kind.__name__:
-        inner = {one.name: _told(getattr(value, one.name), arrays) for one in fields(value) if one.init}
-        return {"record": [kind.__module__, kind.__name__, inner]}
-    raise CompositionError(
-        f"A server's state holds {kind.__qualname__}, which cannot be sent to other ranks. Use dataclasses of a "
-        "module's top level, tuples, mappings, arrays, numbers, text or None."
-    )
-
-
-def _class(module: str, name: str) -> Any:
-    found = getattr(sys.modules.get(module), name, None)
-    if not (isinstance(found, type) and is_dataclass(found)):
-        raise FormatError(f"A state is of the class {module}.{name}, which this rank does not know.")
-    return found
-
-
-# ---- state tree -------------------------------------------------------------------------------------------------
-
-Node = Any  # JSON
-Tensors = Mapping[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Encoder:
-    """Turns values into nodes and gathers their arrays; an array that occurs twice is stored once."""
-
-    tensors: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    _seen: dict[int, tuple[str, Any]] = field(default_factory=dict)  # the value is kept, so that its id stays its own
-
-    def encode(self, value: Any, where: str) -> Node:
-        """The node for a value; `where` is its place in the tree, for messages."""
-        if isinstance(value, enum.Enum):
-            return {"enum": type(value).__name__, "member": value.name}
-        if isinstance(value, np.generic):
-            return {"scalar": self._set_aside(np.asarray(value), value)}
-        if value is None or type(value) in (bool, int, str):
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else {"float": str(value)}
-        if type(value) is np.ndarray or type(value) is np.memmap:
-            is_fortran = value.flags.f_contiguous and not value.flags.c_contiguous
-            return {
-                "array": self._set_aside(value.T if is_fortran else value, value),
-                "order": "F" if is_fortran else "C",
-            }
-        return self._encode_container(value, where)
-
-    def _encode_container(self, value: Any, where: str) -> Node:
-        if type(value) is tuple:
-            return {"tuple": [self.encode(item, f"{where}[{at}]") for at, item in enumerate(value)]}
-        if isinstance(value, Mapping):
-            return {
-                "mapping": [[_key(key, where), self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()]
-            }
-        if is_dataclass(value) and not isinstance(value, type):
-            stored = (entry.name for entry in fields(value) if entry.init)
-            content = {name: self.encode(getattr(value, name), f"{where}.{name}") for name in stored}
-            return {"record": type(value).__name__, "fields": content}
-        raise DataTypeError(
-            f"{where} is a {type(value).__name__}, which a checkpoint cannot hold. "
-            "Use frozen dataclasses, tuples, mappings, NumPy arrays, enums, numbers, text or None."
-        )
-
-    def _set_aside(self, array: npt.NDArray[Any], original: Any) -> str:
-        if id(original) not in self._seen:
-            number = str(len(self.tensors))
-            self.tensors[number] = array
-            self._seen[id(original)] = (number, original)
-        return self._seen[id(original)][0]
-
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """Turns nodes into values; makes objects of the classes it knows, and of no others."""
-
-    known: Mapping[str, type]
-
-    @staticmethod
-    def knowing(classes: Sequence[type]) -> Decoder:
-        """A decoder for these classes, which are told apart by name alone."""
-        known: dict[str, type] = {}
-        for cls in classes:
-            if known.setdefault(cls.__name__, cls) is not cls:
-                raise ParameterError(
-                    f"Two state types are called {cls.__name__}; a checkpoint cannot tell them apart. Rename one."
-                )
-        return Decoder(known)
-
-    def decode(self, node: Node, tensors: Tensors) -> Any:
-        """The value of a node."""
-        if node is None or type(node) in (bool, int, float, str):
-            return node
-        if not isinstance(node, dict):
-            raise FormatError(f"A node of the tree is a bare {type(node).__name__}. Start the run anew.")
-        for tags, decode in _DECODERS.items():
-            if node.keys() == tags:
-                return decode(self, node, tensors)
-        raise FormatError(f"A node of the tree has the unknown tags {sorted(node)[:5]}. Start the run anew.")
-
-    def _float(self, node: Node, tensors: Tensors) -> float:
-        if node["float"] not in ("nan", "inf", "-inf"):
-            raise FormatError("A node of the tree claims to be a number and is not. Start the run anew.")
-        return float(node["float"])
-
-    def _array(self, node: Node, tensors: Tensors) -> npt.NDArray[Any]:
-        array = tensors[node["array"]]
-        return array.T if node["order"] == "F" else array
-
-    def _scalar(self, node: Node, tensors: Tensors) -> Any:
-        return tensors[node["scalar"]].reshape(())[()]
-
-    def _tuple(self, node: Node, tensors: Tensors) -> tuple[Any, ...]:
-        return tuple(self.decode(item, tensors) for item in node["tuple"])
-
-    def _mapping(self, node: Node, tensors: Tensors) -> dict[str | int, Any]:
-        return {_key(key, "a mapping"): self.decode(item, tensors) for key, item in node["mapping"]}
-
-    def _enum(self, node: Node, tensors: Tensors) -> enum.Enum:
-        cls = self._class(node["enum"])
-        if not issubclass(cls, enum.Enum):
-            raise FormatError(f"{cls.__name__} is not an enumeration. Start the run anew.")
-        return cls[node["member"]]
-
-    def _record(self, node: Node, tensors: Tensors) -> Any:
-        cls = self._class(node["record"])
-        if not is_dataclass(cls) or not isinstance(node["fields"], dict):
-            raise FormatError(f"{cls.__name__} is not a record with fields. Start the run anew.")
-        stored, declared = set(node["fields"]), {entry.name for entry in fields(cls) if entry.init}
-        needed = {
-            entry.name for entry in fields(cls) if entry.init and entry.default is entry.default_factory is MISSING
-        }
-        if not needed <= stored <= declared:  # fields that are new since then have their defaults
-            raise FormatError(
-                f"{cls.__name__} was stored with the fields {sorted(stored)}, but has {sorted(declared)} here. "
-                "The checkpoint is from another version of partsong: use that one, or start the run anew."
-            )
-        return cls(**{name: self.decode(item, tensors) for name, item in node["fields"].items()})
-
-    def _class(self, name: Any) -> type:
-        if not isinstance(name, str) or name not in self.known:
-            raise FormatError(
-                f"The states are of the class {str(name)[:60]!r}, which does not belong to this method "
-                f"(expected: {', '.join(sorted(self.known))}). Resume with the method that wrote the checkpoint."
-            )
-        return self.known[name]
-
-
-_DECODERS: dict[frozenset[str], Callable[[Decoder, Node, Tensors], Any]] = {
-    frozenset({"float"}): Decoder._float,
-    frozenset({"array", "order"}): Decoder._array,
-    frozenset({"scalar"}): Decoder._scalar,
-    frozenset({"tuple"}): Decoder._tuple,
-    frozenset({"mapping"}): Decoder._mapping,
-    frozenset({"enum", "member"}): Decoder._enum,
-    frozenset({"record", "fields"}): Decoder._record,
-}
-
-
-def _key(key: Any, where: str) -> str | int:
-    if type(key) not in (str, int):
-        raise DataTypeError(f"{where} has a key of type {type(key).__name__}. Use text or whole numbers as keys.")
-    return key
+def _torch() -> Any:
+    return import_module("torch")

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from partsong.errors import CompositionError, ParameterError
+from partsong.core.states import state
+from partsong.errors import CompositionError, ParameterError, PartsongError
 
 Array = Any  # a NumPy array or a torch tensor
 State = Any  # a frozen dataclass of arrays, numbers and strings: checkpointable, movable between processes
 
 
+@state("core.outcome")
 class Outcome(enum.StrEnum):
     """Why a run ended; numerical trouble is a value, not an exception."""
 
@@ -34,6 +37,7 @@ class Outcome(enum.StrEnum):
     BUDGET_SPENT = "budget-spent"
 
 
+@state("core.message")
 @dataclass(frozen=True, slots=True)
 class Message:
     """Named arrays and a weight: the only thing that crosses a party's boundary."""
@@ -61,40 +65,87 @@ class Message:
         return tuple((name, tuple(a.shape), str(a.dtype)) for name, a in sorted(self.arrays.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What one array of an upload has to look like; a program states it, and engines hold uploads to it.
+Dim = int | str
+"""A dimension: a number where uploads are checked, a name ("k", "m") where they are described."""
 
-    `kind` is a number type's name without its width. `lone` is empty where every entry of a sum has an
-    addend from each party; else it says why an entry may be one party's alone, and the way out. A factor is multiplied
-    with itself later (norms, distances): its entries may be as large as their squares can be told, and no larger.
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What one array of an upload looks like: a program states it, engines check uploads against it, docs describe it.
+
+    `kind` is a number type's name without its width. `single_party_reason` is empty where every entry of a sum has an
+    addend from each party; else it says why an entry may be one party's alone, and the way out. `is_factor`: the array
+    is squared later, so entries must not exceed √finfo.max. `meaning`: the formula, for people.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Dim, ...]
     kind: str = "float"
     non_negative: bool = False
-    lone: str = ""
+    single_party_reason: str = ""
     is_factor: bool = False
+    meaning: str = ""
+
+
+Sums = tuple[Array, ...]
+"""Addends of blocks of rows: arrays that whoever makes them gives away, summed in place and in the order of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Some rows as they are stored: a dense tile (NumPy or torch), or CSR arrays whose `indptr` begins at 0."""
+
+    rows: slice
+    n_columns: int
+    tile: Array = None
+    indptr: Array = None
+    indices: Array = None
+    data: Array = None
 
 
 class Matrix(Protocol):
-    """Rows in whatever form they come (dense, sparse, on disk, on a device), seen only through products."""
+    """Rows in whatever form they come (dense, sparse, on disk, on a device), seen through products and blocks.
+
+    Passes go over blocks of rows, on several threads: a step touches its own rows alone, and what it returns is summed.
+    Over no rows at all a pass is one step on an empty block.
+    """
 
     @property
     def shape(self) -> tuple[int, int]: ...
     @property
     def dtype(self) -> Any: ...
     @property
-    def squared_norm(self) -> float: ...
-    @property
     def stored(self) -> int: ...
     @property
     def mean(self) -> float: ...
-    def visit(self, Ht: Array, update: Callable[[int, int, Array], None], F: Array) -> tuple[Array, Array]:
-        """For blocks of rows call update(start, stop, X Hᵀ of the block), which fills F; return FᵀF and XᵀF."""
+    @property
+    def row_weights(self) -> Array | None:
+        """u (n): how much each row counts in norms, sums and losses; None where all count once. Products ignore it."""
 
-    def walk(self, Ht: Array, update: Callable[[int, int, Array], None]) -> None:
-        """The same pass without the sums."""
+    @property
+    def total_weight(self) -> float:
+        """Σ u_i; the number of rows without weights."""
+
+    @property
+    def squared_norm(self) -> float:
+        """Σ u_i ‖x_i‖², over known cells."""
+
+    def row_energies(self) -> Array:
+        """‖x_i‖² of each row, in float64."""
+
+    def gram_is_cheap(self, k: int) -> bool:
+        """Whether products of k components over the rows are cheap in float64, beside a pass over X."""
+
+    def visit(self, Ht: Array, A: Array, step: Callable[[slice, Array], Sums]) -> tuple[Array, Sums]:
+        """Call step(rows, X[rows] Ht) for blocks of rows, which fills A[rows]; return XᵀA and Σ of what it returned."""
+
+    def walk(self, Ht: Array, step: Callable[[slice, Array], Sums]) -> Sums:
+        """The same pass without XᵀA."""
+
+    def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
+        """Σ work(block) over all rows; `per_cell`, in floating-point operations, decides how many threads share it."""
+
+    def transposed(self) -> Matrix | None:
+        """Xᵀ, where that needs no second copy of X; else None."""
 
     def times(self, B: Array) -> Array:
         """X B, for B (m × c)."""
@@ -130,6 +181,7 @@ class Shard:
     secret: int = 0
 
 
+@state("core.layout")
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What everybody may know: who takes part, the number of columns, the number type, the shared seed."""
@@ -210,6 +262,7 @@ class Schedule:
         return present
 
 
+@state("core.checkpoint")
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """All that a run needs to go on as if it had not stopped: the next round and every state."""
@@ -237,6 +290,36 @@ class Round:
     checkpoint: Checkpoint
     traffic: tuple[tuple[str, int, Message], ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@state("asynchronous.work-item")
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """A party's piece of work in an asynchronous run, with the model that the party was last sent.
+
+    `version` is the number of arrivals that the model had seen, `number` the piece's number at this party, `due` when
+    it arrives on a virtual clock (None: nobody knows), and `fault` why the piece before it was refused (kind and
+    message of the error). The staleness of its arrival is the round's index less `version`. Work is a pure function of
+    the party's state and the model, so it does not matter when it is computed.
+    """
+
+    model: Message
+    version: int
+    number: int = 0
+    due: float | None = None
+    fault: tuple[str, ...] = ()
+
+
+@state("asynchronous.checkpoint")
+@dataclass(frozen=True, slots=True)
+class AsyncCheckpoint(Checkpoint):
+    """A checkpoint of an asynchronous run: also what is under way, and the seconds since the run began.
+
+    To synchronous engines it is a Checkpoint like any other.
+    """
+
+    items: Mapping[str, WorkItem] = field(default_factory=dict)
+    clock: float = 0.0
 
 
 class UpdateRule(Protocol):
@@ -350,14 +433,17 @@ class RowSolver(Protocol):
 class Traits:
     """What a program asks of engines, and of the sums that its uploads go into.
 
-    `full_participation`: a sum over some of the parties means nothing to it. `requires`: "plain" where its uploads must
-    not be hidden, "secure" where they must; `reason` says why. `min_in_sum` and `sum_bounds`: over how many parties a
-    sum that hides uploads must be, and which numbers it must let pass. `release`: what one upload costs in differential
-    privacy (None: it has no noise), and `max_releases` how many there may be; nothing that is measured without noise
-    may then choose the rounds, or leave with the model.
+    `asynchronous`: no party waits for another, and a sum is over one upload. `full_participation`: a sum over some of
+    the parties means nothing to it. `needs_columns`: every party needs columns of all rows beside its own rows.
+    `requires`: "plain" where its uploads must not be hidden, "secure" where they must; `reason` says why. `min_in_sum`
+    and `sum_bounds`: over how many parties a sum that hides uploads must be, and which numbers it must let pass.
+    `release`: what one upload costs in differential privacy (None: it has no noise), and `max_releases` how many there
+    may be; nothing that is measured without noise may then choose the rounds, or leave with the model.
     """
 
+    asynchronous: bool = False
     full_participation: bool = False
+    needs_columns: bool = False
     requires: Literal["any", "plain", "secure"] = "any"
     reason: str = ""
     min_in_sum: int = 1
@@ -369,10 +455,58 @@ class Traits:
 NO_DEMANDS = Traits()
 
 
-def traits_of(program: Any) -> Traits:
-    """Return what a program asks for; nothing where it has no traits."""
-    found: Traits = getattr(program, "traits", NO_DEMANDS)
-    return found
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class HalfSteps(Protocol[R, C]):
+    """A loss, as the two half-steps that minimise it: rows of W at a party (state R), H from sums over rows (state C).
+
+    A value, equal at all parties. Sums of all parties add up to those of the pooled rows, so that one program
+    (`methods.exact.SharedSums`) federates every loss, and `iterate` is the same on pooled rows. Numbers in states,
+    models and sums are 0-d arrays beside the factors; nothing but `metrics` copies them to the host.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        """What the sums ask of engines."""
+
+    @property
+    def scale(self) -> Literal["l2", "l1", "fixed"]:
+        """How rows of H may be rescaled at the end of a fit: to norm 1, to sum 1, or not at all."""
+
+    def begin(self, Ht: Array, *, is_scaled: bool = True) -> C:
+        """The shared half at Hᵀ (m × k); a random start is not `is_scaled`: nothing can be told from its size."""
+
+    def begin_rows(self, shard: Shard, layout: Layout, W: Array | None = None) -> R:
+        """A party's half, at W (n × k) where one is given."""
+
+    def broadcast(self, columns: C) -> Mapping[str, Array]:
+        """What row steps need: H (k × m), and 0-d values."""
+
+    def row_step(self, X: Matrix, rows: R, model: Mapping[str, Array]) -> tuple[R, Mapping[str, Array]]:
+        """The next W from a broadcast model, and sums over these rows."""
+
+    def column_step(self, columns: C, sums: Mapping[str, Array]) -> C:
+        """The next H from the sums over all rows, in their number type and place."""
+
+    def sums_spec(self, k: Any, m: Any) -> Mapping[str, ArraySpec]:
+        """The sums of a row step by name, for k components and m features."""
+
+    def components(self, columns: C) -> Array:
+        """H (k × m): the last one accepted, where steps can be taken back."""
+
+    def metrics(self, columns: C) -> Mapping[str, float]:
+        """What the latest sums tell of the fit."""
+
+    def solve_rows(self, X: Matrix, Ht: Array, rows: R | None = None, *, exactly: bool = True) -> Array:
+        """W for given H, each row from itself and H alone."""
+
+    def loss(self, X: Matrix, W: Array, Ht: Array) -> Mapping[str, Array]:
+        """Sums over rows that say how well W H fits, as 0-d arrays."""
+
+    def iterate(self, X: Matrix, rows: R, columns: C, count: int) -> tuple[R, C]:
+        """`count` times a row step and a column step on all rows; all but the last may be fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,10 +527,44 @@ class Turn:
 ONE_EXCHANGE = Turn()
 
 
-def turn_of(program: Any, model: Message) -> Turn:
-    """Return where a model stands; the only exchange of its round, if the program says nothing."""
-    tells = getattr(program, "turn", None)
-    return ONE_EXCHANGE if tells is None else tells(model)
+class ProgramBase:
+    """What most programs answer: no demands, rounds of one exchange, uploads of any form, and an end by the schedule.
+
+    Programs derive from it and say what is otherwise. `directions` are the combinations of rows in the upload that
+    answers a model (None: any), `directions_after` those in all uploads of one of so many parties; 0 where an upload is
+    no combination of rows, for which no law is known.
+    """
+
+    __slots__ = ()
+
+    @property
+    def traits(self) -> Traits:
+        """What the program asks of engines."""
+        return NO_DEMANDS
+
+    def turn(self, model: Message) -> Turn:
+        """Where a model stands among the exchanges of a round."""
+        return ONE_EXCHANGE
+
+    def exchanges(self, rounds: int, n_parties: int) -> int:
+        """Exchanges that so many rounds take."""
+        return rounds
+
+    def is_over(self, server: State) -> bool:
+        """Whether the program has come to an end before its schedule has."""
+        return False
+
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
+        """The arrays of each kind of upload; none: any numbers, if they are finite."""
+        return ()
+
+    def directions(self, model: Message | None) -> int:
+        """Combinations of rows in one upload."""
+        return 0
+
+    def directions_after(self, exchanges: int, parties: int) -> int:
+        """Combinations of rows in all uploads of a party."""
+        return exchanges * self.directions(None)
 
 
 class Program(Protocol):
@@ -404,10 +572,8 @@ class Program(Protocol):
 
     `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
     factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
-    `expects` states the arrays of an upload by name, once for each kind of upload that it has; of a program without it,
-    engines ask for finite numbers only. A program whose rounds take several exchanges has
-    `turn(model) -> Turn` as well: where a model stands among them. What a program asks of engines and sums is in its
-    `traits`; one without demands need not have any.
+    `upload_spec` states the arrays of an upload by name, once for each kind of upload; where it states none,
+    engines ask for finite numbers only. `ProgramBase` has the rest, as most programs need it.
     """
 
     @property
@@ -416,13 +582,167 @@ class Program(Protocol):
     def solver(self) -> RowSolver: ...
     @property
     def aggregation(self) -> Aggregation: ...
+    @property
+    def traits(self) -> Traits: ...
     def start_party(self, shard: Shard, layout: Layout) -> State: ...
     def start_server(self, layout: Layout) -> tuple[State, Message]: ...
     def local(self, shard: Shard, party: State, model: Message) -> tuple[State, Message]: ...
     def finish(self, server: State, aggregate: Message) -> tuple[State, Message]: ...
     def components(self, server: State) -> Array: ...
     def metrics(self, server: State) -> Mapping[str, float]: ...
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]: ...
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]: ...
+    def turn(self, model: Message) -> Turn: ...
+    def exchanges(self, rounds: int, n_parties: int) -> int: ...
+    def is_over(self, server: State) -> bool: ...
+    def directions(self, model: Message | None) -> int: ...
+    def directions_after(self, exchanges: int, parties: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where the server of a synchronous run stands between two rounds.
+
+    `sums` is what the reduction's server keeps from sum to sum, `cohort` whose uploads were in the last sum of this run
+    (None: there was none).
+    """
+
+    index: int
+    server: State
+    model: Message
+    sums: State = None
+    cohort: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAttempt:
+    """Who is asked for the sum of a round, and the phase that it begins with: fixed before anybody is asked.
+
+    `attempt` counts from 0; `refused` are the parties that were left out of it, and why.
+    """
+
+    index: int
+    attempt: int
+    asked: tuple[str, ...]
+    first: int = 0
+    refused: Mapping[str, PartsongError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the server asks of parties: "work" (`local`, `begin` and a first phase, in one trip) or "reduce" (a phase).
+
+    The same index, attempt and phase always get the same answer. `participants` are those of the sum, `names` those who
+    are asked. `message` is the model ("work") or the server's last reply ("reduce"). `silent` parties do their work and
+    send nothing: a dropout that the schedule simulates. With `stops` a fault is raised where it happens, with these
+    words as a note if there are any; where it is None, faults are values.
+    """
+
+    kind: Literal["work", "reduce"]
+    index: int
+    attempt: int
+    phase: int
+    participants: tuple[str, ...]
+    names: tuple[str, ...]
+    message: Message
+    silent: frozenset[str] = frozenset()
+    stops: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What parties sent, and the errors of those who could not; both in name order."""
+
+    messages: Mapping[str, Message]
+    faults: Mapping[str, PartsongError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the server makes of the answers in one phase.
+
+    `message` is its reply; after the last phase it is the aggregate. `included` are those who are asked next, or whose
+    uploads are in the sum, `worked` those whose new state counts, and `sizes` the bytes that each party sent.
+    `is_again`: the sum begins again, among those `included`.
+    """
+
+    message: Message = Message({})
+    included: tuple[str, ...] = ()
+    worked: tuple[str, ...] = ()
+    faults: Mapping[str, PartsongError] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    reply_bytes: int = 0
+    is_again: bool = False
+
+
+class Network(Protocol):
+    """Where the parties of a synchronous run are: in this process, at ranks, or at other institutions."""
+
+    @property
+    def layout(self) -> Layout:
+        """Agreed on once the network is running."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Agree on the run; an error or an early end within this block ends the run everywhere."""
+
+    def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
+        """The attempt with its first phase, or another one that is under way already.
+
+        `first` says with which phase a sum over some parties begins, and works at the server only.
+        """
+
+    def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
+        """Bring the ask to the parties, their answers to `serve` at the server, and the outcome to everybody.
+
+        `serve` changes nothing unless it returns, and may be called again with the same answers after a restart.
+        """
+
+    def sum(self, ask: Ask, aggregation: Aggregation) -> Served | None:
+        """Work and sum in one collective operation, where there is one; None: use `exchange`."""
+
+    def seen(self) -> Mapping[str, Message]:
+        """What the parties sent in the last exchange, as far as it was seen here; handed over once."""
+
+    def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
+        """The work of these parties counts from here. Returns the states of the parties that are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Who sent what, or the error instead, and at which second of the run."""
+
+    name: str
+    sent: Message | PartsongError
+    clock: float
+
+
+class Arrivals(Protocol):
+    """The network of an asynchronous run, in which no party waits for another."""
+
+    @property
+    def layout(self) -> Layout:
+        """Agreed on once the network is running."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run was ended from elsewhere, so that nothing more arrives."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Agree on the run; an error or an early end within this block ends the run everywhere."""
+
+    def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
+        """Start the parties. Returns the point as this network keeps it: with states and due times, if it knows any."""
+
+    def send(self, items: Mapping[str, WorkItem]) -> None:
+        """Give these parties their next piece of work."""
+
+    def next(self) -> Arrival | None:
+        """The next arrival; None where there is none for now."""
+
+    def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
+        """Keep the round, before its sender is answered. Returns it as this network keeps it."""
+
+    def close(self) -> None:
+        """The run is over, for everybody. Called before the last round is yielded."""
 
 
 class Engine(Protocol):

@@ -1,15 +1,327 @@
-"""Typed parameters: whole numbers, reals and tables of TOML; an unknown key is an error that names the nearest one."""
+"""Typed parameters: whole numbers, reals, choices and truth values, for Python, the command line and TOML alike.
+
+A function annotates its keyword arguments with them, and that is the whole declaration:
+
+    def fedprox(problem: Problem, *, strength: Annotated[float, AtLeast(0)] = 0.1, local_steps: Steps = 10): ...
+
+`parameters_of` reads the signature. Each `Parameter` checks a value (`parse`), reads the text of a command line
+(`read`) and writes a value as plain data for files (`plain`). An unknown name is an error with the nearest one.
+"""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import math
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 from partsong.errors import FileError, FormatError, ParameterError
+
+
+class Kind(Protocol):
+    """What a parameter may be. `str(kind)` says it in words; `example` is a value that is allowed, in plain data."""
+
+    @property
+    def example(self) -> Any: ...
+    def parse(self, name: str, value: Any) -> Any:
+        """The value itself, checked; an object where a choice names one."""
+
+    def read(self, text: str) -> Any:
+        """Plain data from the text of a command line; what is not of this kind stays text, for `parse` to refuse."""
+
+    def plain(self, value: Any) -> Any:
+        """The value as plain data: a choice by its name, or its repr where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number of at least so much."""
+
+    least: int = 1
+
+    @property
+    def example(self) -> int:
+        return self.least
+
+    def __str__(self) -> str:
+        return f"whole number ≥ {self.least}"
+
+    def parse(self, name: str, value: Any) -> int:
+        return whole_number(name, value, least=self.least)
+
+    def read(self, text: str) -> Any:
+        return _number(text, int)
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number within bounds: more than `above` or at least `least`, and at most `most`."""
+
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def example(self) -> float:
+        return next(float(bound) for bound in (self.most, self.least, 1.0) if bound is not None)
+
+    def __str__(self) -> str:
+        low = "" if self.above is None else f" > {self.above:g}"
+        low = low if self.least is None else f" ≥ {self.least:g}"
+        return f"number{low}" if self.most is None else f"number{low}, ≤ {self.most:g}"
+
+    def parse(self, name: str, value: Any) -> float:
+        number = real_number(name, value)
+        is_low = (self.above is not None and number <= self.above) or (self.least is not None and number < self.least)
+        if math.isfinite(number) and not is_low and (self.most is None or number <= self.most):
+            return number
+        raise ParameterError(f"{name} must be {self.in_words()}; got {value!r}.")
+
+    def in_words(self) -> str:
+        """As an error says it."""
+        if self.most is not None and self.least is not None:
+            return f"from {self.least:g} to {self.most:g}"
+        low = "" if self.above is None else f"above {self.above:g}"
+        low = low if self.least is None else f"of at least {self.least:g}"
+        return f"a number {low}".rstrip() if self.most is None else f"{low} and at most {self.most:g}"
+
+    def read(self, text: str) -> Any:
+        return _number(text, float)
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+
+def Above(bound: float) -> Number:
+    """A number above the bound."""
+    return Number(above=bound)
+
+
+def AtLeast(bound: float) -> Number:
+    """A number of at least the bound."""
+    return Number(least=bound)
+
+
+SHARE = Number(above=0, most=1)
+"""A number above 0 and at most 1."""
+FACTOR = Number(least=0, most=1)
+"""A number from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordOrNumber:
+    """One word, or a number."""
+
+    word: str
+    number: Number
+
+    @property
+    def example(self) -> str:
+        return self.word
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The word."""
+        return (self.word,)
+
+    def __str__(self) -> str:
+        return f'"{self.word}" or {self.number}'
+
+    def parse(self, name: str, value: Any) -> str | float:
+        if isinstance(value, str) and value != self.word:
+            raise ParameterError(f'{name} is "{self.word}" or {self.number.in_words()}; got {value[:60]!r}.')
+        return value if isinstance(value, str) else self.number.parse(name, value)
+
+    def read(self, text: str) -> Any:
+        return self.number.read(text)
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """True or false."""
+
+    example: bool = True
+
+    def __str__(self) -> str:
+        return "true or false"
+
+    def parse(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ParameterError(f"{name} is true or false; got {value!r}.")
+        return value
+
+    def read(self, text: str) -> Any:
+        return {"true": True, "yes": True, "false": False, "no": False}.get(text.lower(), text)
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some names, each of which stands for a value.
+
+    Python may also give a value of its own, if it has all attributes that are `needed`; without any, names only.
+    `reason` is added where something else is given.
+    """
+
+    values: Mapping[str, Any]
+    needed: tuple[str, ...] = ()
+    reason: str = ""
+
+    @staticmethod
+    def of(*names: str, reason: str = "") -> Choice:
+        """Names that stand for themselves."""
+        return Choice(dict(zip(names, names, strict=True)), reason=reason)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, in order."""
+        return tuple(self.values)
+
+    @property
+    def example(self) -> str:
+        return next(iter(self.values))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __str__(self) -> str:
+        return ", ".join(f'"{name}"' for name in self.values)
+
+    def parse(self, name: str, value: Any) -> Any:
+        if isinstance(value, str) and value in self.values:
+            return self.values[value]
+        if self._is_one(value) or self.name_of(value) is not None:
+            return value
+        reason = f" {self.reason}" if self.reason else ""
+        raise ParameterError(f"{name} is {str(value)[:60]!r}. {nearest(str(value), self.values)}{reason}")
+
+    def _is_one(self, value: Any) -> bool:
+        if not self.needed or isinstance(value, (str, type)):
+            return False
+        return all(hasattr(value, attribute) for attribute in self.needed)
+
+    def read(self, text: str) -> Any:
+        return text
+
+    def plain(self, value: Any) -> Any:
+        return value if value is None or isinstance(value, str) else self.name_of(value) or repr(value)
+
+    def name_of(self, value: Any) -> str | None:
+        """The name that stands for a value, or None."""
+        return next((name for name, one in self.values.items() if type(one) is type(value) and one == value), None)
+
+
+REQUIRED = object()
+"""The default of a parameter that has none."""
+
+Steps = Annotated[int, Whole()]
+"""What a party does between two exchanges."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One keyword argument of a function: its name, what it may be, and its default."""
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+    allows_none: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it may have as a value."""
+        return tuple(getattr(self.kind, "names", ()))
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is REQUIRED
+
+    def parse(self, value: Any) -> Any:
+        """The value, checked; None where that is allowed."""
+        return None if value is None and self.allows_none else self.kind.parse(self.name, value)
+
+    def read(self, text: str) -> Any:
+        """Plain data from the text of a command line."""
+        return self.kind.read(text)
+
+    def plain(self, value: Any) -> Any:
+        """The value as plain data for a file."""
+        return None if value is None else self.kind.plain(value)
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The keyword-only arguments of a function, as their annotations say; a bool is a Truth by itself."""
+    hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
+    found = {}
+    for name, one in signature.parameters.items():
+        if one.kind is one.KEYWORD_ONLY:
+            kind, allows_none = _kind_of(name, hints.get(name))
+            default = REQUIRED if one.default is one.empty else one.default
+            found[name] = Parameter(name, kind, default, allows_none or default is None)
+    return found
+
+
+def _kind_of(name: str, hint: Any) -> tuple[Kind, bool]:
+    if hint is bool:
+        return Truth(), False
+    for part in (hint, *get_args(hint)):
+        if get_origin(part) is Annotated:
+            kind: Kind = part.__metadata__[0]
+            return kind, type(None) in (*get_args(hint), *get_args(part.__origin__))
+    raise TypeError(f"The argument {name!r} needs a kind, such as Annotated[int, Whole()]; it has {hint!r}.")
+
+
+def parse_all(
+    parameters: Mapping[str, Parameter], given: Mapping[str, Any], where: str, known: Collection[str] = ()
+) -> dict[str, Any]:
+    """All that is given, checked by name; an unknown name, or a required one that is missing, is an error.
+
+    `known` are names that exist elsewhere, for the nearest one.
+    """
+    for name in given:
+        if name not in parameters:
+            hint = nearest(str(name), known or parameters)
+            raise ParameterError(f"{where} has no parameter {str(name)[:60]!r}. {hint}")
+    if missing := [name for name, one in parameters.items() if one.is_required and given.get(name) is None]:
+        kinds = "; ".join(f"{name} is {parameters[name].kind}" for name in missing)
+        raise ParameterError(f"{where} needs {' and '.join(missing)}: {kinds}.")
+    return {name: parameters[name].parse(value) for name, value in given.items()}
+
+
+def read_settings(texts: Collection[str], option: str) -> dict[str, str]:
+    """NAME=VALUE texts of a command line, by name; each once."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not sign or not name:
+            raise ParameterError(f"{option} takes NAME=VALUE; got {text!r}.")
+        if name in found:
+            raise ParameterError(f"{option} sets {name} more than once.")
+        found[name] = value.strip()
+    return found
+
+
+def _number(text: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -59,10 +371,10 @@ def words(table: Mapping[str, Any], name: str, default: Any) -> Any:
     return tuple(value)
 
 
-def whole_number(name: str, value: Any, hint: str = "") -> int:
-    """An integer of at least 1; True is not a number."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ParameterError(f"{name} must be a whole number of at least 1{hint}; got {value!r}.")
+def whole_number(name: str, value: Any, hint: str = "", least: int = 1) -> int:
+    """An integer of at least so much; True is not a number."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ParameterError(f"{name} must be a whole number of at least {least}{hint}; got {value!r}.")
     return int(value)
 
 

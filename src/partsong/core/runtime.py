@@ -36,10 +36,6 @@ def package_version() -> str:
         return "unknown"
 
 
-# ---- interrupts -------------------------------------------------------------------------------------------------
-#
-# Ctrl-C that loses nothing: the first is a wish, the second an order.
-
 ENDING = "Interrupted: waiting for the iteration or the last solve that is running. Press Ctrl-C again to stop at once."
 
 
@@ -95,10 +91,6 @@ def held(note: str = ENDING) -> Iterator[Interrupts]:
         signal.signal(signal.SIGINT, before)
 
 
-# ---- once -------------------------------------------------------------------------------------------------------
-#
-# A property that is computed once, without a lock.
-
 T = TypeVar("T")
 
 
@@ -127,8 +119,6 @@ class once(Generic[T]):
         instance.__dict__[self.name] = value
         return value
 
-
-# ---- threads ----------------------------------------------------------------------------------------------------
 
 SMALL_WORK = 40_000_000
 """Below this many floating-point operations waking a second thread costs more than it saves."""

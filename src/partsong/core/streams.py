@@ -17,8 +17,6 @@ import numpy as np
 
 from partsong.errors import ParameterError
 
-# ---- streams ----------------------------------------------------------------------------------------------------
-
 Name = str | int
 
 
@@ -39,11 +37,6 @@ def stream(seed: int, *names: Name) -> np.random.Generator:
 def fresh_seed() -> int:
     """A seed nobody knows, from the operating system."""
     return secrets.randbits(63)
-
-
-# ---- participation ----------------------------------------------------------------------------------------------
-#
-# Who takes part in which round, drawn from the shared seed.
 
 
 def sampled(parties: Sequence[str], rounds: int, fraction: float, seed: int) -> dict[int, frozenset[str]]:

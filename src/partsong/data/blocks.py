@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Array, Matrix, type_name
+from partsong.core.interfaces import Array, Matrix, RowBlock, Sums, type_name
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.errors import CompositionError, ParameterError, ShapeError
@@ -82,13 +82,35 @@ class TwoSided:
         """Of the rows."""
         return self.row_block.mean
 
-    def visit(self, Ht: Array, update: Callable[[int, int, Array], None], F: Array) -> tuple[Array, Array]:
-        """See core.Matrix."""
-        return self.row_block.visit(Ht, update, F)
+    @property
+    def row_weights(self) -> Array | None:
+        """Of the rows."""
+        return self.row_block.row_weights
 
-    def walk(self, Ht: Array, update: Callable[[int, int, Array], None]) -> None:
-        """See core.Matrix."""
-        self.row_block.walk(Ht, update)
+    @property
+    def total_weight(self) -> float:
+        return self.row_block.total_weight
+
+    def row_energies(self) -> Array:
+        """Of the rows."""
+        return self.row_block.row_energies()
+
+    def gram_is_cheap(self, k: int) -> bool:
+        return self.row_block.gram_is_cheap(k)
+
+    def visit(self, Ht: Array, A: Array, step: Callable[[slice, Array], Sums]) -> tuple[Array, Sums]:
+        return self.row_block.visit(Ht, A, step)
+
+    def walk(self, Ht: Array, step: Callable[[slice, Array], Sums]) -> Sums:
+        return self.row_block.walk(Ht, step)
+
+    def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
+        """Of the rows."""
+        return self.row_block.blocks(work, per_cell)
+
+    def transposed(self) -> Matrix | None:
+        """Of the rows."""
+        return self.row_block.transposed()
 
     def times(self, B: Array) -> Array:
         """X[I] B."""
@@ -179,7 +201,7 @@ def require_cover(total: Array) -> None:
         if abs(float(gap)) > GAP:
             raise CompositionError(
                 f"The parties' blocks do not cover the {noun} of X exactly once: some {noun} are missing or at two "
-                "parties, or a party is absent. Take the ranges of data.two_sided.block_range."
+                "parties, or a party is absent. Take the ranges of data.blocks.block_range."
             )
 
 

@@ -14,10 +14,9 @@ from partsong.data.issues import Finding, is_sparse
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import CompositionError, DataTypeError, ShapeError, UnreadableError
 
-# ---- form -------------------------------------------------------------------------------------------------------
-
 _NUMERIC_KINDS = "biuf"
 _AS_ARRAY = "Pass a 2-D NumPy array or a SciPy sparse matrix; rows are samples, all of one length."
+EXACT_IN_FLOAT32 = ("float16", "bool", "int8", "uint8", "int16", "uint16")
 
 
 def is_tensor(X: Any) -> bool:
@@ -87,13 +86,6 @@ def form_errors(X: Any) -> Iterator[Finding]:
     elif shape[1] == 0:
         text = f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required."
         yield Finding("no-columns", "error", text, "Check which columns were selected.")
-
-
-# ---- matrix -----------------------------------------------------------------------------------------------------
-#
-# One door for every form of data.
-
-EXACT_IN_FLOAT32 = ("float16", "bool", "int8", "uint8", "int16", "uint16")
 
 
 def as_matrix(X: Any, dtype: Any = None) -> Matrix:
@@ -167,11 +159,6 @@ def _from_torch(X: Any, dtype: Any) -> Matrix:
 
     _require_two_dimensions(X)
     return TensorMatrix(X.detach().to(getattr(torch, float_type(X.dtype, dtype).name)))
-
-
-# ---- values -----------------------------------------------------------------------------------------------------
-#
-# The numbers of a matrix on the host, for whoever has to look at single rows.
 
 
 def values_of(matrix: Matrix) -> Any:

@@ -4,103 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.core import runtime
+from partsong.core.interfaces import RowBlock, Sums
 from partsong.core.runtime import once
-from partsong.data.issues import give_back, give_back_block, mapping
-from partsong.kernels import fused_steps as compiled_turns
-from partsong.kernels import hals, numpy_backend
+from partsong.data.tiles import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges, mapping
+from partsong.kernels import fused_steps, hals, numpy_backend
 from partsong.kernels.fused_steps import Move, Turns, most_turns
-
-# ---- tiles ------------------------------------------------------------------------------------------------------
-#
-# Dense rows piece by piece: tiles of whole rows, and blocks of rows that are too wide for that.
-
-TILE_BYTES = 2 << 20
-MAPPED_TILE_BYTES = 4 << 20
-LOW = 64
-"""Fewer rows than these make a tile too low for its products to run at speed."""
-BLOCK_HEIGHT = 256
-MOST_SUMMED = 1024
-"""Rows whose products are at most summed in the type of the data."""
-
-
-def even_ranges(start: int, stop: int, longest: int) -> list[tuple[int, int]]:
-    """start…stop in as few ranges as can be, none longer than `longest`, all of about the same length."""
-    count = -(-(stop - start) // longest)
-    cuts = [start + (stop - start) * i // max(1, count) for i in range(count + 1)]
-    return list(pairwise(cuts))
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """An array in pieces that fit the cache, in a number type of choice.
-
-    Pages of a mapped file are given back once a piece is done.
-    """
-
-    X: np.ndarray
-    dtype: np.dtype
-
-    @property
-    def are_low(self) -> bool:
-        """Whether only few rows fit a tile; what is in memory already may exceed it somewhat."""
-        return LOW * self._row_bytes > self._bytes * (1 if self._is_mapped else 4)
-
-    @property
-    def block_width(self) -> int:
-        """Columns of a block of the usual height."""
-        return max(1, self._bytes // self.dtype.itemsize // BLOCK_HEIGHT)
-
-    @property
-    def narrow_width(self) -> int:
-        """Columns of a block as high as can be: pages of a file are not read for a few numbers each."""
-        return self.block_width if self._is_mapped else max(1, self.block_width * BLOCK_HEIGHT // MOST_SUMMED)
-
-    def of_rows(self, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Tiles of whole rows: a start, a stop, and the rows between them."""
-        mapped = mapping(self.X)
-        height = max(1 if self.are_low else LOW, self._bytes // self._row_bytes)
-        is_by_row = self.X.flags.c_contiguous
-        for a, b in even_ranges(start, stop, height):
-            yield a, b, np.asarray(self.X[a:b], self.dtype)
-            if mapped is not None:
-                give_back(mapped, self.X, *((a, b) if is_by_row else (0, self.X.shape[1])))
-
-    def blocks(
-        self, rows: tuple[int, int], columns: tuple[int, int]
-    ) -> Iterator[tuple[int, int, int, int, np.ndarray]]:
-        """Rows a…b of columns c…d; all the columns where enough rows of them fit a block."""
-        mapped = mapping(self.X)
-        width = max(1, min(columns[1] - columns[0], self.block_width))
-        height = min(MOST_SUMMED, max(1, self._bytes // self.dtype.itemsize // width))
-        for a in range(*rows, height):
-            b = min(a + height, rows[1])
-            for c in range(*columns, width):
-                d = min(c + width, columns[1])
-                yield a, b, c, d, np.asarray(self.X[a:b, c:d], self.dtype)
-                if mapped is not None:
-                    give_back_block(mapped, self.X, (a, b), (c, d))
-
-    @property
-    def _is_mapped(self) -> bool:
-        return mapping(self.X) is not None
-
-    @property
-    def _bytes(self) -> int:
-        return MAPPED_TILE_BYTES if self._is_mapped else TILE_BYTES
-
-    @property
-    def _row_bytes(self) -> int:
-        return max(1, self.X.shape[1] * self.dtype.itemsize)
-
-
-# ---- dense ------------------------------------------------------------------------------------------------------
 
 FEWEST_SUMMED = 64
 """Rows whose products are at least summed in the type of the data; sums over more of them are in float64."""
@@ -147,43 +62,68 @@ class DenseMatrix:
         total = self._sum(lambda block: float(block.sum(dtype=np.float64)))
         return total / max(1, self.shape[0] * self.shape[1])
 
+    @property
+    def row_weights(self) -> None:
+        """All rows count once."""
+
+    @property
+    def total_weight(self) -> float:
+        return float(self.shape[0])
+
+    def row_energies(self) -> np.ndarray:
+        total = np.zeros(self.shape[0])
+        for a, b, _, _, block in self._all_blocks():
+            total[a:b] += np.einsum("ij,ij->i", block, block, dtype=np.float64)
+        return total
+
+    def gram_is_cheap(self, k: int) -> bool:
+        return k < FEW_COMPONENTS or 32 * k < self.shape[1] or self._sums_are_large(k)
+
     def visit(
-        self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None], F: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """One pass over the rows, or two where they are wide; see core.Matrix."""
+        self, Ht: np.ndarray, A: np.ndarray, step: Callable[[slice, np.ndarray], Sums]
+    ) -> tuple[np.ndarray, Sums]:
+        """One pass over the rows, or two where they are wide."""
         k = Ht.shape[1]
         if self._sums_are_large(k):
-            self.walk(Ht, update)
-            return numpy_backend.gram(F), self.transposed_times(F)
-
+            sums = self.walk(Ht, step)
+            return self.transposed_times(A), sums
         height = self._summed_together(k)
-        exactly = k < FEW_COMPONENTS or 32 * k < self.shape[1]
         kind = np.float64 if k * self.shape[1] < MANY_SUMS else self.dtype
 
-        def work(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-            gram = np.zeros((k, k))
+        def work(start: int, stop: int) -> Sums:
             cross, product = np.zeros((k, self.shape[1]), kind), np.empty((k, self.shape[1]), self.dtype)
-            for a, b, tile in self._tiles.of_rows(start, stop):
-                update(a, b, tile @ Ht)
-                gram += numpy_backend.gram(F[a:b], exactly)
-                for c, d in even_ranges(a, b, height):
-                    cross += np.dot(F[c:d].T, tile[c - a : d - a], out=product)
-            return gram, cross
 
-        (gram, cross), *others = runtime.over(self._pieces(k), work)
-        for more in others:
-            gram += more[0]
-            cross += more[1]
-        return gram, np.ascontiguousarray(cross.T, self.dtype)
+            def on_tile(at: slice, tile: np.ndarray) -> Sums:
+                sums = step(at, tile @ Ht)
+                for a, b in even_ranges(at.start, at.stop, height):
+                    np.add(cross, np.dot(A[a:b].T, tile[a - at.start : b - at.start], out=product), out=cross)
+                return sums
 
-    def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
-        """One pass over the rows without sums; see core.Matrix."""
+            return cross, *self._summed_over_tiles(start, stop, on_tile)
 
-        def work(start: int, stop: int) -> None:
-            for a, b, product in self._products(start, stop, Ht):
-                update(a, b, product)
+        total = reduce(kernels.add, runtime.over(self._pieces(k), work))
+        return np.ascontiguousarray(total[0].T, self.dtype), total[1:]
 
-        runtime.over(self._pieces(Ht.shape[1]), work)
+    def walk(self, Ht: np.ndarray, step: Callable[[slice, np.ndarray], Sums]) -> Sums:
+        def work(start: int, stop: int) -> Sums:
+            if start == stop or not self._tiles.are_low:
+                return self._summed_over_tiles(start, stop, lambda at, tile: step(at, tile @ Ht))
+            return reduce(
+                kernels.add, (step(slice(a, b), product) for a, b, product in self._products(start, stop, Ht))
+            )
+
+        return reduce(kernels.add, runtime.over(self._pieces(Ht.shape[1]), work))
+
+    def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
+        def on_tile(at: slice, tile: np.ndarray) -> Sums:
+            return work(RowBlock(at, self.shape[1], tile=tile))
+
+        pieces = runtime.ranges(self.shape[0], per_cell * self.stored)
+        return reduce(kernels.add, runtime.over(pieces, lambda a, b: self._summed_over_tiles(a, b, on_tile)))
+
+    def transposed(self) -> DenseMatrix:
+        """Xᵀ in the same memory."""
+        return DenseMatrix(self.X.T, self.dtype)
 
     def times(self, B: np.ndarray) -> np.ndarray:
         """X B."""
@@ -227,6 +167,12 @@ class DenseMatrix:
         runtime.over(runtime.ranges(m, 2.0 * n * m * A.shape[1]), work)
         return out
 
+    def _summed_over_tiles(self, start: int, stop: int, work: Callable[[slice, np.ndarray], Sums]) -> Sums:
+        """Σ work(rows, X[rows]) over tiles of whole rows; an empty tile where there are no rows."""
+        if start == stop:
+            return work(slice(start, stop), np.empty((0, self.shape[1]), self.dtype))
+        return reduce(kernels.add, (work(slice(a, b), tile) for a, b, tile in self._tiles.of_rows(start, stop)))
+
     def _products(self, start: int, stop: int, B: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
         """X B by blocks of rows; products of wide rows are added up in float64."""
         if not self._tiles.are_low:
@@ -250,10 +196,10 @@ class DenseMatrix:
     def take_turns(
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
     ) -> None:
-        """Over tiles of rows; see local.turns."""
+        """Over tiles of rows; see solvers.local_steps."""
         in_cache = max(LOW, TURN_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
         height = min(in_cache, self._summed_together(Ht.shape[1]))
-        compiled_turns.on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
+        fused_steps.on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
         """Some of the rows, in memory; `indices` ascend."""
@@ -289,7 +235,7 @@ class DenseMatrix:
 
     def native(self, values: Any) -> np.ndarray:
         """As a NumPy array of this matrix's number type."""
-        return kernels.of(values).to_numpy(values).astype(self.dtype, copy=False)
+        return numpy_backend.cast(values, self)
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
         """‖X − W H‖² in float64, block by block."""

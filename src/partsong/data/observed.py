@@ -8,18 +8,121 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from partsong import kernels
 from partsong.core import runtime
+from partsong.core.interfaces import Sums
 from partsong.core.runtime import once
 from partsong.data.conversion import array_of, float_type, form_errors
+from partsong.data.csr import GATHER_COST, CsrRows
 from partsong.data.issues import BLOCK_BYTES, few, is_sparse
 from partsong.data.validation import cell_errors, error_of, require_transformable
 from partsong.errors import CompositionError, DataError, DataTypeError, first_few
-from partsong.kernels import game, hals
+from partsong.kernels import observed as compiled
 
-# ---- known cells ------------------------------------------------------------------------------------------------
-#
-# Which cells of a matrix are known, from any container that can tell.
+
+@dataclass(frozen=True, eq=False)
+class ObservedMatrix(CsrRows):
+    """The known cells of X (n × m), by row and once more by column; of all others nothing is said, not even zero.
+
+    Both are CSR arrays with ascending columns, `by_column` of the transpose; zeros that are stored are known zeros.
+    Norms, means, distances and blocks are over known cells. Products with X would need the others, so there are none.
+    """
+
+    @staticmethod
+    def of_rows(by_row: Any) -> ObservedMatrix:
+        """From known cells in CSR form with ascending columns."""
+        return ObservedMatrix(by_row, by_row.T.tocsr())
+
+    def transposed(self) -> ObservedMatrix:
+        """Xᵀ, with the same cells in the same memory."""
+        return ObservedMatrix(self.by_column, self.by_row)
+
+    @property
+    def empty_rows(self) -> np.ndarray:
+        """Rows without a known cell, counted from 0: nothing can be said of them but w = 0."""
+        return np.flatnonzero(np.diff(self.by_row.indptr) == 0)
+
+    @property
+    def empty_columns(self) -> np.ndarray:
+        """Columns without a known cell, counted from 0: no fit can tell what belongs there."""
+        return np.flatnonzero(np.diff(self.by_column.indptr) == 0)
+
+    @once
+    def squared_norm(self) -> float:
+        """Σ x_ij² over known cells, in float64."""
+        return float(np.einsum("i,i->", self.by_row.data, self.by_row.data, dtype=np.float64))
+
+    @once
+    def mean(self) -> float:
+        """The mean known entry; 0 where nothing is known."""
+        return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.stored)
+
+    def gram_is_cheap(self, k: int) -> bool:
+        return True
+
+    def visit(
+        self, Ht: np.ndarray, A: np.ndarray, step: Callable[[slice, np.ndarray], Sums]
+    ) -> tuple[np.ndarray, Sums]:
+        """Refused: the sums would need unknown cells."""
+        _refuse("X Hᵀ and XᵀW")
+
+    def walk(self, Ht: np.ndarray, step: Callable[[slice, np.ndarray], Sums]) -> Sums:
+        """Refused: X Hᵀ would need unknown cells."""
+        _refuse("X Hᵀ")
+
+    def times(self, B: np.ndarray) -> np.ndarray:
+        """Refused: X B would need unknown cells."""
+        _refuse("X B")
+
+    def transposed_times(self, A: np.ndarray) -> np.ndarray:
+        """Refused: Xᵀ A would need unknown cells."""
+        _refuse("Xᵀ A")
+
+    def rows(self, indices: np.ndarray) -> ObservedMatrix:
+        """Some of the rows."""
+        return ObservedMatrix.of_rows(self.by_row[indices])
+
+    def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
+        """Σ (x_ij − w_i·h_j)² over known cells, cell by cell in float64."""
+        side = self.by_row
+        entries = side.indptr, side.indices, side.data, W, Ht
+        add = compiled.squared_distance
+        return float(sum(runtime.over(self.pieces(Ht.shape[1]), lambda a, b: add(*entries, a, b))))
+
+    def residuals(self, W: np.ndarray, Ht: np.ndarray) -> np.ndarray:
+        """x_ij − w_i·h_j of each known cell in float64, in the order of `by_row.data`."""
+        side, out = self.by_row, np.empty(self.stored)
+        entries = side.indptr, side.indices, side.data, W, Ht
+        fill = compiled.residuals
+        runtime.over(self.pieces(Ht.shape[1]), lambda a, b: fill(*entries, a, b, out))
+        return out
+
+    def pieces(self, per_entry: float, per_row: float = 0.0) -> list[tuple[int, int]]:
+        """Ranges of rows with equal effort, one per thread; costs are in multiply-adds."""
+        rows = self.shape[0]
+        effort = self.by_row.indptr * (per_entry * GATHER_COST) + np.arange(rows + 1) * per_row
+        return runtime.ranges(rows, 2.0 * float(effort[-1]), effort)
+
+
+def observed(X: Any, precision: Any = None) -> ObservedMatrix:
+    """The known cells of X: what a sparse matrix stores (zeros included), or what is not NaN in a dense array.
+
+    Masked cells of a masked array are unknown as well. float32 and float64 are kept as by `as_matrix`, unless
+    `precision` says otherwise. Infinite and negative values, NaN that is stored, and cells that are stored twice are
+    refused. Rows and columns without a known cell are taken, and told by `empty_rows` and `empty_columns`.
+    """
+    by_row = X.by_row if isinstance(X, ObservedMatrix) else known_cells(X)
+    kind = float_type(by_row.dtype, precision)
+    if isinstance(X, ObservedMatrix) and kind == X.dtype:
+        return X
+    require_transformable(by_row, dtype=kind)
+    return ObservedMatrix.of_rows(by_row.astype(kind, copy=False))
+
+
+def _refuse(product: str) -> NoReturn:
+    raise CompositionError(
+        f"{product} would need the unknown cells of this matrix. Factorize it by a game, in which only known cells are "
+        "played, and fit new rows by solvers.observed.ObservedRows; or fill the gaps and pass an array."
+    )
 
 
 def known_cells(X: Any) -> Any:
@@ -99,159 +202,3 @@ def _require_no_twins(by_row: Any) -> None:
             f"{twins.size} cell(s) are stored more than once, in {first_few(few(rows), rows.size, 'row')}; counted "
             "from 0. Keep one value for each (the latest, or their mean): adding them up would invent values."
         )
-
-
-# ---- observed ---------------------------------------------------------------------------------------------------
-
-GATHER_COST = 4
-"""What an entry costs beside its multiply-adds: factor rows are fetched at random."""
-
-
-@dataclass(frozen=True, eq=False)
-class ObservedMatrix:
-    """The known cells of X (n × m), by row and once more by column; of all others nothing is said, not even zero.
-
-    Both are CSR arrays with ascending columns, `by_column` of the transpose; zeros that are stored are known zeros.
-    Norms, means and distances are over known cells. Products with X would need the others, so there are none.
-    """
-
-    by_row: Any
-    by_column: Any
-
-    @staticmethod
-    def of_rows(by_row: Any) -> ObservedMatrix:
-        """From known cells in CSR form with ascending columns."""
-        return ObservedMatrix(by_row, by_row.T.tocsr())
-
-    @property
-    def transposed(self) -> ObservedMatrix:
-        """Xᵀ, with the same cells in the same memory."""
-        return ObservedMatrix(self.by_column, self.by_row)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return int(self.by_row.shape[0]), int(self.by_row.shape[1])
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The number type of the entries."""
-        return np.dtype(self.by_row.dtype)
-
-    @property
-    def stored(self) -> int:
-        """Known cells."""
-        return int(self.by_row.nnz)
-
-    @property
-    def empty_rows(self) -> np.ndarray:
-        """Rows without a known cell, counted from 0: nothing can be said of them but w = 0."""
-        return np.flatnonzero(np.diff(self.by_row.indptr) == 0)
-
-    @property
-    def empty_columns(self) -> np.ndarray:
-        """Columns without a known cell, counted from 0: no fit can tell what belongs there."""
-        return np.flatnonzero(np.diff(self.by_column.indptr) == 0)
-
-    @once
-    def squared_norm(self) -> float:
-        """Σ x_ij² over known cells, in float64."""
-        return float(np.einsum("i,i->", self.by_row.data, self.by_row.data, dtype=np.float64))
-
-    @once
-    def mean(self) -> float:
-        """The mean known entry; 0 where nothing is known."""
-        return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.stored)
-
-    def visit(
-        self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None], F: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Refused: the sums would need unknown cells."""
-        _refuse("X Hᵀ and XᵀW")
-
-    def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
-        """Refused: X Hᵀ would need unknown cells."""
-        _refuse("X Hᵀ")
-
-    def times(self, B: np.ndarray) -> np.ndarray:
-        """Refused: X B would need unknown cells."""
-        _refuse("X B")
-
-    def transposed_times(self, A: np.ndarray) -> np.ndarray:
-        """Refused: Xᵀ A would need unknown cells."""
-        _refuse("Xᵀ A")
-
-    def rows(self, indices: np.ndarray) -> ObservedMatrix:
-        """Some of the rows."""
-        return ObservedMatrix.of_rows(self.by_row[indices])
-
-    def columns(self, indices: np.ndarray) -> np.ndarray:
-        """Some of the columns, as a dense array with zeros in unknown cells."""
-        out = np.zeros((self.shape[0], len(indices)), self.dtype)
-        for position, j in enumerate(indices):
-            rows, values = self._column(int(j))
-            out[rows, position] = values
-        return out
-
-    def column_energies(self) -> np.ndarray:
-        """Σ_i x_ij² over the known cells of each column j."""
-        squares = np.square(self.by_row.data, dtype=np.float64)
-        return np.bincount(self.by_row.indices, squares, self.shape[1])
-
-    def gram_column(self, j: int) -> np.ndarray:
-        """Σ_i x_ij x_i over the rows that know column j, with the known cells of each."""
-        out, side = np.zeros(self.shape[1]), self.by_row
-        hals.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
-        return out
-
-    def native(self, values: Any) -> np.ndarray:
-        """As a NumPy array of this matrix's number type."""
-        return kernels.of(values).to_numpy(values).astype(self.dtype, copy=False)
-
-    def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
-        """Σ (x_ij − w_i·h_j)² over known cells, cell by cell in float64."""
-        side = self.by_row
-        entries = side.indptr, side.indices, side.data, W, Ht
-        add = game.squared_distance
-        return float(sum(runtime.over(self.pieces(Ht.shape[1]), lambda a, b: add(*entries, a, b))))
-
-    def residuals(self, W: np.ndarray, Ht: np.ndarray) -> np.ndarray:
-        """x_ij − w_i·h_j of each known cell in float64, in the order of `by_row.data`."""
-        side, out = self.by_row, np.empty(self.stored)
-        entries = side.indptr, side.indices, side.data, W, Ht
-        fill = game.residuals
-        runtime.over(self.pieces(Ht.shape[1]), lambda a, b: fill(*entries, a, b, out))
-        return out
-
-    def pieces(self, per_entry: float, per_row: float = 0.0) -> list[tuple[int, int]]:
-        """Ranges of rows with equal effort, one per thread; costs are in multiply-adds."""
-        rows = self.shape[0]
-        effort = self.by_row.indptr * (per_entry * GATHER_COST) + np.arange(rows + 1) * per_row
-        return runtime.ranges(rows, 2.0 * float(effort[-1]), effort)
-
-    def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that know column j, and its values there."""
-        entries = slice(self.by_column.indptr[j], self.by_column.indptr[j + 1])
-        return self.by_column.indices[entries], self.by_column.data[entries]
-
-
-def observed(X: Any, precision: Any = None) -> ObservedMatrix:
-    """The known cells of X: what a sparse matrix stores (zeros included), or what is not NaN in a dense array.
-
-    Masked cells of a masked array are unknown as well. float32 and float64 are kept as by `as_matrix`, unless
-    `precision` says otherwise. Infinite and negative values, NaN that is stored, and cells that are stored twice are
-    refused. Rows and columns without a known cell are taken, and told by `empty_rows` and `empty_columns`.
-    """
-    by_row = X.by_row if isinstance(X, ObservedMatrix) else known_cells(X)
-    kind = float_type(by_row.dtype, precision)
-    if isinstance(X, ObservedMatrix) and kind == X.dtype:
-        return X
-    require_transformable(by_row, dtype=kind)
-    return ObservedMatrix.of_rows(by_row.astype(kind, copy=False))
-
-
-def _refuse(product: str) -> NoReturn:
-    raise CompositionError(
-        f"{product} would need the unknown cells of this matrix. Factorize it by a game, in which only known cells are "
-        "played, and fit new rows by local.observed.ObservedRows; or fill the gaps and pass an array."
-    )

@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from partsong import kernels
 from partsong.core import runtime
+from partsong.core.interfaces import Sums
 from partsong.core.runtime import once
+from partsong.data.csr import CHUNK, GATHER_COST, CsrRows, chunks
 from partsong.data.dense import FEW_COMPONENTS
-from partsong.kernels import fused_steps as compiled_turns
-from partsong.kernels import hals, numpy_backend
+from partsong.kernels import csr_products, fused_steps, numpy_backend
 from partsong.kernels.fused_steps import Move, Turns, most_turns
 
-TILE_ROWS = 4096
-CHUNK = 1 << 20
-"""Entries looked at together."""
 TRUSTED = 1e-11
 """Squared errors below this share of ‖X‖² are mostly rounding where they are a difference of sums."""
 KNOWN = 1e-13
@@ -29,12 +26,10 @@ EXACT_SUMS = 1 << 21
 """Sums up to this number are held in float64."""
 SECOND_COPY_BYTES = 16 << 20
 """Data up to this size are held by column as well."""
-GATHER_COST = 4
-"""What an entry of a sparse product costs, in multiply-adds of a dense one: factor rows are fetched at random."""
 
 
 @dataclass(frozen=True, eq=False)
-class SparseMatrix:
+class SparseMatrix(CsrRows):
     """Rows in CSR form with ascending columns; nothing is ever made dense.
 
     X Hᵀ goes over rows and gathers rows of Hᵀ. XᵀW gathers rows of W where the CSR form of the transpose is at hand;
@@ -42,58 +37,41 @@ class SparseMatrix:
     the cache, and costs as much memory as the data.
     """
 
-    by_row: Any
-    by_column: Any = None
-
     @staticmethod
     def of_rows(by_row: Any) -> SparseMatrix:
         """With a second copy by column where that is small."""
         is_small = by_row.data.nbytes + by_row.indices.nbytes <= SECOND_COPY_BYTES
         return SparseMatrix(by_row, by_row.T.tocsr() if is_small else None)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return int(self.by_row.shape[0]), int(self.by_row.shape[1])
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The number type of the entries."""
-        return np.dtype(self.by_row.dtype)
-
-    @property
-    def stored(self) -> int:
-        """Entries kept: those that are not zero."""
-        return int(self.by_row.nnz)
-
     @once
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
         data = self.by_row.data
-        return sum(float(np.square(data[chunk], dtype=np.float64).sum()) for chunk in _chunks(data))
+        return sum(float(np.square(data[chunk], dtype=np.float64).sum()) for chunk in chunks(data))
 
     @once
     def mean(self) -> float:
         """The mean entry, zeros counted."""
         return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.shape[0] * self.shape[1])
 
+    def gram_is_cheap(self, k: int) -> bool:
+        return k < FEW_COMPONENTS or k * self.shape[0] < 1.5 * self.stored
+
     def visit(
-        self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None], F: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """One pass over the rows, then one over the columns; see core.Matrix."""
-        self.walk(Ht, update)
-        is_cheap = F.shape[1] < FEW_COMPONENTS or F.size < 1.5 * self.stored
-        return numpy_backend.gram(F, is_cheap), self.transposed_times(F)
+        self, Ht: np.ndarray, A: np.ndarray, step: Callable[[slice, np.ndarray], Sums]
+    ) -> tuple[np.ndarray, Sums]:
+        """One pass over the rows, then one over the columns."""
+        sums = self.walk(Ht, step)
+        return self.transposed_times(A), sums
 
-    def walk(self, Ht: np.ndarray, update: Callable[[int, int, np.ndarray], None]) -> None:
-        """One pass over the rows without sums; see core.Matrix."""
+    def walk(self, Ht: np.ndarray, step: Callable[[slice, np.ndarray], Sums]) -> Sums:
+        Ht = np.ascontiguousarray(Ht, self.dtype)
+        pieces = self._pieces(self.by_row, Ht.shape[1], 2 * Ht.shape[1])
+        return self.summed_over_tiles(pieces, lambda at: step(at, _product(self.by_row, Ht, at.start, at.stop)))
 
-        def work(start: int, stop: int) -> None:
-            for a in range(start, stop, TILE_ROWS):
-                b = min(a + TILE_ROWS, stop)
-                update(a, b, _product(self.by_row, Ht, a, b))
-
-        runtime.over(self._pieces(self.by_row, Ht.shape[1], 2 * Ht.shape[1]), work)
+    def transposed(self) -> SparseMatrix | None:
+        """Xᵀ in the same memory, where both forms are at hand."""
+        return None if self.by_column is None else SparseMatrix(self.by_column, self.by_row)
 
     def times(self, B: np.ndarray) -> np.ndarray:
         """X B."""
@@ -109,10 +87,10 @@ class SparseMatrix:
         side = self.by_row if self.by_column is None else self.by_column
         entries = side.indptr, side.indices, side.data, A
         if self.by_column is not None:
-            gather = hals.gather_rows
+            gather = csr_products.gather_rows
             runtime.over(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
             return out
-        scatter = hals.scatter_columns
+        scatter = csr_products.scatter_columns
         total = np.empty(out.shape, np.float64 if out.size <= EXACT_SUMS else self.dtype)
         runtime.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
@@ -126,9 +104,9 @@ class SparseMatrix:
     def take_turns(
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
     ) -> None:
-        """By rows, then by columns; see local.turns."""
+        """By rows, then by columns; see solvers.local_steps."""
         by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
-        compiled_turns.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
+        fused_steps.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
 
     def rows(self, indices: np.ndarray) -> SparseMatrix:
         """Some of the rows."""
@@ -137,47 +115,11 @@ class SparseMatrix:
         chosen = csr_array(self.by_row)[indices]
         return SparseMatrix.of_rows(chosen)
 
-    def columns(self, indices: np.ndarray) -> np.ndarray:
-        """Some of the columns, as a dense array."""
-        out = np.zeros((self.shape[0], len(indices)), self.dtype)
-        for position, j in enumerate(indices):
-            rows, values = self._column(int(j))
-            out[rows, position] = values
-        return out
-
-    def column_energies(self) -> np.ndarray:
-        """Σ_i X_ij² for each column j."""
-        total, side = np.zeros(self.shape[1]), self.by_row
-        for chunk in _chunks(side.data):
-            squares = np.square(side.data[chunk], dtype=np.float64)
-            total += np.bincount(side.indices[chunk], squares, self.shape[1])
-        return total
-
-    def gram_column(self, j: int) -> np.ndarray:
-        """Xᵀ x_j, from the rows where x_j is not zero."""
-        out, side = np.zeros(self.shape[1]), self.by_row
-        hals.add_rows(side.indptr, side.indices, side.data, *self._column(j), out)
-        return out
-
-    def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows where column j is stored, and its values there."""
-        if self.by_column is not None:
-            entries = slice(self.by_column.indptr[j], self.by_column.indptr[j + 1])
-            return self.by_column.indices[entries], self.by_column.data[entries]
-        side = self.by_row
-        found = [np.flatnonzero(side.indices[chunk] == j) + chunk.start for chunk in _chunks(side.data)]
-        at = np.concatenate([np.empty(0, np.int64), *found])
-        return np.searchsorted(side.indptr, at, side="right") - 1, side.data[at]
-
-    def native(self, values: Any) -> np.ndarray:
-        """As a NumPy array of this matrix's number type."""
-        return kernels.of(values).to_numpy(values).astype(self.dtype, copy=False)
-
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
         """‖X − W H‖² in float64: by the trace formula, or entry by entry where that is nothing but rounding."""
         side = self.by_row
         entries = side.indptr, side.indices, side.data, Ht
-        inner = hals.inner_with_rows
+        inner = csr_products.inner_with_rows
         parts = runtime.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
         squared = self.squared_norm - 2 * sum(parts) + float(np.vdot(numpy_backend.gram(W), numpy_backend.gram(Ht)))
         if squared > TRUSTED * self.squared_norm:
@@ -205,13 +147,9 @@ class SparseMatrix:
 
     def _column_pieces(self, columns: int) -> list[tuple[int, int]]:
         """Ranges of columns with equal numbers of entries."""
-        counts = sum(np.bincount(self.by_row.indices[c], minlength=self.shape[1]) for c in _chunks(self.by_row.data))
+        counts = sum(np.bincount(self.by_row.indices[c], minlength=self.shape[1]) for c in chunks(self.by_row.data))
         effort = np.concatenate([[0], np.cumsum(counts)]) * np.int64(GATHER_COST)
         return runtime.ranges(self.shape[1], 2.0 * columns * float(effort[-1]), effort.tolist())
-
-
-def _chunks(data: np.ndarray) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, max(1, len(data)), CHUNK)]
 
 
 def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -221,4 +159,4 @@ def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def _product_into(side: Any, B: np.ndarray, start: int, out: np.ndarray) -> None:
-    hals.gather_rows(side.indptr, side.indices, side.data, B, start, out)
+    csr_products.gather_rows(side.indptr, side.indices, side.data, B, start, out)

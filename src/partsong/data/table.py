@@ -13,10 +13,6 @@ import numpy.typing as npt
 from partsong.data.issues import SHOWN, Finding, is_sparse
 from partsong.errors import FeatureError, ShapeError, first_few
 
-# ---- names ------------------------------------------------------------------------------------------------------
-#
-# Names of features: where they come from, and what can be wrong with them.
-
 _MISSING = ("None", "nan", "NaT", "<NA>")
 _FEWEST_TITLES = 3  # two numbers ascend in every other row
 _LOOKED_AT = 100
@@ -99,9 +95,6 @@ def header_findings(X: Any, feature_names: Sequence[str] | None) -> tuple[Findin
 
 def _is_missing(name: Any) -> bool:
     return not name.strip() if isinstance(name, str) else str(name) in _MISSING
-
-
-# ---- table ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

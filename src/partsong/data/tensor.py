@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partsong import kernels
+from partsong.core.interfaces import RowBlock, Sums
 from partsong.core.runtime import once
 
 FEWEST_SUMMED, MOST_SUMMED = 64, 1024
@@ -24,7 +25,7 @@ class TensorMatrix:
     X: Any
 
     @once
-    def transposed(self) -> Any:
+    def X_transposed(self) -> Any:
         """Xᵀ: a view of strided data; for CSR, whose view torch cannot multiply, a second copy."""
         if self.X.layout is _strided():
             return self.X.T
@@ -59,14 +60,47 @@ class TensorMatrix:
     def _values(self) -> Any:
         return self.X.values() if self.X.layout is not _strided() else self.X
 
-    def visit(self, Ht: Any, update: Callable[[int, int, Any], None], F: Any) -> tuple[Any, Any]:
-        """All rows at once; see core.Matrix."""
-        update(0, self.shape[0], self.X @ Ht)
-        return kernels.of(F).gram(F), self.transposed_times(F)
+    @property
+    def row_weights(self) -> None:
+        """All rows count once."""
 
-    def walk(self, Ht: Any, update: Callable[[int, int, Any], None]) -> None:
-        """All rows at once, without sums; see core.Matrix."""
-        update(0, self.shape[0], self.X @ Ht)
+    @property
+    def total_weight(self) -> float:
+        return float(self.shape[0])
+
+    def row_energies(self) -> Any:
+        """‖x_i‖² of each row, in float64 and in the place of X."""
+        import torch
+
+        squares = self._values.double() ** 2
+        if self.X.layout is _strided():
+            return squares.sum(1)
+        lengths = self.X.crow_indices().diff()
+        rows = torch.repeat_interleave(torch.arange(self.shape[0], device=self.X.device), lengths)
+        return torch.zeros(self.shape[0], dtype=torch.float64, device=self.X.device).index_add_(0, rows, squares)
+
+    def gram_is_cheap(self, k: int) -> bool:
+        return True
+
+    def visit(self, Ht: Any, A: Any, step: Callable[[slice, Any], Sums]) -> tuple[Any, Sums]:
+        """All rows at once."""
+        sums = self.walk(Ht, step)
+        return self.transposed_times(A), sums
+
+    def walk(self, Ht: Any, step: Callable[[slice, Any], Sums]) -> Sums:
+        """All rows at once, without XᵀA."""
+        return step(slice(0, self.shape[0]), self.X @ Ht)
+
+    def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
+        """All rows at once."""
+        rows, width = slice(0, self.shape[0]), self.shape[1]
+        if self.X.layout is _strided():
+            return work(RowBlock(rows, width, self.X))
+        return work(RowBlock(rows, width, None, self.X.crow_indices(), self.X.col_indices(), self.X.values()))
+
+    def transposed(self) -> TensorMatrix | None:
+        """Xᵀ as a view; None for CSR."""
+        return TensorMatrix(self.X.T) if self.X.layout is _strided() else None
 
     def times(self, B: Any) -> Any:
         """X B."""
@@ -77,7 +111,7 @@ class TensorMatrix:
         import torch
 
         if self.X.layout is not _strided():
-            return self.transposed @ A
+            return self.X_transposed @ A
         size = self.shape[1] * A.shape[1]
         kind = torch.float64 if size <= SUMS else self.dtype
         total = torch.zeros((self.shape[1], A.shape[1]), dtype=kind, device=self.X.device)
@@ -116,11 +150,11 @@ class TensorMatrix:
 
     def gram_column(self, j: int) -> Any:
         """Xᵀ x_j, on the host."""
-        return (self.transposed @ self.columns([j]))[:, 0].double().cpu().numpy()
+        return (self.X_transposed @ self.columns([j]))[:, 0].double().cpu().numpy()
 
     def native(self, values: Any) -> Any:
         """As a tensor of this matrix's number type and device."""
-        return kernels.of(self.X).like(kernels.of(values).to_numpy(values), self.X)
+        return kernels.of(self.X).cast(values, self.X)
 
     def squared_distance(self, W: Any, Ht: Any) -> float:
         """‖X − W H‖² in float64: row by row for strided data, by the trace formula for others."""

@@ -17,14 +17,39 @@ from partsong.data.issues import SHOWN, Finding, Indices, Places, blanks, extrem
 from partsong.data.table import name_errors
 from partsong.errors import DataError, FeatureError, PartsongError, ShapeError, UnreadableError, first_few
 
-# ---- cells ------------------------------------------------------------------------------------------------------
-#
-# Cells that are not numbers, in arrays of objects, arrays of text, and data frames.
-
 _MIXED_KINDS = "OSUTMm"
 _NUMBERS = (Real, Decimal, np.bool_, type(None))
-
 Cells = npt.NDArray[np.object_]
+_ERRORS: dict[str, type[PartsongError]] = {
+    "container": UnreadableError,
+    "not-2d": ShapeError,
+    "no-rows": DataError,
+    "no-columns": DataError,
+    "non-numeric": UnreadableError,
+    "complex": UnreadableError,
+    "nan": DataError,
+    "infinite": DataError,
+    "negative": DataError,
+    "scale": DataError,
+    "too-small": DataError,
+    "all-zero": DataError,
+    "name-count": FeatureError,
+    "duplicate-names": FeatureError,
+    "missing-names": FeatureError,
+    "name-type": FeatureError,
+}
+NOTHING_TO_LEARN = (
+    "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
+    'drew at random. Check its data, or leave it out (faulty="leave out" does so by itself).'
+)
+_EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
+_CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."
+TITLES = re.compile(r"unnamed: ?\d+|.+[ _.-]id|(row|sample)[ _.-]?(id|index|number|names?)")
+"""Titles under which whole numbers are no measurements; pandas makes the first of an index that was saved twice."""
+WORDS = frozenset({"id", "idx", "index", "sample", "row", "#"})
+"""Titles that may be words counted in texts as well: here the numbers must also differ from row to row."""
+FEWEST_ROWS = 10  # shorter columns of counts may ascend by chance
+FEWEST_TO_DIFFER = 4  # in the first column, where an index stands, and under a title that says so
 
 
 def cell_errors(X: Any, feature_names: Sequence[str] | None = None) -> Iterator[Finding]:
@@ -102,34 +127,6 @@ def _complaint(cell: Any) -> str:
 def _short(cell: Any) -> str:
     text = repr(cell)
     return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-# ---- check ------------------------------------------------------------------------------------------------------
-
-_ERRORS: dict[str, type[PartsongError]] = {
-    "container": UnreadableError,
-    "not-2d": ShapeError,
-    "no-rows": DataError,
-    "no-columns": DataError,
-    "non-numeric": UnreadableError,
-    "complex": UnreadableError,
-    "nan": DataError,
-    "infinite": DataError,
-    "negative": DataError,
-    "scale": DataError,
-    "too-small": DataError,
-    "all-zero": DataError,
-    "name-count": FeatureError,
-    "duplicate-names": FeatureError,
-    "missing-names": FeatureError,
-    "name-type": FeatureError,
-}
-
-
-NOTHING_TO_LEARN = (
-    "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
-    'drew at random. Check its data, or leave it out (faulty="leave out" does so by itself).'
-)
 
 
 def inspect(
@@ -259,10 +256,6 @@ def _notes(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[s
     )
 
 
-_EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
-_CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."
-
-
 def _column_note(
     kind: str, what: str, remedy: str, columns: Indices, feature_names: Sequence[str] | None
 ) -> Iterator[Finding]:
@@ -270,20 +263,6 @@ def _column_note(
         text = first_few(labelled(columns, feature_names), columns.size, "column")
         message = f"{what}: {text}, counted from 0."
         yield Finding(kind, "note", message, remedy, columns=few(columns), count=columns.size)
-
-
-# ---- identifiers ------------------------------------------------------------------------------------------------
-#
-# Columns that number the rows instead of measuring them: an identifier or an index that came along with the data.
-
-TITLES = re.compile(r"unnamed: ?\d+|.+[ _.-]id|(row|sample)[ _.-]?(id|index|number|names?)")
-"""Titles under which whole numbers are no measurements; pandas makes the first of an index that was saved twice."""
-
-WORDS = frozenset({"id", "idx", "index", "sample", "row", "#"})
-"""Titles that may be words counted in texts as well: here the numbers must also differ from row to row."""
-
-FEWEST_ROWS = 10  # shorter columns of counts may ascend by chance
-FEWEST_TO_DIFFER = 4  # in the first column, where an index stands, and under a title that says so
 
 
 def identifier_columns(X: Any, feature_names: Sequence[str] | None = None) -> Indices:

@@ -1,7 +1,6 @@
-"""Collective calls over ranks: the communicator protocol, agreement on settings, errors that end a run everywhere.
+"""Collective calls over ranks: what a transport can do, and how ranks agree that all is well or why the run ends.
 
-How ranks agree that all is well, or on the error that ends the run everywhere.
-
+A rank is a process that holds one shard or several and runs the same loop as all others; rank 0 also plays the server.
 Before anything large is sent, each rank shows a card of fixed size to all others. It says how much will follow, so that
 it costs no exchange of its own, and whether this rank has failed or has left its loop. Where one has failed its message
 follows, and all ranks raise it. A rank that fails while others work on for long does not wait: it ends the job.
@@ -11,34 +10,23 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
-import numpy as np
-
 from partsong import errors
-from partsong.core.codec import Buffer, packed, unpacked
-from partsong.core.interfaces import Array, Layout, Message, Program, Schedule, Shard, type_name
-from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError
-
-# ---- communicator -----------------------------------------------------------------------------------------------
-#
-# What an engine over ranks asks of a transport: five ways to move bytes and numbers, and one way to end it all.
-#
-# A rank is a process that holds one shard or several and runs the same loop as all others; rank 0 also plays the
-# server.
+from partsong.core.codec import Buffer, decode, encode
+from partsong.core.interfaces import Array, Message
+from partsong.errors import PartsongError, PartyError
 
 
 class Communicator(Protocol):
-    """Ranks 0 … size − 1. Every method but `abort` is collective: all ranks call it, in the same order.
+    """What a network over ranks asks of a transport: five ways to move bytes and numbers, and one way to end it all.
 
-    Bytes go as they are; nothing is ever pickled.
+    Ranks are 0 … size − 1. Every method but `abort` is collective: all ranks call it, in the same order. Bytes
+    go as they are; nothing is ever pickled.
     """
 
     @property
@@ -68,8 +56,6 @@ class Communicator(Protocol):
     def abort(self, message: str) -> None:
         """End the other ranks as well, in whatever they are doing, if the transport can; the message is shown."""
 
-
-# ---- agreement --------------------------------------------------------------------------------------------------
 
 Result = TypeVar("Result")
 
@@ -202,10 +188,11 @@ def at_the_server(
         parcel = communicator.broadcast(None, card.size)
         if card.status is Status.FAILED:
             raise Ended(_restored(bytes(parcel), 0))
-        return unpacked(parcel, communicator.device)
+        messages, note = decode(parcel, device=communicator.device)
+        return messages, note
     try:
         result = work()
-        parcel = packed(*result) if communicator.size > 1 else b""
+        parcel = encode(tuple(result)) if communicator.size > 1 else b""
     except BaseException as error:
         own = _described(error)
         communicator.broadcast(Card(Status.FAILED, len(own)).written(), Card.FORMAT.size)
@@ -262,128 +249,3 @@ def _restored(text: bytes, rank: int) -> PartsongError:
 
 def _our_kind(error: PartsongError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-
-
-# ---- roll call --------------------------------------------------------------------------------------------------
-#
-# What ranks have to agree on before the first round; each difference is told at all ranks, with who has what.
-
-SHOWN = 60
-"""Characters of a difference that an error spells out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attendance:
-    """The layout of all ranks together, and the rank of each party."""
-
-    layout: Layout
-    homes: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Of another rank's matrix one knows how wide it is, and its number type."""
-
-    shape: tuple[int, int]
-    dtype: str
-
-
-def call_the_roll(
-    communicator: Communicator,
-    program: Program,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    others: Mapping[str, Any],
-) -> Attendance:
-    """The layout that all ranks agree on.
-
-    Sent, as JSON: version, settings as text, and the names, widths and number types of this rank's shards.
-    """
-    own = {
-        "version": version("partsong"),
-        "seed": schedule.seed,
-        "schedule": text_of(schedule),
-        "program": text_of(program),
-        **{name: text_of(value) for name, value in others.items()},
-        "parties": [[s.name, int(s.matrix.shape[1]), type_name(s.matrix.dtype)] for s in shards],
-    }
-    cards = [json.loads(text) for text in share(communicator, json.dumps(own))]
-    try:
-        return _attendance(cards)
-    except PartsongError as error:
-        raise Ended(error) from None
-
-
-def _attendance(cards: Sequence[Mapping[str, Any]]) -> Attendance:
-    for what in (name for name in cards[0] if name != "parties"):
-        values = [card.get(what) for card in cards]
-        if len(set(values)) > 1:
-            kind = ParameterError if what in ("seed", "schedule", "resume") else CompositionError
-            raise kind(
-                f"All ranks must have the same {what}, but {_shown(values)}. Start every rank with the same command on "
-                "the same version."
-            )
-    idle = [rank for rank, card in enumerate(cards) if not card["parties"]]
-    if idle:
-        raise ParameterError(
-            f"Every rank needs at least one shard, but {_ranks(idle)} has none. Start fewer ranks, or split the rows "
-            "into more parts."
-        )
-    homes: dict[str, int] = {}
-    for rank, (name, _, _) in _parties(cards):
-        if name in homes:
-            raise ParameterError(f"Party names must differ, but {name!r} is at {_ranks(sorted({homes[name], rank}))}.")
-        homes[name] = rank
-    widths = [" and ".join(sorted({f"{width} columns" for _, width, _ in card["parties"]})) for card in cards]
-    if len({width for _, (_, width, _) in _parties(cards)}) > 1:
-        raise CompositionError(
-            f"Parties must hold the same columns, but {_shown(widths)}. Bring them to one list of features first."
-        )
-    known = [Shard(name, _Columns((0, width), dtype)) for _, (name, width, dtype) in _parties(cards)]  # type: ignore[arg-type]
-    return Attendance(Layout.of(known, cards[0]["seed"]), homes)
-
-
-def text_of(value: Any) -> str:
-    """What a value is, in the same words in every process: no addresses, and arrays by type, shape and checksum."""
-    if is_dataclass(value) and not isinstance(value, type):
-        inner = ", ".join(f"{field.name}={text_of(getattr(value, field.name))}" for field in fields(value))
-        return f"{type(value).__name__}({inner})"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(sorted(f"{text_of(k)}: {text_of(v)}" for k, v in value.items())) + "}"
-    if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(map(text_of, value))) + "}"
-    if isinstance(value, tuple | list):
-        return "(" + ", ".join(map(text_of, value)) + ")"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        array = np.ascontiguousarray(value.cpu() if hasattr(value, "cpu") else value)
-        return f"{type_name(array.dtype)}{list(array.shape)}#{zlib.crc32(array.tobytes()):08x}"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
-def _parties(cards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, tuple[str, int, str]]]:
-    for rank, card in enumerate(cards):
-        yield from ((rank, tuple(party)) for party in card["parties"])
-
-
-def _shown(values: Sequence[Any]) -> str:
-    """Who has what, from where it begins to differ: 'it is 3 at ranks 0 and 2, and 4 at rank 1'."""
-    texts = [str(value) for value in values]
-    alike = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), None)
-    start = 0 if alike is None else max(0, alike - SHOWN // 2)
-    start = start if max(map(len, texts)) > SHOWN else 0
-    groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        groups.setdefault(text, []).append(rank)
-    told = [f"{_cut(text, start)} at {_ranks(who)}" for text, who in groups.items()]
-    return "it is " + ", and ".join(told)
-
-
-def _cut(text: str, start: int) -> str:
-    return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if len(text) > start + SHOWN else ''}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks[:8]] + (["…"] if len(ranks) > 8 else [])
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

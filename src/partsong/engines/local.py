@@ -1,27 +1,76 @@
-"""Engines of one process: sequential, which defines the semantics, and parallel threads with the same bits."""
+"""Parties in this process: one after another, which defines the semantics, or in threads with the same bits."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from partsong.core import runtime
-from partsong.core.interfaces import Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.rounds import run_rounds
-from partsong.errors import ParameterError
+from partsong.core.interfaces import (
+    Aggregation,
+    Answers,
+    Ask,
+    Checkpoint,
+    Layout,
+    Message,
+    Point,
+    Program,
+    Reduction,
+    RoundAttempt,
+    Schedule,
+    Served,
+    Shard,
+    State,
+)
+from partsong.engines.party import Party, PartyState, fault_of
+from partsong.engines.rounds import Rounds, run_rounds
+from partsong.errors import ParameterError, PartsongError
 
-# ---- parallel ---------------------------------------------------------------------------------------------------
+Result = TypeVar("Result")
+Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """One party after another, in one thread of control; all other engines agree with it to rounding.
+
+    `shuffle` visits parties in an order drawn from that number, which changes nothing; `record` keeps the traffic.
+    """
+
+    shuffle: int | None = None
+    record: bool = False
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Rounds:
+        """Rounds as they are done."""
+        return _run(program, shards, schedule, reduction, resume, self._visit, self.record)
+
+    def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
+        order = list(names)
+        if self.shuffle is not None:
+            random.Random(self.shuffle).shuffle(order)
+        return one_by_one(work, order)
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """Parties run in `workers` threads (0: one per core); kernels release the GIL and are serial inside a party.
 
-    Bit-identical to Sequential: the schedule alone fixes the kernels' threads, and sums go in name order.
+    Bit-identical to Sequential: the schedule alone fixes the kernels' threads, and sums go in name order. Threads live
+    as long as a visit to the parties and hold up nobody: where Ctrl-C ends the run in the middle of one, they are left
+    behind and end with their party's work or with the process.
     """
 
     workers: int = 0
@@ -39,23 +88,19 @@ class Parallel:
         *,
         reduction: Reduction,
         resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
-        """Rounds as they are done.
-
-        Threads live as long as a visit to the parties and hold up nobody: where Ctrl-C ends the run in the middle of
-        one, they are left behind and end with their party's work or with the process.
-        """
+    ) -> Rounds:
+        """Rounds as they are done."""
         workers = self.workers or runtime.available()
 
         def visit(work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
             return side_by_side(work, names, workers)
 
-        return run_rounds(program, shards, schedule, reduction, resume, visit, self.record)
+        return _run(program, shards, schedule, reduction, resume, visit, self.record)
 
 
-def side_by_side(work: Callable[[str], Any], names: Sequence[str], workers: int) -> dict[str, Any]:
+def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: int) -> dict[str, Result]:
     """work(name) for all names in daemon threads; of several errors that of the first name is raised."""
-    waiting, done, failed = deque(names), {}, {}
+    waiting, done, failed = deque(names), dict[str, Result](), dict[str, BaseException]()
 
     def serve() -> None:
         while waiting:
@@ -86,35 +131,168 @@ def side_by_side(work: Callable[[str], Any], names: Sequence[str], workers: int)
     return {name: done[name] for name in names}
 
 
-# ---- sequential -------------------------------------------------------------------------------------------------
-#
-# The engine that defines what a program means.
+def one_by_one(work: Callable[[str], Result], names: Sequence[str]) -> dict[str, Result]:
+    """work(name) for all names in their order."""
+    return {name: work(name) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """One party after another, in one thread of control; all other engines agree with it to rounding.
+def _run(
+    program: Program,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    reduction: Reduction,
+    resume: Checkpoint | None,
+    visit: Visit,
+    record: bool,
+) -> Rounds:
+    network = Local(program, shards, schedule, reduction, {} if resume is None else resume.parties, visit)
+    point = None if resume is None else point_of(resume)
+    return Rounds(run_rounds(program, network, schedule, reduction, point, record))
 
-    `shuffle` visits parties in an order drawn from that number, which changes nothing; `record` keeps the traffic.
-    """
 
-    shuffle: int | None = None
-    record: bool = False
+def point_of(checkpoint: Checkpoint) -> Point:
+    """The server's part of a checkpoint. What a reduction keeps from sum to sum is none of it, and is made again."""
+    return Point(checkpoint.index, checkpoint.server, checkpoint.model)
 
-    def run(
+
+class Local:
+    """The network of one process; `visit` says how the parties are visited."""
+
+    def __init__(
         self,
         program: Program,
         shards: Sequence[Shard],
         schedule: Schedule,
-        *,
         reduction: Reduction,
-        resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
-        """Rounds as they are done."""
-        return run_rounds(program, shards, schedule, reduction, resume, self._visit, self.record)
+        states: Mapping[str, State],
+        visit: Visit,
+    ) -> None:
+        self._phases, self._seen = reduction.phases, dict[str, Message]()
+        self._settings = program, tuple(shards), schedule, reduction
+        self._states, self._visit = dict(states), visit
 
-    def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
-        order = list(names)
-        if self.shuffle is not None:
-            random.Random(self.shuffle).shuffle(order)
-        return {name: work(name) for name in order}
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Nobody else has to agree, or to hear of the end."""
+        program, shards, schedule, reduction = self._settings
+        self.layout = Layout.of(shards, schedule.seed)
+        self._parties = LocalParties(program, shards, schedule, reduction, self.layout, self._states, self._visit)
+        self._states = {}
+        yield
+
+    def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
+        """The attempt as it is asked for."""
+        return replace(attempt, first=first(attempt.asked))
+
+    def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
+        """Ask the parties and serve their answers."""
+        if ask.kind == "work" and ask.attempt == 0:
+            self._parties.start(ask.index, ask.stops)
+        answers = self._parties.answer(ask)
+        served = serve(answers)
+        self._seen = dict(answers.messages)
+        if ask.phase + 1 == self._phases and not served.is_again:
+            self._parties.end_sum()
+        return served
+
+    def sum(self, ask: Ask, aggregation: Aggregation) -> None:
+        """There is no collective operation in one process."""
+
+    def seen(self) -> Mapping[str, Message]:
+        """What all parties sent."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
+        """The states of all parties, also of those that have left."""
+        return self._parties.count(worked)
+
+
+class LocalParties:
+    """Parties in this process, with what each of them keeps."""
+
+    def __init__(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        reduction: Reduction,
+        layout: Layout,
+        states: Mapping[str, State],
+        visit: Visit = one_by_one,
+    ) -> None:
+        expected, threads = program.upload_spec(layout), schedule.kernel_threads
+        self.parties = {
+            shard.name: Party(program, shard, layout, reduction, expected, threads)
+            for shard in sorted(shards, key=lambda shard: shard.name)
+        }
+        self.states: dict[str, PartyState] = {}
+        self._known, self._visit = dict(states), visit
+        self._unstarted: dict[str, PartsongError] = {}
+
+    def answer(self, ask: Ask) -> Answers:
+        """What the parties here send. Their work is done as `visit` says, and enters the sum in name order.
+
+        Who could not start is at fault, whether it is asked or not.
+        """
+        names, faults = [name for name in ask.names if name in self.parties], dict[str, PartsongError]()
+        if ask.kind == "work":
+            faults = dict(self._unstarted)
+            able = [name for name in names if name not in faults]
+            faults |= self._visited(lambda name: self.parties[name].worked(self.states[name], ask), able, ask.stops)
+        messages: dict[str, Message] = {}
+        for name in (name for name in names if name not in faults):
+            party, state = self.parties[name], self.states[name]
+            try:
+                state = party.begun(state, ask) if ask.kind == "work" else state
+                if name not in ask.silent:
+                    state, messages[name] = party.sent(state, ask)
+            except PartsongError as error:
+                faults[name] = fault_of(error, ask.stops)
+                state = replace(state, sending=None)
+            self.states[name] = state
+        return Answers(messages, dict(sorted(faults.items())))
+
+    def start(self, index: int, stops: str | None, names: Sequence[str] | None = None) -> None:
+        """Enrol and start those of them (None: all) who have not started. Who cannot is at fault until it can."""
+        chosen = list(self.parties) if names is None else names
+        for name in (name for name in chosen if name not in self.states):
+            self.states[name] = self.parties[name].enrolled()
+            if name in self._known:
+                self.states[name] = replace(self.states[name], program=self._known.pop(name), has_started=True)
+        new = [name for name in chosen if not self.states[name].has_started]
+        if new:
+
+            def start(name: str) -> PartyState:
+                return self.parties[name].started(self.states[name], index)
+
+            others = {name: error for name, error in self._unstarted.items() if name not in new}
+            self._unstarted = others | self._visited(start, new, stops)
+
+    def end_sum(self) -> None:
+        """A sum is done: nothing of the uploads is kept."""
+        for name, state in self.states.items():
+            self.states[name] = self.parties[name].summed(state)
+
+    def count(self, worked: Collection[str]) -> dict[str, State]:
+        """The work of these parties counts. Returns all states that there are, by name."""
+        for name, state in self.states.items():
+            if state.work is not None:
+                self.states[name] = self.parties[name].counted(state, counts=name in worked)
+        started = {name: state.program for name, state in self.states.items() if state.has_started}
+        return {**self._known, **started}
+
+    def _visited(
+        self, step: Callable[[str], PartyState], names: Sequence[str], stops: str | None
+    ) -> dict[str, PartsongError]:
+        """Take a step at each of these parties; returns the errors of those where it failed."""
+
+        def attempt(name: str) -> PartyState | PartsongError:
+            try:
+                return step(name)
+            except PartsongError as error:
+                return fault_of(error, stops)
+
+        done = self._visit(attempt, names)
+        self.states.update({name: state for name, state in done.items() if isinstance(state, PartyState)})
+        return {name: error for name, error in done.items() if isinstance(error, PartsongError)}

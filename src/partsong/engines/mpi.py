@@ -17,13 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from partsong.core.codec import Buffer, memory_order
-from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.spmd import IN_ORDER, run_ranks
+from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Schedule, Shard
+from partsong.engines.ranks import IN_ORDER, run_ranks
+from partsong.engines.rounds import Rounds
 from partsong.errors import MissingExtra
-
-# ---- mpi calls --------------------------------------------------------------------------------------------------
-#
-# What every call of MPI needs: buffers short enough for it, and patience until it is done.
 
 TAG = 20017
 """Of our messages between two ranks; use a duplicate of the communicator to receive messages with any tag yourself."""
@@ -67,16 +64,13 @@ def in_pieces(buffer: Buffer) -> Iterator[Any]:
         yield flat[start : start + PIECE]
 
 
-# ---- mpi --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Mpi:
     """One process per rank; agrees with Sequential bit for bit (`sums="in order"`) or to rounding (`"all-reduce"`).
 
     Every rank calls `run` with the same program, schedule and reduction and with its own shards. `comm` is mpi4py's
     communicator, COMM_WORLD if none is given. `record` keeps at rank 0 what all parties sent, elsewhere what the own
-    ones did. What is sent: see `engines.spmd`; nothing is pickled.
+    ones did. What is sent: see `engines.ranks`; nothing is pickled.
     """
 
     comm: Any = None
@@ -91,7 +85,7 @@ class Mpi:
         *,
         reduction: Reduction,
         resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
+    ) -> Rounds:
         """Rounds as they are done; checkpoints hold the states of this rank's own parties."""
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
 
@@ -178,10 +172,6 @@ class MpiCommunicator:
         sys.stderr.flush()
         self.comm.Abort(1)
 
-
-# ---- post -------------------------------------------------------------------------------------------------------
-#
-# Letters between one server and its workers over MPI: a word, and a parcel of any size or none.
 
 LETTERS = TAG + 1
 """The tag of letters."""

@@ -1,43 +1,44 @@
-"""The loop that every in-process engine runs; how parties are visited is the engine's choice."""
+"""The synchronous round: who is asked, what enters the sum, and which work counts. The same over every network."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 
 from partsong.core import runtime
 from partsong.core.interfaces import (
+    Answers,
+    Ask,
     Checkpoint,
     Layout,
     Message,
+    Network,
     Occasion,
+    Point,
     Program,
     Reduction,
     Round,
+    RoundAttempt,
     Schedule,
-    Shard,
+    Served,
     State,
 )
 from partsong.engines.upload_checks import (
     KEPT_OUT,
     WAYS_ON_WITH_ALL,
-    Company,
-    Expected,
+    Cohort,
     check_sum,
     check_together,
-    check_upload,
-    fixed_company,
-    require_company,
-    stated_by,
+    fixed_cohort,
+    require_cohort,
 )
 from partsong.errors import BudgetSpent, DivergenceError, PartsongError, PartyError, TooFewParties
 
-Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
-Traffic = list[tuple[str, int, Message]]
 Faults = Mapping[str, PartsongError]
-Result = TypeVar("Result")
 
 WAYS_ON = (
     'To go on without this party: faulty="leave out" (on the command line: --faulty leave-out), or the last checkpoint '
@@ -45,183 +46,238 @@ WAYS_ON = (
 )
 
 
+class LeftByError(Exception):
+    """A caller's own loop over the rounds has raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+
+    def as_fault(self, rank: int) -> PartyError:
+        """What other ranks hear of it."""
+        return PartyError(
+            f"The caller at rank {rank} ended the run: its own loop over the rounds raised {self}. Mend it there; to "
+            "go on, resume every rank from its last checkpoint."
+        )
+
+
+class Rounds(Iterator[Round]):
+    """The rounds of a run as they are done.
+
+    A caller that leaves its loop ends the run everywhere. Within `with engine.run(…) as rounds` an exception in the
+    caller's block is raised at the other ranks too.
+    """
+
+    def __init__(self, generator: Generator[Round]) -> None:
+        self._generator = generator
+
+    def __next__(self) -> Round:
+        return next(self._generator)
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            with suppress(LeftByError):
+                self.throw(error)
+
+    def throw(self, error: BaseException) -> Round:
+        """End the run with an error of the caller's own loop."""
+        return self._generator.throw(error if isinstance(error, LeftByError) else LeftByError(error))
+
+    def close(self) -> None:
+        """End the run after the round that was yielded last."""
+        self._generator.close()
+
+
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunConfig:
     """What stays the same in all rounds of a run."""
 
     program: Program
-    shards: Mapping[str, Shard]
-    schedule: Schedule
+    network: Network
     layout: Layout
+    schedule: Schedule
     reduction: Reduction
-    expected: Expected
-    visit: Visit
     record: bool
+
+    def is_over(self, point: Point) -> bool:
+        """By its schedule, or by the program's own judgement."""
+        return point.index >= self.schedule.rounds or self.program.is_over(point.server)
 
 
 @dataclass(slots=True)
-class Desk:
-    """What the parties and the server of a reduction keep from one sum to the next, and who was in the last one."""
+class SumServer:
+    """The server's half of one sum. `serve` changes it only where it returns, so that it may be called again."""
 
-    parties: dict[str, State]
-    server: State = None
-    company: Company | None = None
+    run: RunConfig
+    point: Point
+    attempt: RoundAttempt
+    cohort: Cohort | None
+    state: State
+    occasion: Occasion | None = None
 
+    def serve(self, ask: Ask, answers: Answers) -> Served:
+        """The reply to one phase; after the last one the aggregate.
 
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """What the parties of a round have done: new states, uploads that passed, and the errors of the others."""
-
-    states: dict[str, State]
-    uploads: dict[str, Message]
-    faults: dict[str, PartsongError]
-
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """Those who enter a sum, what the reduction has made of their uploads, and the errors of those who do not."""
-
-    occasion: Occasion
-    states: dict[str, State]
-    faults: dict[str, PartsongError]
+        Where uploads are hidden and only the first phase was answered, nothing of the faulty parties' uploads has left,
+        and the sum begins again without them. Later they are dropouts, and the reduction says whether it can go on.
+        """
+        reduction, aggregation = self.run.reduction, self.run.program.aggregation
+        able = tuple(name for name in ask.names if name not in answers.faults)
+        faults = {**self.attempt.refused, **answers.faults}
+        if answers.faults and not able:
+            ordered = {name: faults[name] for name in sorted(faults)}
+            raise nobody_left(ordered, ask.index) from next(iter(ordered.values()))
+        if ask.kind == "work":
+            require_cohort(self.cohort, able, ask.index, faults)
+            if len(able) < len(ask.names) and reduction.hides_uploads and ask.phase == 0:
+                return Served(included=able, faults=answers.faults, is_again=True)
+        participants = able if self.attempt.first == 0 else self.attempt.asked
+        occasion = self.occasion or Occasion(ask.index, participants, self.run.layout, self.point.model)
+        state, message = reduction.hear(ask.phase, answers.messages, self.state, occasion)
+        reply_bytes = message.nbytes if message.arrays else 0
+        included = tuple(answers.messages)
+        if ask.phase + 1 == reduction.phases:
+            state, message, included = reduction.total(state, aggregation, occasion)
+            require_cohort(self.cohort, included, ask.index)
+        self.state, self.occasion = state, occasion
+        sizes = {name: sent.nbytes for name, sent in answers.messages.items()}
+        return Served(message, included, able, answers.faults, sizes, reply_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The aggregate of a round, and whose uploads are in it."""
+    """The aggregate of a round, whose uploads are in it and whose work counts, and what was sent for it."""
 
     aggregate: Message
-    names: tuple[str, ...]
+    included: tuple[str, ...]
+    worked: tuple[str, ...]
+    refused: Faults
+    sizes: Mapping[str, int]
+    reply_bytes: int
+    traffic: tuple[tuple[str, int, Message], ...]
+    server: State
 
 
 def run_rounds(
     program: Program,
-    shards: Sequence[Shard],
+    network: Network,
     schedule: Schedule,
     reduction: Reduction,
-    resume: Checkpoint | None,
-    visit: Visit,
-    record: bool,
-) -> Iterator[Round]:
-    """Yield one Round after another; the caller stops by leaving its loop."""
-    layout = Layout.of(shards, schedule.seed)
-    expected = stated_by(program, layout)
-    check_together(program, reduction, expected)
-    schedule.check(layout.parties)
-    by_name = {shard.name: shard for shard in shards}
-    setting = Setting(program, by_name, schedule, layout, reduction, expected, visit, record)
-    point = resume if resume is not None else Checkpoint(0, {}, *program.start_server(layout))
-    del resume  # as large as the parties' states, and soon behind us
-    desk = Desk({name: reduction.enrol(name, shard.secret, layout) for name, shard in by_name.items()})
-    while point.index < schedule.rounds:
-        fixed = fixed_company(program, reduction, schedule, layout.parties, point, desk.company)
-        point, missing = _joined(setting, point)
-        done = _one_round(setting, desk, point, missing, fixed)
-        point = done.checkpoint
-        yield done
-        del done
+    point: Point | None = None,
+    record: bool = False,
+) -> Generator[Round]:
+    """Yield one Round after another; the caller stops by leaving its loop.
+
+    Over ranks every rank runs this loop: what `serve` decides at the server is the same everywhere.
+    """
+    with network.running():
+        layout = network.layout
+        check_together(program, reduction, program.upload_spec(layout))
+        schedule.check(layout.parties)
+        run = RunConfig(program, network, layout, schedule, reduction, record)
+        point = point or Point(0, *program.start_server(layout))
+        while not run.is_over(point):
+            done, point = _one_round(run, point)
+            yield done
+            del done
 
 
-def _one_round(setting: Setting, desk: Desk, point: Checkpoint, missing: Faults, fixed: Company | None) -> Round:
-    began, program = time.perf_counter(), setting.program
-    names = setting.schedule.participants(setting.layout.parties, point.index)
-    asked = names if fixed is None else tuple(name for name in names if name in fixed)
-    with runtime.kernels_on(setting.schedule.kernel_threads):
-        ways_on = WAYS_ON if fixed is None else WAYS_ON_WITH_ALL
-        worked = _work(setting, point, asked, missing, ways_on)
-        require_company(fixed, worked.uploads, point.index, {**missing, **worked.faults})
-        entered = _entered(setting, desk, worked.uploads, point, ways_on)
-        faults = {**missing, **worked.faults, **entered.faults}
-        require_company(fixed, entered.states, point.index, faults)
+def _one_round(run: RunConfig, point: Point) -> tuple[Round, Point]:
+    began, program, schedule, index = time.perf_counter(), run.program, run.schedule, point.index
+    cohort = fixed_cohort(program, run.reduction, schedule, run.layout.parties, point, point.cohort)
+    names = schedule.participants(run.layout.parties, index)
+    asked = names if cohort is None else tuple(name for name in names if name in cohort)
+    with runtime.kernels_on(schedule.kernel_threads):
+        summed = _sum(run, point, asked, cohort)
+        check_sum(summed.aggregate, summed.included, index)
+        included, worked, sums, traffic = summed.included, summed.worked, summed.server, summed.traffic
         refused = {name: KEPT_OUT for name in names if name not in asked}
-        refused |= {name: str(error) for name, error in faults.items()}
-        states = {name: worked.states[name] for name in entered.states}
-        summed, traffic, answers = _reduce(setting, desk, entered)
-        require_company(fixed, summed.names, point.index)
-        check_sum(summed.aggregate, summed.names, point.index)
-        desk.company = frozenset(summed.names)
-        sent = {name: sum(m.nbytes for sender, _, m in traffic if sender == name) for name in names}
-        kept, included, handed_over = tuple(traffic) if setting.record else (), summed.names, [summed.aggregate]
-        del worked, entered, traffic, summed  # as large as the model; the program lets go of its copy when it can
+        refused |= {name: str(error) for name, error in summed.refused.items()}
+        up = {name: summed.sizes.get(name, 0) for name in names}
+        down, handed_over = point.model.nbytes + summed.reply_bytes, [summed.aggregate]
+        del summed  # as large as the model; the program lets go of its copy when it can
         server, model = program.finish(point.server, handed_over.pop())
-    return Round(
-        point.index,
-        model,
-        program.metrics(server),
-        included,
-        sent,
-        point.model.nbytes + answers,
-        time.perf_counter() - began,
-        Checkpoint(point.index + 1, {**point.parties, **states}, server, model),
-        kept,
-        refused,
+    metrics = program.metrics(server)
+    after = Point(index + 1, server, model, sums, frozenset(included))
+    states = run.network.commit(after, worked, is_last=run.is_over(after))
+    checkpoint, seconds = Checkpoint(after.index, states, server, model), time.perf_counter() - began
+    return Round(index, model, metrics, included, up, down, seconds, checkpoint, traffic, refused), after
+
+
+def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | None) -> Summed:
+    """Work and sum, among fewer parties again where the server asks for that."""
+    attempt = RoundAttempt(point.index, 0, asked)
+    stops = stops_of(run.schedule, run.layout, cohort)
+    while True:
+        attempt = run.network.open(attempt, _first_of(run, point))
+        server = SumServer(run, point, attempt, cohort, point.sums)
+        served = _work(run, server, stops)
+        refused = {**attempt.refused, **served.faults}
+        if not served.is_again:
+            return _phases(run, server, served, refused, stops)
+        attempt = RoundAttempt(point.index, attempt.attempt + 1, served.included, refused=refused)
+
+
+def stops_of(schedule: Schedule, layout: Layout, cohort: Cohort | None = None) -> str | None:
+    """The words that a fault is raised with; None where faulty parties are left out."""
+    if schedule.faulty != "stop":
+        return None
+    if len(layout.parties) == 1:
+        return ""
+    return WAYS_ON if cohort is None else WAYS_ON_WITH_ALL
+
+
+def _first_of(run: RunConfig, point: Point) -> Callable[[tuple[str, ...]], int]:
+    def first(names: tuple[str, ...]) -> int:
+        return run.reduction.first(point.sums, Occasion(point.index, names, run.layout, point.model))
+
+    return first
+
+
+def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
+    """`local` at those who are asked, and the first phase of their sum."""
+    attempt, silent = server.attempt, run.schedule.silent.get(server.point.index, {})
+    ask = Ask(
+        kind="work",
+        index=attempt.index,
+        attempt=attempt.attempt,
+        phase=attempt.first,
+        participants=attempt.asked,
+        names=attempt.asked,
+        message=server.point.model,
+        silent=frozenset(name for name in attempt.asked if silent.get(name, run.reduction.phases) <= attempt.first),
+        stops=stops,
     )
+    try:
+        served = run.network.sum(ask, run.program.aggregation)
+        return run.network.exchange(ask, partial(server.serve, ask)) if served is None else served
+    except TooFewParties as error:
+        for name, fault in attempt.refused.items():
+            error.add_note(f"Left out of it was {name!r}: {fault}")
+        raise
 
 
-def _joined(setting: Setting, point: Checkpoint) -> tuple[Checkpoint, Faults]:
-    """The same point with a state for every party that has none yet; states of those who have left are kept.
-
-    A party that cannot start and is left out has none; it is asked again before the next round.
-    """
-
-    def begin(name: str) -> State:
-        with runtime.kernels_on(setting.schedule.kernel_threads), named(name, "start", point.index):
-            return setting.program.start_party(setting.shards[name], setting.layout)
-
-    new = tuple(name for name in setting.layout.parties if name not in point.parties)
-    if not new:
-        return point, {}
-    begun, faults = _visited(setting, begin, new)
-    return replace(point, parties={**point.parties, **begun}), faults
-
-
-def _work(setting: Setting, point: Checkpoint, names: Sequence[str], missing: Faults, ways_on: str) -> Worked:
-    """`local` at every party, and a look at its upload where it leaves the party: the last place where that can be.
-
-    (An engine with a network looks again where uploads arrive, unless the reduction hides them.)
-    """
-    program, schedule = setting.program, setting.schedule
-
-    def work(name: str) -> tuple[State, Message]:
-        with runtime.kernels_on(schedule.kernel_threads), named(name, "local", point.index):
-            state, upload = program.local(setting.shards[name], point.parties[name], point.model)
-        with named(name, "upload", point.index):
-            check_upload(name, upload, setting.expected)
-        return state, upload
-
-    done, faults = _visited(setting, work, [name for name in names if name not in missing], ways_on)
-    if not done:
-        everyone = {name: faults.get(name) or missing[name] for name in names}
-        raise nobody_left(everyone, point.index) from everyone[names[0]]
-    states, uploads = ({name: pair[i] for name, pair in done.items()} for i in range(2))
-    return Worked(states, uploads, faults)
-
-
-def _visited(
-    setting: Setting, work: Callable[[str], Result], names: Sequence[str], ways_on: str = WAYS_ON
-) -> tuple[dict[str, Result], dict[str, PartsongError]]:
-    """What came of it at each party, in the order of the names, and the errors of those who are left out."""
-    done = setting.visit(_attempt(setting, work, ways_on), names)
-    faults = {name: done[name] for name in names if isinstance(done[name], PartsongError)}
-    return {name: done[name] for name in names if name not in faults}, faults
-
-
-def _attempt(setting: Setting, work: Callable[[str], Result], ways_on: str) -> Callable[[str], Result | PartsongError]:
-    """The same work, which returns errors of ours where parties with one are left out."""
-
-    def attempt(name: str) -> Result | PartsongError:
-        try:
-            return work(name)
-        except PartsongError as error:
-            if setting.schedule.faulty == "stop":
-                if len(setting.shards) > 1:
-                    error.add_note(ways_on)
-                raise
-            if isinstance(error, TooFewParties):  # which is about the sum, and about no party in it
-                raise
-            return error.with_traceback(None)  # which holds the party's arrays
-
-    return attempt
+def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, stops: str | None) -> Summed:
+    """The later phases of a sum, each among those who were heard in the one before."""
+    attempt, reduction, index = server.attempt, run.reduction, server.point.index
+    silent, worked, refused = run.schedule.silent.get(index, {}), served.worked, dict(refused)
+    sizes, reply_bytes = dict(served.sizes), served.reply_bytes
+    traffic = [(name, attempt.first, message) for name, message in run.network.seen().items() if run.record]
+    for phase in range(attempt.first + 1, reduction.phases):
+        names = tuple(name for name in served.included if phase < silent.get(name, reduction.phases))
+        before = Ask("reduce", index, attempt.attempt, phase, attempt.asked, names, served.message, stops=stops)
+        served = run.network.exchange(before, partial(server.serve, before))
+        refused |= served.faults
+        sizes |= {name: sizes.get(name, 0) + size for name, size in served.sizes.items()}
+        reply_bytes += served.reply_bytes
+        traffic += [(name, phase, message) for name, message in run.network.seen().items() if run.record]
+    return Summed(served.message, served.included, worked, refused, sizes, reply_bytes, tuple(traffic), server.state)
 
 
 def nobody_left(faults: Faults, index: int) -> PartyError:
@@ -230,66 +286,3 @@ def nobody_left(faults: Faults, index: int) -> PartyError:
     kind = next((kind for kind in kinds if all(isinstance(error, kind) for error in faults.values())), PartyError)
     name, first = next(iter(faults.items()))
     return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")
-
-
-def _entered(setting: Setting, desk: Desk, uploads: Mapping[str, Message], point: Checkpoint, ways_on: str) -> Entered:
-    """`begin` at every party; what was begun is begun anew without those who fail, as it tells who takes part."""
-    reduction, faults = setting.reduction, dict[str, PartsongError]()
-    while True:
-        names = tuple(name for name in uploads if name not in faults)
-        if not names:
-            raise nobody_left(faults, point.index) from next(iter(faults.values()))
-        occasion = Occasion(point.index, names, setting.layout, point.model)
-
-        def begin(name: str, occasion: Occasion = occasion) -> State:
-            with named(name, "reduction", occasion.index):
-                return reduction.begin(desk.parties[name], uploads[name], setting.program.aggregation, occasion)
-
-        try:
-            begun = {name: _attempt(setting, begin, ways_on)(name) for name in names}
-        except TooFewParties as error:
-            note_left_out(error, faults)
-            raise
-        new = {name: error for name, error in begun.items() if isinstance(error, PartsongError)}
-        if not new:
-            return Entered(occasion, begun, faults)
-        faults |= new
-
-
-def note_left_out(error: PartsongError, faults: Faults) -> None:
-    """Add why others are not in the sum that this error is about."""
-    for name, fault in faults.items():
-        error.add_note(f"Left out of it was {name!r}: {fault}")
-
-
-def _reduce(setting: Setting, desk: Desk, entered: Entered) -> tuple[Summed, Traffic, int]:
-    """The phases of one sum; returns the sum, what was sent, and the bytes of the server's answers."""
-    reduction, occasion, states = setting.reduction, entered.occasion, entered.states
-    silent = setting.schedule.silent.get(occasion.index, {})
-    traffic: Traffic = []
-    heard, server, answers = Message({}), desk.server, 0
-    for phase in range(reduction.first(server, occasion), reduction.phases):
-        inbox: dict[str, Message] = {}
-        for name in (name for name in occasion.participants if phase < silent.get(name, reduction.phases)):
-            with named(name, f"reduction phase {phase}", occasion.index):
-                states[name], inbox[name] = reduction.send(phase, states[name], heard)
-            traffic.append((name, phase, inbox[name]))
-        server, heard = reduction.hear(phase, inbox, server, occasion)
-        answers += heard.nbytes if heard.arrays else 0
-    desk.parties.update({name: reduction.rest(state) for name, state in states.items()})
-    desk.server, aggregate, included = reduction.total(server, setting.program.aggregation, occasion)
-    return Summed(aggregate, included), traffic, answers
-
-
-class named:
-    """Adds party, stage and round to any error that leaves the block."""
-
-    def __init__(self, party: str, stage: str, index: int) -> None:
-        self.note = f"(party {party!r}, stage {stage!r}, round {index})"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self.note not in getattr(error, "__notes__", []):
-            error.add_note(self.note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from partsong.core.codec import Buffer, memory_order
-from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.spmd import IN_ORDER, run_ranks
+from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Schedule, Shard
+from partsong.engines.ranks import IN_ORDER, run_ranks
+from partsong.engines.rounds import Rounds
 from partsong.errors import CompositionError, MissingExtra, PartyError
 
 Result = TypeVar("Result")
@@ -28,7 +29,7 @@ class TorchDistributed:
     The process group is made before (`torch.distributed.init_process_group`); `group` is the default one if none is
     given. `device` is where this rank computes: empty for the host under gloo, and the current GPU under NCCL. Every
     rank calls `run` with the same program, schedule and reduction and with its own shards; `sums` and `record` are as
-    in `Mpi`. What is sent: see `engines.spmd`.
+    in `Mpi`. What is sent: see `engines.ranks`.
     """
 
     group: Any = None
@@ -44,7 +45,7 @@ class TorchDistributed:
         *,
         reduction: Reduction,
         resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
+    ) -> Rounds:
         """Rounds as they are done; checkpoints hold the states of this rank's own parties."""
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
 

@@ -12,15 +12,14 @@ import numpy as np
 
 from partsong.core.interfaces import (
     Array,
+    ArraySpec,
     Checkpoint,
-    Form,
-    Layout,
+    Dim,
     Message,
+    Point,
     Program,
     Reduction,
     Schedule,
-    traits_of,
-    turn_of,
     type_name,
 )
 from partsong.errors import (
@@ -33,8 +32,6 @@ from partsong.errors import (
     first_few,
 )
 
-# ---- boundary ---------------------------------------------------------------------------------------------------
-
 SHOWN = 3
 """Positions that an error spells out."""
 
@@ -44,39 +41,34 @@ SPARE = 2**20
 HEAVIEST = math.sqrt(np.finfo(np.float64).max)
 """The largest weight that can be multiplied with a factor."""
 
-ANY = Form((), kind="")
+ANY = ArraySpec((), kind="")
 """Where nothing is stated: any numbers, if they are finite."""
 
-Kind = Mapping[str, Form]
-Expected = tuple[Kind, ...] | None
-
-
-def stated_by(program: Program, layout: Layout) -> Expected:
-    """The forms that its uploads have, or None from a program that says nothing of them."""
-    states: Any = getattr(program, "expects", None)
-    return None if states is None else states(layout)
+Kind = Mapping[str, ArraySpec]
+Expected = tuple[Kind, ...]
+"""One for each kind of upload that a program has; none: it says nothing of them."""
 
 
 def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
     """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
     reduction.check(program.aggregation)
-    traits = traits_of(program)
+    traits = program.traits
     if traits.requires == "plain" and reduction.hides_uploads:
         raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {traits.reason}")
     if traits.requires == "secure" and not reduction.hides_uploads:
         raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {traits.reason}")
     _check_that_sums_are_wide_enough(program, reduction)
-    for name, form in (pair for kind in expected or () for pair in kind.items()):
-        if form.lone and reduction.hides_uploads:
+    for name, form in (pair for kind in expected for pair in kind.items()):
+        if form.single_party_reason and reduction.hides_uploads:
             raise CompositionError(
                 f"{type(reduction).__name__} hides what single parties send, but entries of the sum of {name!r} can be "
-                f"those of one party alone: {form.lone}"
+                f"those of one party alone: {form.single_party_reason}"
             )
 
 
 def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> None:
     """Of parties, and of numbers."""
-    fewest, needed = getattr(reduction, "fewest", 1), traits_of(program).min_in_sum
+    fewest, needed = getattr(reduction, "fewest", 1), program.traits.min_in_sum
     if fewest < needed:
         raise CompositionError(
             f"{type(reduction).__name__} forms sums over as few as {fewest} parties, but {type(program).__name__} "
@@ -84,7 +76,7 @@ def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> 
             "honest parties count), or fewer shares of the noise."
         )
     bound_of: Any = getattr(reduction, "bound_of", None)
-    needs: Mapping[str, float] = traits_of(program).sum_bounds if bound_of is not None else {}
+    needs: Mapping[str, float] = program.traits.sum_bounds if bound_of is not None else {}
     short = {name: bound for name, bound in needs.items() if bound_of(name) < bound}
     if short:
         told = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
@@ -140,11 +132,11 @@ def _is_weight(weight: object) -> bool:
     return isinstance(weight, Real) and 0 <= float(weight) <= HEAVIEST
 
 
-def _fits(array: Array, form: Form) -> bool:
+def _fits(array: Array, form: ArraySpec) -> bool:
     return _kind(array) == form.kind and tuple(array.shape) == form.shape
 
 
-def _is_finite(array: Array, form: Form = ANY) -> bool:
+def _is_finite(array: Array, form: ArraySpec = ANY) -> bool:
     """Whether these are numbers, none too large and, if asked for, none below zero: from the least and the largest."""
     kind = _kind(array)
     if not kind or 0 in array.shape:
@@ -168,7 +160,7 @@ def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
     """All that is wrong with an upload, but for numbers that are not finite."""
     if not _is_weight(upload.weight):
         yield f"its weight is {upload.weight!r}, not a number from zero to {HEAVIEST:.1g}"
-    stated: Mapping[str, Form] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
+    stated: Mapping[str, ArraySpec] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
     yield from (f"{name!r} is missing" for name in stated if name not in upload.arrays)
     for name, array in upload.arrays.items():
         form = stated.get(name)
@@ -217,17 +209,12 @@ def _told(array: Array) -> str:
     return type_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def _size(shape: tuple[Dim, ...]) -> str:
     return " × ".join(map(str, shape)) if len(shape) > 1 else f"of length {shape[0]}" if shape else "a single number"
 
 
-# ---- company ----------------------------------------------------------------------------------------------------
-#
-# Whose uploads the sums of one round are over, where nobody may see a single one: the same in all of its exchanges.
-#
-# Nobody iterates between the exchanges of a round. Two sums of it, of which one lacks a party, differ by its upload.
-
-Company = frozenset[str]
+Cohort = frozenset[str]
+"""Whose uploads the sums of one round are over: where nobody may see a single one, the same in all of its exchanges."""
 
 WHY = (
     "Between the exchanges of a round nobody iterates, so that the difference of two of its sums would be the upload "
@@ -240,20 +227,20 @@ WAYS_ON_WITH_ALL = (
 )
 
 
-def fixed_company(
+def fixed_cohort(
     program: Program,
     reduction: Reduction,
     schedule: Schedule,
     names: Collection[str],
-    point: Checkpoint,
-    before: Company | None,
-) -> Company | None:
+    point: Point | Checkpoint,
+    before: Cohort | None,
+) -> Cohort | None:
     """Who has to be in the sum that comes next, and nobody else; None where that is free.
 
     `before` are those in the last sum of this run (None: there was none). A schedule by which the exchanges of a round
     differ is refused before the first of them, and so before anything of that round is sent.
     """
-    turn = turn_of(program, point.model)
+    turn = program.turn(point.model)
     number, total = turn.step, turn.steps
     if not reduction.hides_uploads or total == 1:
         return None
@@ -270,8 +257,8 @@ def fixed_company(
     return before
 
 
-def require_company(
-    fixed: Company | None, present: Collection[str], index: int, faults: Mapping[str, PartsongError] | None = None
+def require_cohort(
+    fixed: Cohort | None, present: Collection[str], index: int, faults: Mapping[str, PartsongError] | None = None
 ) -> None:
     """Refuse a sum of other parties than those of the sum before it in the same round."""
     if fixed is None or fixed == set(present):

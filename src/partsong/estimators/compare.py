@@ -1,4 +1,4 @@
-"""`partsong.compare`: local-only, federated and pooled models of the same parties, in simulation."""
+"""`partsong.compare`: what parties reach alone, together, and if they pooled their rows, in a simulation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partsong import methods as registry
 from partsong.core import runtime
-from partsong.core.interfaces import Array, Message, Outcome, Round, Schedule, Shard, State
+from partsong.core.interfaces import Array, Layout, Message, Outcome, Round, Schedule, Shard, State
 from partsong.core.parameters import whole_number
 from partsong.core.runtime import Interrupts, held, package_version
 from partsong.core.streams import key
@@ -26,41 +27,48 @@ from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.sparse import SparseMatrix
 from partsong.engines.local import Parallel, side_by_side
 from partsong.errors import ParameterError, PartsongError, ShapeError
-from partsong.estimators.federated_nmf import FederatedNMF
-from partsong.estimators.parameters import alignment_of, one_of, precision_of, program_of, rank_of, require_verbosity
-from partsong.estimators.validation import by_party, named_parties, shards_of, sound_parties, whole_seed
+from partsong.estimators.parties import by_party, named_parties, shards_of, sound_parties
+from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
-from partsong.methods import recipes
-from partsong.methods.registry import LOCAL_STEPS, METHODS, ONE_ROUND, STARTS, alignment_for, start_of
+from partsong.methods.registry import Problem
+from partsong.methods.starts import STARTS
 from partsong.privacy.exposure import simulated_in_words
 from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
-from partsong.reporting.run_report import Curve, MethodFindings, Party, Report, Sent, write_report
-from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, Task, conclude, progress, pursue
-from partsong.training.result import Finished
-from partsong.training.simulation import conclude_aloud, party_components, simulation_by_name
-from partsong.training.stopping import HistoryRow, Run, Stop
+from partsong.reporting.run_report import Curve, MethodResult, Party, Report, Sent, write_report
+from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, ExclusionLog, Training, Watch, finish, progress, run
+from partsong.training.result import FitResult
+from partsong.training.simulation import FederatedFit, finish_with_warnings, party_components, simulation_of_rounds
+from partsong.training.stopping import HistoryRow, StoppingRule
 
-# ---- comparison -------------------------------------------------------------------------------------------------
-#
-# Local-only, federated and pooled side by side: what a simulation can show and a real federation cannot.
-
-Watch = Callable[[Round, HistoryRow], None]
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
-
-MEANINGS = {
-    "gram": "WᵀW: how a party's weights vary together, summed over its rows",
-    "cross": "WᵀX: the party's rows summed up by weight, one line per component",
-    "totals": "number of rows, ‖X‖² and ΣW",
-    "H": "the party's own components",
-    "counts": "which of the shared components the party has a partner for",
-}
 
 FEW_ROWS = 64
 """Rows of a party on which compiled code is tried before the clock starts."""
 
+WORST_FIRST = (Outcome.INTERRUPTED, Outcome.DIVERGED, Outcome.TIME_SPENT, Outcome.MAX_ROUNDS, Outcome.CONVERGED)
+HEADINGS = (
+    "method", "start", "rounds", "steps", "relative error", "explained", "worst party", "sent per party", "seconds",
+    "drift", "aligned", "outcome",
+)  # fmt: skip
+NEVER_SENT = (
+    "The rows X_p and the weights W_p never left a party. Sums and components that a party sends in the open still "
+    "tell about its rows, the more the fewer rows it has: they are not anonymous."
+)
+LOCAL, POOLED = "local", "pooled"
+COMPARABLE = (LOCAL, *(name for name in registry.names() if not registry.TABLE[name].required), POOLED)
+BASELINE_ITERATIONS = 100
+"""The fewest of "local" and "pooled" where nobody names their own: few rounds of others do not cut references short."""
+DESCRIPTIONS = {
+    LOCAL: "Every party factorizes its own rows and shares nothing: one model for each.",
+    POOLED: "All rows in one place: what nobody is allowed to do.",
+}
+SAME_ITERATION = (LOCAL, "exact", POOLED)
+"""One iteration on the rows of each party, of all, and of all in one place; asked for by the name "exact"."""
+PerMethod = int | Mapping[str, int] | None
+
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Candidate:
     """A method of a comparison: a program, how long it may run, how its parties start, and one sentence about it."""
 
     name: str
@@ -72,23 +80,24 @@ class Contestant:
 
 
 @dataclass(slots=True)
-class Witness:
+class Recorder:
     """What a run lets be seen on its way: how often parties sent which kind of upload, by the signature of its arrays,
     and the parties' H_p after the first and the best round.
     """
 
+    meanings: Mapping[str, str] = field(default_factory=dict)
     sent: dict[Signature, list[Sent]] = field(default_factory=dict)
     alone: dict[str, Array] = field(default_factory=dict)
     own: dict[str, Array] = field(default_factory=dict)
     server: State = None
     least: float = math.inf
 
-    def see(self, done: Round, row: HistoryRow) -> None:
-        """Note a round; of equally good ones the later is the best, as in `training.stopping.Follower`."""
+    def record(self, done: Round, row: HistoryRow) -> None:
+        """Note a round; of equally good ones the later is the best, as in `training.loop.train`."""
         if not self.sent and done.traffic:
             self.alone = party_components(done.checkpoint)
         for _, _, upload in done.traffic:
-            known = self.sent.get(upload.signature) or _arrays_of(upload)
+            known = self.sent.get(upload.signature) or _arrays_of(upload, self.meanings)
             self.sent[upload.signature] = [replace(one, times=one.times + 1) for one in known]
         if row.objective <= self.least:
             self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
@@ -104,92 +113,89 @@ def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
     few = [replace(s, matrix=s.matrix.rows(np.arange(min(FEW_ROWS, s.matrix.shape[0])))) for s in shards[:2]]
     for program in programs:
         brief = replace(program, steps=1) if hasattr(program, "steps") else program
-        task = Task(brief, few, Schedule(2), Stop(tol=0.0), Parallel())
+        fit = FederatedFit(brief, few, Schedule(2), StoppingRule(tol=0.0), Parallel())
         with suppress(PartsongError):  # what is wrong with the data is told by the run itself
-            own = Witness()
-            run = pursue(task, watch=own.see)
-            if run.outcome is Outcome.INTERRUPTED:
+            own = Recorder()
+            training = run(fit, watch=own.record)
+            if training.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
-            at_parties(brief, few, conclude(task, run), own)
+            at_parties(brief, few, finish(fit, training), own)
 
 
-def contest(
-    contestant: Contestant,
+def run_candidate(
+    candidate: Candidate,
     shards: Sequence[Shard],
     seed: int,
     watch: Watch = lambda done, row: None,
     pooled: Shard | None = None,
     interrupts: Interrupts | None = None,
     faulty: str = "stop",
-) -> MethodFindings:
+) -> MethodResult:
     """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
 
     The oracle runs on `pooled`, and is evaluated at the parties. Seconds are those of the rounds; what a simulation
     computes only to look at them does not count. The first Ctrl-C that `interrupts` counts ends the rounds, the second
     all of it.
     """
-    witness = Witness()
+    recorder = Recorder(_meanings_of(candidate.program, Layout.of(shards, seed)))
 
     def follow(done: Round, row: HistoryRow) -> None:
-        witness.see(done, row)
+        recorder.record(done, row)
         watch(done, row)
 
-    schedule, at = Schedule(contestant.rounds, seed, faulty=faulty), shards if pooled is None else [pooled]
+    schedule, at = Schedule(candidate.rounds, seed, faulty=faulty), shards if pooled is None else [pooled]
     began = time.perf_counter()
-    task = simulation_by_name(
-        contestant.name, contestant.program, at, contestant.rounds, schedule, Stop(tol=0.0), Parallel(record=True)
-    )
-    run = pursue(task, began=began, watch=follow, interrupts=interrupts)
+    rule, engine = StoppingRule(tol=0.0), Parallel(record=True)
+    fit = simulation_of_rounds(candidate.program, at, candidate.rounds, schedule, rule, engine)
+    training = run(fit, began=began, watch=follow, interrupts=interrupts)
     if interrupts is not None and interrupts.count > 1:
         raise KeyboardInterrupt
-    finished = conclude_aloud(task, run)
-    parties = at_parties(contestant.program, shards, finished, Witness() if contestant.is_oracle else witness)
-    return findings_of(contestant, run, finished, parties, witness)
+    finished = finish_with_warnings(fit, training)
+    parties = at_parties(candidate.program, shards, finished, Recorder() if candidate.is_oracle else recorder)
+    return result_of(candidate, training, finished, parties, recorder)
 
 
-def at_parties(program: Any, shards: Sequence[Shard], finished: Finished, witness: Witness) -> tuple[AtParty, ...]:
+def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recorder: Recorder) -> tuple[AtParty, ...]:
     """How each party fares with the model, and with what it had found itself."""
     found = []
     with runtime.kernels_on(runtime.available()):
         for shard in shards:
             party = at_party(shard, finished.H, program.solver, finished.weights.get(shard.name))
-            if shard.name in witness.own:
-                models = program.components(witness.server), finished.H
-                party = with_own(party, shard, witness.own[shard.name], models, program.solver)
+            if shard.name in recorder.own:
+                models = program.components(recorder.server), finished.H
+                party = with_own(party, shard, recorder.own[shard.name], models, program.solver)
             found.append(party)
     return tuple(found)
 
 
-def findings_of(
-    contestant: Contestant, run: Run, finished: Finished, parties: tuple[AtParty, ...], witness: Witness
-) -> MethodFindings:
+def result_of(
+    candidate: Candidate, run: Training, finished: FitResult, parties: tuple[AtParty, ...], recorder: Recorder
+) -> MethodResult:
     """What a run has reached, what it cost, and what left the parties."""
-    rows, oracle = run.history, contestant.is_oracle
-    was_alone = contestant.start == "independent" and len(rows) > 1
-    known = {name: H for name, H in witness.alone.items() if is_finite(H)} if was_alone else {}
-    alone = {name: own_parts(H, finished.H) for name, H in known.items()}
-    return MethodFindings(
-        name=contestant.name,
-        description=contestant.description,
+    rows, senders = run.history, 0 if candidate.is_oracle else len(parties)
+    was_alone = candidate.start == "independent" and len(rows) > 1
+    known = {name: H for name, H in recorder.alone.items() if is_finite(H)} if was_alone else {}
+    return MethodResult(
+        name=candidate.name,
+        description=candidate.description,
         relative_error=finished.relative_error,
-        explained_variance=1.0 - finished.relative_error**2,
-        bytes_up_per_party=0.0 if oracle else sum(row.bytes_up for row in rows) / len(parties),
-        bytes_down_per_party=0.0 if oracle else float(sum(row.bytes_down for row in rows)),
+        bytes_up_per_party=sum(row.bytes_up for row in rows) / senders if senders else 0.0,
+        bytes_down_per_party=float(sum(row.bytes_down for row in rows)) if senders else 0.0,
         rounds=run.rounds,
         seconds=rows[-1].seconds if rows else 0.0,
-        outcome=str(outcome_of(run, contestant.rounds)),
-        curve=_curve(contestant.name, rows, 0 if oracle else len(parties)),
+        outcome=str(outcome_of(run, candidate.rounds)),
+        curve=_curve(candidate.name, rows, senders),
         components=finished.H,
         shares=tuple(float(share) for share in finished.shares),
-        sent=() if oracle else witness.sent_by_each(len(parties)),
-        is_oracle=oracle,
-        start=contestant.start,
+        sent=recorder.sent_by_each(len(parties)) if senders else (),
+        is_oracle=candidate.is_oracle,
+        start=candidate.start,
         parties=parties,
-        found_alone=alone,
+        found_alone={name: own_parts(H, finished.H) for name, H in known.items()},
     )
 
 
-def outcome_of(run: Run, rounds: int) -> Outcome:
+def outcome_of(run: Training, rounds: int) -> Outcome:
     """How a run ended; one that had made all its rounds when Ctrl-C was noticed lost nothing by it."""
     is_whole = run.outcome is Outcome.INTERRUPTED and run.rounds >= rounds
     return Outcome.MAX_ROUNDS if is_whole else run.outcome
@@ -208,9 +214,14 @@ def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
     )
 
 
-def _arrays_of(upload: Message) -> list[Sent]:
+def _meanings_of(program: Any, layout: Layout) -> dict[str, str]:
+    """What the arrays of its uploads are, by name."""
+    return {name: spec.meaning for kind in program.upload_spec(layout) for name, spec in kind.items()}
+
+
+def _arrays_of(upload: Message, meanings: Mapping[str, str]) -> list[Sent]:
     arrays = [
-        Sent(name, shape, dtype, int(upload[name].nbytes), 0, MEANINGS.get(name, ""))
+        Sent(name, shape, dtype, int(upload[name].nbytes), 0, meanings.get(name, ""))
         for name, shape, dtype in upload.signature
     ]
     return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
@@ -221,16 +232,9 @@ def in_the_order_of(reference: np.ndarray, components: np.ndarray) -> tuple[int,
     return own_parts(components, reference).places
 
 
-# ---- compare alone ----------------------------------------------------------------------------------------------
-#
-# The two ends of a comparison: every party on its own, and all rows in one place.
-
-WORST_FIRST = (Outcome.INTERRUPTED, Outcome.DIVERGED, Outcome.TIME_SPENT, Outcome.MAX_ROUNDS, Outcome.CONVERGED)
-
-
-def contest_alone(
-    contestant: Contestant, shards: Sequence[Shard], seed: int, interrupts: Interrupts | None = None
-) -> MethodFindings:
+def run_locally(
+    candidate: Candidate, shards: Sequence[Shard], seed: int, interrupts: Interrupts | None = None
+) -> MethodResult:
     """Every party factorizes its own rows with the program as its only party, and keeps the model to itself.
 
     The curve is as long as the shortest of the parties'; the outcome is the worst of theirs.
@@ -238,30 +242,29 @@ def contest_alone(
     began = time.perf_counter()
     by_name = {shard.name: shard for shard in shards}
 
-    def work(name: str) -> tuple[Task, Run]:
-        task = Task(contestant.program, [by_name[name]], Schedule(contestant.rounds, seed), Stop(tol=0.0))
-        return task, pursue(task, began=began, interrupts=interrupts)
+    def work(name: str) -> tuple[FederatedFit, Training]:
+        schedule, rule = Schedule(candidate.rounds, seed), StoppingRule(tol=0.0)
+        fit = FederatedFit(candidate.program, [by_name[name]], schedule, rule)
+        return fit, run(fit, began=began, interrupts=interrupts)
 
     runs = side_by_side(work, list(by_name), runtime.available())
     seconds = time.perf_counter() - began
-    parties = tuple(_alone(by_name[name], task, run) for name, (task, run) in runs.items())
-    outcomes = {outcome_of(run, contestant.rounds) for _, run in runs.values()}
-    error = overall_error(parties)
-    return MethodFindings(
-        name=contestant.name,
-        description=contestant.description,
-        relative_error=error,
-        explained_variance=1.0 - error**2,
+    parties = tuple(_alone(by_name[name], *done) for name, done in runs.items())
+    outcomes = {outcome_of(training, candidate.rounds) for _, training in runs.values()}
+    return MethodResult(
+        name=candidate.name,
+        description=candidate.description,
+        relative_error=overall_error(parties),
         bytes_up_per_party=0.0,
         bytes_down_per_party=0.0,
         rounds=0,
         seconds=seconds,
         outcome=str(min(outcomes, key=WORST_FIRST.index)),
-        curve=_curve_alone(contestant.name, [run.history for _, run in runs.values()], parties, seconds),
+        curve=_local_curve(candidate.name, [training.history for _, training in runs.values()], parties, seconds),
         components=np.zeros((0, shards[0].matrix.shape[1])),
         shares=(),
         sent=(),
-        start=contestant.start,
+        start=candidate.start,
         parties=parties,
     )
 
@@ -283,39 +286,24 @@ def pooled(shards: Sequence[Shard]) -> Shard:
     return Shard("everyone", as_matrix(stacked, dtype), key(0, "secret", "everyone"))
 
 
-def _curve_alone(
+def _local_curve(
     label: str, histories: Sequence[Sequence[HistoryRow]], parties: Sequence[AtParty], seconds: float
 ) -> Curve:
     """The error over all rows by iteration; the time is spread evenly, as parties take turns on the cores."""
-    squares = [[row.relative_error**2 for row in rows] for rows in histories]
-    count = min(map(len, squares))
-    sums = [sum(s[i] * party.squared_norm for s, party in zip(squares, parties, strict=True)) for i in range(count)]
-    norm = sum(party.squared_norm for party in parties) or 1.0
+    norms = np.array([party.squared_norm for party in parties])
+    count = min(map(len, histories))
+    errors = np.array([[row.relative_error for row in rows[:count]] for rows in histories])
+    total = np.sqrt(np.maximum(0.0, norms @ errors**2) / (float(norms.sum()) or 1.0))
     times = tuple(seconds * (i + 1) / count for i in range(count))
-    return Curve(label, tuple(range(1, count + 1)), times, tuple(math.sqrt(max(0.0, value) / norm) for value in sums))
+    return Curve(label, tuple(range(1, count + 1)), times, tuple(map(float, total)))
 
 
-def _alone(shard: Shard, task: Task, run: Run) -> AtParty:
-    finished = conclude(task, run)
+def _alone(shard: Shard, fit: FederatedFit, training: Training) -> AtParty:
+    finished = finish(fit, training)
     with runtime.kernels_on(runtime.available()):
-        party = at_party(shard, finished.H, task.program.solver, finished.W)
+        party = at_party(shard, finished.H, fit.program.solver, finished.W)
     own = OwnParts(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
     return replace(party, own_error=party.relative_error, own=own)
-
-
-# ---- compare result ---------------------------------------------------------------------------------------------
-#
-# What `partsong.compare` found: a table for people, numbers for programs, a page for colleagues.
-
-HEADINGS = (
-    "method", "start", "rounds", "steps", "relative error", "explained", "worst party", "sent per party", "seconds",
-    "drift", "aligned", "outcome",
-)  # fmt: skip
-
-NEVER_SENT = (
-    "The rows X_p and the weights W_p never left a party. Sums and components that a party sends in the open still "
-    "tell about its rows, the more the fewer rows it has: they are not anonymous."
-)
 
 
 class IncompleteWarning(UserWarning):
@@ -352,7 +340,7 @@ class Comparison:
     `missing` are the methods that Ctrl-C left no time for, `left_out` the parties whose data cannot be used, and why.
     """
 
-    findings: tuple[MethodFindings, ...]
+    findings: tuple[MethodResult, ...]
     n_components: int
     seed: int
     local_steps: Mapping[str, int]
@@ -474,40 +462,6 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-# ---- compare methods --------------------------------------------------------------------------------------------
-
-LOCAL, POOLED = "local", "pooled"
-COMPARABLE = (LOCAL, *METHODS, POOLED)
-ROUNDS = {"fnmf-alone": 10}
-"""Rounds of methods that do not take 100: its parties iterate long in each."""
-BASELINE_ITERATIONS = 100
-"""The fewest of "local" and "pooled" where nobody names their own: few rounds of others do not cut references short."""
-
-DESCRIPTIONS = {
-    LOCAL: "Every party factorizes its own rows and shares nothing: one model for each.",
-    "fedavg": "Parties iterate from the shared H, which is then averaged by position.",
-    "fedprox": "As fedavg, while parties are pulled to the shared H.",
-    "fnmf-alone": "Parties iterate long and alone; which component is which is found out before averaging.",
-    "fnmf": "One round as fnmf-alone, then WᵀW and WᵀX as exact.",
-    "ipalm-once": "Every party iterates alone; components are averaged once, by position.",
-    "mur-once": "As ipalm-once, by multiplicative updates.",
-    "syn-sd": "As fedavg, with steps that are held back more and more.",
-    "syn-ssd-u": "As syn-sd, while W fits a sketch of the mean of all H in every step.",
-    "syn-ssd-v": "As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched.",
-    "syn-ssd-uv": "As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched.",
-    "asyn-sd": "As syn-sd, but no party waits for another: the server moves towards each H as it comes.",
-    "asyn-ssd-v": "As asyn-sd, with sketched steps of H.",
-    "game": "Rows play single cells with columns, which travel from party to party; a round is a sweep.",
-    "exact": "Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.",
-    POOLED: "All rows in one place: what nobody is allowed to do.",
-}
-
-SAME_ITERATION = (LOCAL, "exact", POOLED)
-"""One iteration on the rows of each party, of all, and of all in one place; asked for by the name "exact"."""
-
-PerMethod = int | Mapping[str, int] | None
-
-
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Rounds and local steps of the methods that do not take their own."""
@@ -519,12 +473,17 @@ class Numbers:
         """Exchanges, or iterations where nothing is exchanged."""
         if name in (LOCAL, POOLED) and name not in self.rounds:
             return max(BASELINE_ITERATIONS, self.rounds_of("exact"))
-        return 1 if name in ONE_ROUND else self.rounds.get(name, ROUNDS.get(name, 100))
+        if name in self.rounds and name in (LOCAL, POOLED):
+            return self.rounds[name]
+        method = registry.method(name)
+        usual = method.rounds if method.compared_rounds is None else method.compared_rounds
+        return 1 if method.is_one_shot else self.rounds.get(name, usual)
 
     def steps_of(self, name: str) -> int:
         """Sweeps or iterations between two exchanges."""
         iteration = "exact" if name in SAME_ITERATION else name
-        return self.local_steps.get(iteration, LOCAL_STEPS[iteration])
+        usual = registry.method(iteration).value("local_steps", {})
+        return self.local_steps.get(iteration, 1 if usual is None else int(usual))
 
 
 def compare(
@@ -577,22 +536,22 @@ def compare(
     _require_methods(methods)
     numbers = Numbers(_each("rounds", rounds, methods), _each("local_steps", local_steps, methods))
     if start is not None:
-        one_of("start", start, STARTS)
+        one_of("start", start, STARTS.names)
     require_verbosity(verbose)
     one_of("faulty", faulty, FAULTY)
     seed, precision = whole_seed(random_state), precision_of(dtype)
-    columns, missing = FederatedNMF(), dict[str, str]()
+    missing = dict[str, str]()
     matrices, labels = _parties(X, parties, names)
     if faulty == LEAVE_OUT:
         matrices, labels, missing = sound_parties(matrices, labels, precision)
-    attendance = Attendance(missing)
-    shards = shards_of(columns, matrices, labels, seed, precision)
+    exclusions = ExclusionLog(missing)
+    shards, columns = shards_of(matrices, labels, seed, precision)
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
-    entered = [_contestant(name, rank, numbers, start) for name in methods]
-    warm_up((contestant.program for contestant in entered), shards)
+    entered = [_candidate(name, rank, numbers, start) for name in methods]
+    warm_up((candidate.program for candidate in entered), shards)
     with held() as interrupts:
-        found = _contest_all(entered, shards, seed, verbose, interrupts, attendance, faulty)
-    named = getattr(columns, "feature_names_in_", None)
+        found = _run_all(entered, shards, seed, verbose, interrupts, exclusions, faulty)
+    named = columns.get("feature_names_in_")
     feature_names = None if named is None else tuple(map(str, named))
     steps = {m.name: len(m.curve.rounds) if m.name == LOCAL else numbers.steps_of(m.name) for m in found}
     was_interrupted = interrupts.count > 0 or found[-1].outcome == Outcome.INTERRUPTED
@@ -617,45 +576,49 @@ def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
     )
 
 
-def _contest_all(
-    entered: Sequence[Contestant],
+def _run_all(
+    entered: Sequence[Candidate],
     shards: list[Shard],
     seed: int,
     verbose: int,
     interrupts: Interrupts,
-    attendance: Attendance,
+    exclusions: ExclusionLog,
     faulty: str,
-) -> tuple[MethodFindings, ...]:
+) -> tuple[MethodResult, ...]:
     """Method by method; those after an interrupt are left out."""
-    found: list[MethodFindings] = []
-    for contestant in entered:
+    found: list[MethodResult] = []
+    for candidate in entered:
         if interrupts.count or (found and found[-1].outcome == Outcome.INTERRUPTED):
             break
-        with progress(verbose, contestant.rounds, None, contestant.name) as bar:
+        with progress(verbose, candidate.rounds, None, candidate.name) as bar:
 
             def watch(done: Round, row: HistoryRow, bar: Watch = bar) -> None:
-                attendance.note(done, row)
+                exclusions.note(done, row)
                 bar(done, row)
 
-            if contestant.name == LOCAL:
-                found.append(contest_alone(contestant, shards, seed, interrupts))
+            if candidate.name == LOCAL:
+                found.append(run_locally(candidate, shards, seed, interrupts))
             else:
-                all_rows = pooled(shards) if contestant.is_oracle else None
-                found.append(contest(contestant, shards, seed, watch, all_rows, interrupts, faulty))
+                all_rows = pooled(shards) if candidate.is_oracle else None
+                found.append(run_candidate(candidate, shards, seed, watch, all_rows, interrupts, faulty))
     if not found:
         raise KeyboardInterrupt
     return tuple(found)
 
 
-def _contestant(name: str, rank: int, numbers: Numbers, start: str | None) -> Contestant:
+def _candidate(name: str, rank: int, numbers: Numbers, start: str | None) -> Candidate:
     steps, rounds = numbers.steps_of(name), numbers.rounds_of(name)
     if name in SAME_ITERATION:
-        program: Any = recipes.shared_statistics(rank, sweeps=steps)
-        return Contestant(name, DESCRIPTIONS[name], program, rounds, is_oracle=name == POOLED)
-    begun = start_of(name, start)
-    align = alignment_of(alignment_for(name))
-    program = program_of(name, rank, steps=steps, align=align, start=begun)
-    return Contestant(name, DESCRIPTIONS[name], program, rounds, begun)
+        program: Any = registry.build("exact", rank, local_steps=steps)
+        return Candidate(
+            name, DESCRIPTIONS.get(name) or registry.TABLE[name].summary, program, rounds, is_oracle=name == POOLED
+        )
+    method = registry.method(name)
+    options: dict[str, Any] = {"local_steps": steps} if "local_steps" in method.parameters else {}
+    if start in getattr(method.parameters.get("start"), "names", ()):
+        options["start"] = start
+    program = method.build(Problem(rank, rounds=rounds), options)
+    return Candidate(name, method.summary, program, rounds, method.value("start", options) or "common")
 
 
 def _require_methods(methods: Any) -> None:
@@ -686,6 +649,6 @@ def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
     return {name: whole_number(f"{setting}[{name!r}]", number) for name, number in value.items()}
 
 
-def exposures_in_words(entered: Iterable[Contestant], shards: Sequence[Shard]) -> list[str]:
+def exposures_in_words(entered: Iterable[Candidate], shards: Sequence[Shard]) -> list[str]:
     """What could be computed from what each method sends, for the party that it is worst for."""
     return simulated_in_words(((one.name, one.program, one.rounds) for one in entered if not one.is_oracle), shards)

@@ -5,199 +5,124 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule, traits_of
+from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule
 from partsong.core.parameters import whole_number
 from partsong.core.runtime import held
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
-from partsong.estimators.parameters import (
-    MISSING,
-    alignment_of,
-    given_weights,
-    one_of,
-    precision_of,
-    program_of,
-    rank_of,
+from partsong.estimators.parties import (
+    by_party,
+    method_options_of,
+    named_parties,
+    own_components,
     require_method,
     require_privacy,
+    shards_of,
+    sound_parties,
+    weights_by_party,
+    weights_by_row,
+)
+from partsong.estimators.persistence import load_fitted, penalties_told, save_fitted
+from partsong.estimators.validation import (
+    MISSING,
+    check_weights,
+    non_negative_tags,
+    one_of,
+    precision_of,
+    rank_of,
     require_verbosity,
     solver_told,
     stop_of,
-)
-from partsong.estimators.persistence import fill_from_file, forget_origin, penalties_told, save_fitted
-from partsong.estimators.validation import (
-    NonNegativeTransformer,
-    WeightsByParty,
-    by_party,
-    named_parties,
-    own_components,
-    shards_of,
-    sound_parties,
     validated,
     validated_cells,
     whole_seed,
 )
 from partsong.methods.privacy_request import Privacy, RowPrivacy, masks_for, privacy_from, privacy_told
-from partsong.methods.registry import (
-    ALIGNED,
-    ALIGNMENTS,
-    LOCAL_STEPS,
-    METHODS,
-    MOST_ROUNDS,
-    ONE_ROUND,
-    PRIVATE_ROUNDS,
-    alignment_for,
-    start_of,
-)
-from partsong.privacy.accounting import Accounts
+from partsong.methods.registry import Problem
 from partsong.privacy.exposure import exposures_of, worst_party
-from partsong.privacy.ledger import SIMULATED, USUAL_DELTA, Spending, spent_from, without_names
+from partsong.privacy.ledger import SIMULATED, Spending, spent_from, without_names
 from partsong.solvers.observed import ObservedRows
-from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, Attendance, LeftOut, Pursuit, Task, progress
-from partsong.training.result import Finished, OnDemand, top_features
-from partsong.training.simulation import (
-    RoundReport,
-    conclude_aloud,
-    holding_interrupts,
-    party_components,
-    reports_of,
-    simulation_by_name,
+from partsong.training.checkpoint import RunRecorder, fingerprint, stored_rows
+from partsong.training.loop import (
+    FAULTY,
+    LEAVE_OUT,
+    STOP,
+    ExclusionLog,
+    Training,
+    Watch,
+    progress,
+    steps_of,
+    training_of,
 )
-from partsong.training.stopping import HistoryRow, Run, Stop
+from partsong.training.result import top_features
+from partsong.training.run_folder import MODEL, RunFolder
+from partsong.training.simulation import (
+    FederatedFit,
+    RoundReport,
+    finish_with_warnings,
+    party_components,
+    simulation_of_rounds,
+    whole_rounds,
+)
+from partsong.training.stopping import HistoryRow, StoppingRule
 
-# ---- federated settings -----------------------------------------------------------------------------------------
-#
-# What `FederatedNMF` may be asked for, and the program, masks and accounts that this means.
+ROUNDS, PRIVATE_ROUNDS = 100, 10
+"""Rounds by default, of a Program and with privacy; noise grows with the root of their number."""
 
+MAY_CHANGE = frozenset({"rounds", "tol", "faulty"})
+"""Settings that a resumed run may have otherwise; the noise of a private one was planned for its rounds."""
 
-class FederatedSettings:
-    """Settings of `FederatedNMF` by the names of its parameters."""
-
-    n_components: int | None
-    method: Any
-    align: Any
-    rounds: int | None
-    local_steps: int | None
-    start: str | None
-    tol: float
-    time_budget: float | None
-    verbose: int
-    n_jobs: int | None
-    faulty: str
-    missing: str
-    privacy: Privacy | None
-    masked: Any
-
-    def _check_settings(self) -> Stop:
-        """All that can be refused before any data are looked at."""
-        require_method(self.method, align=self.align, start=self.start, local_steps=self.local_steps)
-        if self.rounds is not None:
-            whole_number("rounds", self.rounds)
-        steps, budget = self.local_steps, self.time_budget
-        require_privacy(self.privacy, self.masked, self.method, steps=steps, time_budget=budget)
-        one_of("faulty", self.faulty, FAULTY)
-        self._require_missing()
-        require_verbosity(self.verbose)
-        if self.n_jobs not in (None, -1):
-            whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
-        return stop_of(self.tol, self.time_budget)
-
-    def _require_missing(self) -> None:
-        """Cells that are not known can be left out by games only."""
-        plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
-        if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
-            raise ParameterError(
-                'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
-                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps."
-            )
-
-    def _program(self, shape: tuple[int, int]) -> Program:
-        if not isinstance(self.method, str):
-            rank = rank_of(self.method.rank, shape)
-            if self.n_components is not None and self.n_components != rank:
-                raise ParameterError(
-                    f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
-                    "Leave n_components out, or make both the same."
-                )
-            return self.method
-        return program_of(
-            self.method,
-            rank_of(self.n_components, shape),
-            steps=self._steps(self.method),
-            align=alignment_of(alignment_for(self.method, self.align)),
-            start=start_of(self.method, self.start),
-        )
-
-    def _steps(self, method: str) -> int:
-        return LOCAL_STEPS[method] if self.local_steps is None else int(self.local_steps)
-
-    def _rounds(self) -> int:
-        if isinstance(self.method, str) and self.method in ONE_ROUND:
-            return 1
-        usual = MOST_ROUNDS if self.privacy is None else PRIVATE_ROUNDS
-        return usual if self.rounds is None else int(self.rounds)
-
-    def _is_private(self) -> bool:
-        """Whether what was released had noise, by the method or by `privacy`."""
-        return self.privacy is not None or traits_of(self.method).release is not None
-
-    def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
-        """The program with the noise that was asked for, and the accounts of a program that has noise."""
-        delta, before = USUAL_DELTA, Accounts()
-        if self.privacy is not None:
-            program = self.privacy.program(program, self._rounds(), n_parties, bool(self.masked))
-            delta, before = self.privacy.delta, self.privacy.spent
-        traits = traits_of(program)
-        if traits.release is None:
-            return program, None
-        return program, Spending(traits.release, delta, before, traits.max_releases)
-
-    def _reduction(self, n_parties: int) -> Reduction:
-        """Sums in the open, or masked."""
-        masks: Reduction = masks_for(self.privacy, n_parties) if self.masked is True else self.masked or InTheOpen()
-        return masks
-
-    def _account(self, spending: Spending | None) -> None:
-        """What the run has cost in privacy; what a simulation knows beside it is marked."""
-        self.accounts_ = None if spending is None else spending.accounts
-        self.epsilon_spent_ = math.inf if spending is None else spending.accounts.epsilon(spending.delta)
-        self.privacy_report_: dict[str, Any] | None = None if spending is None else spending.told()
-        self.simulated_ = SIMULATED if spending is not None else ()
+COMMON_OPTIONS = ("local_steps", "start", "align")
+"""Options of methods that are parameters of the estimator."""
 
 
-# ---- federated --------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Job:
+    """A fit under way: what is computed, how it stands, the columns, who is left out, and each party's H_p."""
+
+    fit: FederatedFit
+    training: Training
+    columns: Mapping[str, Any]
+    exclusions: ExclusionLog
+    own: dict[str, Array] = field(default_factory=dict)
+    bar: Watch = lambda done, row: None
+
+    def watch(self, done: Round, row: HistoryRow) -> None:
+        """Note one more exchange."""
+        self.own = party_components(done.checkpoint)
+        self.exclusions.note(done, row)
+        self.bar(done, row)
+
+    def so_far(self) -> Job:
+        """The same as it stands, whatever comes."""
+        training = replace(self.training, history=list(self.training.history))
+        exclusions = replace(self.exclusions, missing={}, left_out=list(self.exclusions.left_out))
+        return replace(self, training=training, exclusions=exclusions)
 
 
-class FederatedNMF(
-    FederatedSettings,
-    WeightsByParty,
-    OnDemand,
-    NonNegativeTransformer,
-    ClassNamePrefixFeaturesOutMixin,
-    TransformerMixin,
-    BaseEstimator,
-):
+class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
 
-    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. All others let every
-    party iterate alone and then agree on H: "fnmf-alone" finds out which component is which (Dalleiger & Gionis, 2025),
-    "fedavg" averages by position, "fedprox" as well while it pulls parties to the model, "ipalm-once" and "mur-once"
-    average a single time. "fnmf" begins like "fnmf-alone", and goes on like "exact" after one round. The secure methods
-    of Qian et al. (2020) hold their steps back: "syn-sd" averages by position, "syn-ssd-u", "-v" and "-uv" sketch the
-    steps of W, H or both and let W fit the mean of all H in every step, "asyn-sd" and "asyn-ssd-v" let nobody wait for
-    others (here over a virtual clock, on which a party's work lasts in proportion to its rows). In a "game" rows of W
-    stay with their party and play cells with columns of H, which travel (Singh, 2021). A Program value
-    (`partsong.methods.recipes` has more) may be given instead of a name; it is run synchronously, whatever it is.
+    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. "fnmf" begins with one
+    long local phase, after which components are matched (Dalleiger & Gionis, 2025), and goes on like "exact". All
+    methods, their options and what each sends are in docs/methods.md. A Program value (`partsong.methods.build`, or
+    one of your own) may be given instead of a name. Asynchronous methods run over a virtual clock, on which a party's
+    work lasts in proportion to its rows.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
 
@@ -205,22 +130,20 @@ class FederatedNMF(
     ----------
     n_components : int or None
         Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
-    method : {"exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", "syn-ssd-u", \
-"syn-ssd-v", "syn-ssd-uv", "asyn-sd", "asyn-ssd-v", "game"} or Program
-        How the parties work together.
-    align : {"assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity"}
-        "fnmf", "fnmf-alone": how components are matched; an alignment of your own may be given, too. None is
-        "assignment" for "fnmf" and "sinkhorn" for "fnmf-alone".
+    method : name or Program
+        How the parties work together; `partsong.methods.names()` has all names.
+    align : name or Alignment
+        For methods that match components: how, "assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn",
+        "nearest", "softmax" or "identity". None: as the method does.
     rounds : int or None
         The most rounds; None is 100, and 10 with `privacy`, whose noise grows with their number. A round is one
-        exchange; local_steps + 1 of them for "syn-ssd-…", and as many arrivals as there are parties for "asyn-…".
+        exchange, several where docs/methods.md says so, and as many arrivals as there are parties where a method is
+        asynchronous. Methods that exchange once have one.
     local_steps : int or None
-        Sweeps ("exact") or iterations (all others) at a party between exchanges. None: 3 for "exact" and "fedavg", 10
-        for "fedprox", "syn-…" and "asyn-…", 100 for "fnmf" and "fnmf-alone", 1000 for those that average once. An
-        exchange is never broken off by a time budget.
+        Sweeps ("exact") or iterations (all others) at a party between exchanges. None: as the method does. An exchange
+        is never broken off by a time budget.
     start : {"common", "independent"} or None
-        One H for all and W fitted to it first, or an H of its own at every party. None: as the method does, independent
-        for "fnmf", "fnmf-alone" and those that average once. "exact", "syn-…" and "asyn-…" always have one for all.
+        One H for all and W fitted to it first, or an H of its own at every party. None: as the method does.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
@@ -234,12 +157,14 @@ class FederatedNMF(
         are unknown cells, which nobody plays. Errors are then over known cells, of which every party needs one, and
         what `components_` says of a column that no party knows means nothing.
     privacy : None, PartyPrivacy or RowPrivacy
-        Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each sends its own H
-        ("fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd"); or of every single row, for "exact".
+        Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each sends its own H;
+        or of every single row, for "exact" (docs/methods.md says which methods have which).
         All rounds are then run, whatever tol, and the model is that of the last: errors do not leave a party.
     masked : bool or MaskedSum
         Whether parties add masks that cancel in the sum, so that nobody sees a single upload (at least three parties;
         extra "privacy"); for methods that send sums or means by position. A MaskedSum has bounds of your own.
+    method_options : mapping of names to values, or None
+        Further options of the method, such as {"weighted": False} of "fedavg"; names and values as in docs/methods.md.
 
     Attributes
     ----------
@@ -274,13 +199,6 @@ class FederatedNMF(
         How rows are fitted to the model, with the penalties of the program.
     """
 
-    fitted = (
-        "components_", "component_shares_", "n_components_", "parties_", "n_parties_", "n_samples_", "n_iter_",
-        "party_components_", "alignments_", "outcome_", "history_", "left_out_", "relative_error_",
-        "explained_variance_", "seed_", "solver_", "exposure_", "exposures_", "accounts_", "epsilon_spent_",
-        "privacy_report_", "simulated_",
-    )  # fmt: skip
-
     def __init__(
         self,
         n_components: int | None = None,
@@ -300,6 +218,7 @@ class FederatedNMF(
         missing: str = "refuse",
         privacy: Privacy | None = None,
         masked: Any = False,
+        method_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.n_components = n_components
         self.method = method
@@ -317,20 +236,46 @@ class FederatedNMF(
         self.missing = missing
         self.privacy = privacy
         self.masked = masked
+        self.method_options = method_options
 
-    def fit(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> FederatedNMF:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        names: Any = None,
+        parties: Any = None,
+        run_folder: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        record: bool = False,
+    ) -> FederatedNMF:
         """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
         matrices, or one matrix and `parties`, a label for each of its rows.
 
         Columns of data frames are put in the order of the first party that names them; names that are missing at a
         party are an error. Arrays, which have no names, are taken as they are. Tensors are computed with torch, if all
         parties have tensors on one device.
+
+        With a `run_folder` the run is kept there (`training.run_folder.RunFolder` reads it): settings, versions, a
+        checkpoint every minute, history, bytes, result and model; with `record` every message as well, for attacks.
+        `resume=True` goes on with the run that the folder holds, to the bits of one that was never interrupted; data
+        and settings must be the same, but for `rounds`, `tol` and `time_budget`. The checkpoint holds private states:
+        it is for the one machine that simulates all parties.
         """
+        folder = None if run_folder is None else RunFolder(Path(run_folder))
+        if folder is None and (resume or record):
+            raise ParameterError("resume and record need run_folder, where the run is kept.")
         with held() as interrupts:
-            pursuit, attendance = self._prepare(X, names, parties)
-            pursuit.follower.interrupts = interrupts
-            for _ in self._reports(pursuit, attendance):
-                pass
+            seed = folder.load().about["settings"].get("seed") if folder is not None and resume else None
+            job = self._prepare(X, names, parties, seed=seed, record=record)
+            job.training.interrupts = interrupts
+            with self._keeping_rounds(job):
+                if folder is None:
+                    for _ in steps_of(job.fit, job.training):
+                        pass
+                    return self
+                recorder = self._run_in_folder(folder, job, resume=resume, record=record)
+            self._end_folder(folder, recorder)
         return self
 
     def iterate(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Iterator[RoundReport]:
@@ -338,16 +283,32 @@ class FederatedNMF(
         was the last.
 
             for report in model.iterate(parts):
-                if np.linalg.norm(rows - model.inverse_transform(model.transform(rows))) < enough:
+                if np.linalg.norm(report.components - before) < enough:
                     break
+            report.result().transform(rows)
 
-        Between rounds, and however the loop is left, the model is fitted as if the fit had ended there: at the best
-        round so far, with what that takes computed when it is asked for. Leaving early counts as interrupted. The first
-        Ctrl-C within a round makes it the last. What the caller does between rounds, and before the first, counts
-        neither in `history_` nor against `time_budget`, which are about the time of the fit itself.
+        `report.result()` fits the model as if the fit had ended with that round, at its best round so far, and returns
+        it; leaving early counts as interrupted. A loop that runs to its end leaves the model fitted, and so does an
+        error within a round. The first Ctrl-C within a round makes it the last. What the caller does between rounds,
+        and before the first, counts neither in `history_` nor against `time_budget`.
         """
-        pursuit, attendance = self._prepare(X, names, parties)
-        return holding_interrupts(pursuit, self._reports(pursuit, attendance), time.perf_counter())
+        job = self._prepare(X, names, parties)
+        return self._reports(job, time.perf_counter())
+
+    def fit_transform(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Any:
+        """Learn the shared components and return W as the data came: a list or mapping of every party's W_p, or one W
+        in the order of the rows of one matrix with labels.
+
+        Weights are private: only a simulation has those of all parties. They are what `transform` gives. Of a party
+        whose data cannot be used and that was left out there are none: None, or NaN in the rows of one W.
+        """
+        matrices, labels = named_parties(X, names)
+        labels, parties = (list(given) if isinstance(given, Iterator) else given for given in (labels, parties))
+        self.fit(matrices, names=labels, parties=parties)
+        if parties is not None:
+            return weights_by_row(self.transform, matrices, parties, self.parties_)
+        weights = weights_by_party(self.transform, matrices, labels, self.parties_)
+        return dict(zip(X, weights, strict=True)) if isinstance(X, Mapping) else weights
 
     def transform(self, X: Any) -> np.ndarray:
         """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
@@ -373,7 +334,7 @@ class FederatedNMF(
     def inverse_transform(self, W: Any) -> np.ndarray:
         """W H."""
         check_is_fitted(self)
-        return given_weights(W, len(self.components_)) @ self.components_
+        return check_weights(W, len(self.components_)) @ self.components_
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it as well.
@@ -382,28 +343,14 @@ class FederatedNMF(
         not fitted again, is written with all that its file said of its fit.
         """
         check_is_fitted(self)
-        told: dict[str, Any] = {"method": repr(self.method)}
-        if isinstance(self.method, str):
-            told = {
-                "method": self.method,
-                "local_steps": self._steps(self.method),
-                "start": start_of(self.method, self.start),
-                **({"align": str(alignment_for(self.method, self.align))} if self.method in ALIGNED else {}),
-            }
-        told |= {
-            "rounds": self._rounds(),
-            "tol": float(self.tol),
-            "faulty": self.faulty,
-            "parties": self.n_parties_,
-        }
-        told |= {} if self.missing == "refuse" else {"missing": self.missing}
+        told = self._settings(self.n_parties_)
         if self.privacy_report_ is not None:
             told |= {"privacy": privacy_told(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
         elif self.n_samples_ is not None:
             told |= {"n_samples": self.n_samples_}
         told |= {"masked": True} if self.masked else {}
         if isinstance(self.privacy, RowPrivacy):
-            del told["local_steps"]
+            told.pop("local_steps")
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
     @classmethod
@@ -412,95 +359,251 @@ class FederatedNMF(
 
         What is not in the file is not there: history, names and components of single parties.
         """
-        estimator = cls()
-        settings = fill_from_file(estimator, path)
+        estimator, loaded = cls(), load_fitted(path)
+        settings = loaded.settings
         method = settings.get("method")
-        if method not in METHODS:
+        if method not in methods.names():
             raise ParameterError(
-                f"{path}: this model was not learned by one of the methods {', '.join(METHODS)}, but by "
+                f"{path}: this model was not learned by one of the methods {', '.join(methods.names())}, but by "
                 f"{str(method)[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
             )
-        told = ("rounds", "local_steps", "start", "tol", "faulty")
-        asked = {name: settings[name] for name in told if name in settings}
-        asked["align"] = settings.get("align") if method in ALIGNED and settings.get("align") in ALIGNMENTS else None
+        takes = methods.TABLE[method].parameters
+        asked = {name: settings[name] for name in ("rounds", "tol", "faulty") if name in settings}
+        asked |= {name: settings[name] for name in COMMON_OPTIONS if name in takes and name in settings}
+        if asked.get("align") not in methods.CHOICES["align"]:
+            asked["align"] = None
+        asked["method_options"] = settings.get("method_options")
         asked["missing"] = settings.get("missing") or "refuse"
         try:
             asked |= {"privacy": privacy_from(settings.get("privacy")), "masked": settings.get("masked", False)}
-            estimator.privacy_report_ = spent_from(settings.get("privacy_spent"))
-            estimator.epsilon_spent_ = (estimator.privacy_report_ or {}).get("epsilon_spent", math.inf)
-            estimator.accounts_, estimator.simulated_ = None, ()
-            estimator.set_params(n_components=estimator.n_components_, method=method, **asked)._check_settings()
-            estimator.n_parties_ = whole_number("parties", settings.get("parties", 1))
-            plain = solver_told(settings)
-            estimator.solver_ = ObservedRows(plain) if estimator.missing == "ignore" else plain
+            estimator.set_params(n_components=len(loaded.H), method=method, **asked)._check_settings()
+            report, solver = spent_from(settings.get("privacy_spent")), solver_told(settings)
+            estimator._set_fitted(
+                loaded.attributes(),
+                accounts_=None,
+                epsilon_spent_=(report or {}).get("epsilon_spent", math.inf),
+                privacy_report_=report,
+                simulated_=(),
+                n_parties_=whole_number("parties", settings.get("parties", 1)),
+                solver_=ObservedRows(solver) if estimator.missing == "ignore" else solver,
+            )
         except ParameterError as error:
             raise FormatError(f"{path}: its settings are not those of a federation: {error} Fit again.") from error
         return estimator
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "ignore"
-        return tags
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
 
-    def _prepare(self, X: Any, names: Any, parties: Any) -> tuple[Pursuit, Attendance]:
-        """All that can be refused is refused here, before the first round."""
-        began = time.perf_counter()
-        stop, seed = self._check_settings(), whole_seed(self.random_state)
+    def __sklearn_tags__(self) -> Any:
+        return non_negative_tags(super().__sklearn_tags__(), allow_nan=self.missing == "ignore")
+
+    def _check_settings(self) -> StoppingRule:
+        """All that can be refused before any data are looked at."""
+        options = self._options()
+        require_method(self.method, options)
+        if self.rounds is not None:
+            whole_number("rounds", self.rounds)
+        require_privacy(self.privacy, self.masked, self.method, options=options, time_budget=self.time_budget)
+        one_of("faulty", self.faulty, FAULTY)
+        self._require_missing()
+        require_verbosity(self.verbose)
+        if self.n_jobs not in (None, -1):
+            whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
+        return stop_of(self.tol, self.time_budget)
+
+    def _require_missing(self) -> None:
+        """Cells that are not known can be left out by games only."""
+        plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
+        if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
+            raise ParameterError(
+                'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
+                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps."
+            )
+
+    def _program(self, shape: tuple[int, int]) -> Program:
+        if not isinstance(self.method, str):
+            rank = rank_of(self.method.rank, shape)
+            if self.n_components is not None and self.n_components != rank:
+                raise ParameterError(
+                    f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
+                    "Leave n_components out, or make both the same."
+                )
+            return self.method
+        problem = Problem(rank_of(self.n_components, shape), rounds=self._rounds())
+        return methods.method(self.method).build(problem, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """What the method was given, under its own names."""
+        named = {"align": self.align, "local_steps": self.local_steps, "start": self.start}
+        return method_options_of(self.method_options, **named)
+
+    def _rounds(self) -> int:
+        usual = methods.method(self.method).rounds if isinstance(self.method, str) else ROUNDS
+        if usual == 1:
+            return 1
+        usual = usual if self.privacy is None else PRIVATE_ROUNDS
+        return usual if self.rounds is None else int(self.rounds)
+
+    def _settings(self, n_parties: int) -> dict[str, Any]:
+        """What a file says of the fit."""
+        told: dict[str, Any] = {"method": repr(self.method)}
+        if isinstance(self.method, str):
+            told = {"method": self.method, **methods.method(self.method).settings(self._options(), COMMON_OPTIONS)}
+        told |= {"rounds": self._rounds(), "tol": float(self.tol), "faulty": self.faulty, "parties": n_parties}
+        return told if self.missing == "refuse" else {**told, "missing": self.missing}
+
+    def _is_private(self) -> bool:
+        """Whether what was released had noise, by the method or by `privacy`."""
+        return self.privacy is not None or (not isinstance(self.method, str) and self.method.traits.release is not None)
+
+    def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
+        """The program with the noise that was asked for, and the accounts of a program that has noise."""
+        if self.privacy is not None:
+            program = self.privacy.program(program, self._rounds(), n_parties, bool(self.masked))
+        traits = program.traits
+        if traits.release is None:
+            return program, None
+        if self.privacy is None:
+            return program, Spending(traits.release, most=traits.max_releases)
+        return program, Spending(traits.release, self.privacy.delta, self.privacy.spent, traits.max_releases)
+
+    def _reduction(self, n_parties: int) -> Reduction:
+        """Sums in the open, or masked."""
+        masks: Reduction = masks_for(self.privacy, n_parties) if self.masked is True else self.masked or InTheOpen()
+        return masks
+
+    def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> Job:
+        """All that can be refused is refused here, before the first round; a resumed run has its own seed."""
+        began, stop = time.perf_counter(), self._check_settings()
+        seed = whole_seed(self.random_state) if seed is None or self.random_state is not None else int(seed)
         matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
         precision, away, has_gaps = precision_of(self.dtype), dict[str, str](), self.missing == "ignore"
         if self.faulty == LEAVE_OUT:
             matrices, labels, away = sound_parties(matrices, labels, precision, has_gaps=has_gaps)
-        shards = shards_of(self, matrices, labels, seed, precision, has_gaps=has_gaps)
-        rows, columns = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
-        program = self._program((columns if self._is_private() else rows, columns))
-        engine = Sequential() if self.n_jobs == 1 else Parallel(0 if self.n_jobs in (None, -1) else int(self.n_jobs))
-        rounds, reduction = self._rounds(), self._reduction(len(shards))
+        shards, columns = shards_of(matrices, labels, seed, precision, has_gaps=has_gaps)
+        n, m = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
+        program = self._program((m if self._is_private() else n, m))
         program, spending = self._protected(program, len(shards))
+        workers = 0 if self.n_jobs in (None, -1) else int(self.n_jobs)
+        engine = Sequential(record) if self.n_jobs == 1 else Parallel(workers, record)
+        rounds, reduction = self._rounds(), self._reduction(len(shards))
         schedule = Schedule(rounds, seed, faulty=self.faulty)
-        task = simulation_by_name(self.method, program, shards, rounds, schedule, stop, engine, reduction, spending)
-        return Pursuit.of(task, began=began), Attendance(away)
+        fit = simulation_of_rounds(program, shards, rounds, schedule, stop, engine, reduction, spending)
+        job = Job(fit, training_of(fit, began=began), columns, ExclusionLog(away))
+        job.training.watch = job.watch
+        return job
 
-    def _reports(self, pursuit: Pursuit, attendance: Attendance) -> Iterator[RoundReport]:
-        task = pursuit.task
-        own: dict[str, Array] = {}
-        self._forget()
-        forget_origin(self)
+    def _reports(self, job: Job, prepared: float) -> Iterator[RoundReport]:
+        def result(so_far: Job) -> FederatedNMF:
+            self._finish(so_far)
+            return self
+
+        fit, training = job.fit, job.training
+        with self._keeping_rounds(job):
+            training.began += time.perf_counter() - prepared
+            for iteration, _ in enumerate(whole_rounds(fit, training), start=1):
+                row, latest, so_far = training.history[-1], training.latest, partial(result, job.so_far())
+                yield RoundReport(iteration, row, training.ended, so_far, fit.program, latest)
+
+    @contextmanager
+    def _keeping_rounds(self, job: Job) -> Iterator[None]:
+        """Show progress; where the rounds end, or an error ends them, keep the model of those that were made."""
+        title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(job.fit.shards)} parties"
+        try:
+            with progress(self.verbose, job.fit.last, self.time_budget, title) as job.bar:
+                yield
+        except GeneratorExit:  # the caller has left the loop, and asks for a result if it wants one
+            raise
+        except BaseException:
+            if job.training.history:
+                self._finish(job)
+            raise
+        self._finish(job)
+
+    def _run_in_folder(self, folder: RunFolder, job: Job, *, resume: bool, record: bool) -> RunRecorder:
+        """All rounds, kept in a folder; whatever ends them, the checkpoint there is up to date."""
+        fit, training = job.fit, job.training
+        settings = {
+            **self._settings(len(fit.shards)),
+            "n_components": fit.program.rank,
+            "masked": bool(self.masked),
+            "privacy": None if self.privacy is None else privacy_told(self.privacy),
+            "dtype": str(fit.shards[0].matrix.dtype).removeprefix("torch."),
+            "seed": fit.schedule.seed,
+        }
+        columns = job.columns.get("feature_names_in_")
+        data = {shard.name: fingerprint(stored_rows(shard.matrix), columns) for shard in fit.shards}
+        change = MAY_CHANGE if self.privacy is None else MAY_CHANGE - {"rounds"}
+        recorder = folder.start(fit, settings, data, resume=resume, record=record, may_change=change)
 
         def watch(done: Round, row: HistoryRow) -> None:
-            own.clear()
-            own.update(party_components(done.checkpoint))
-            attendance.note(done, row)
-            bar(done, row)
+            job.watch(done, row)
+            recorder.watch(done, row)
 
-        def conclude() -> None:
-            run = pursuit.course.run()
-            self._keep(task, run, conclude_aloud(task, run), own)
-            self._account(task.spending)
-            self.left_out_: list[LeftOut] = list(attendance.left_out)
+        job.training = training_of(fit, resume=recorder.earlier, began=training.began, watch=watch)
+        job.training.interrupts = training.interrupts
+        if recorder.earlier is not None:
+            job.own = party_components(recorder.earlier.checkpoint)
+        with recorder:
+            for _ in steps_of(fit, job.training, recorder.earlier):
+                pass
+        return recorder
 
-        title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(task.shards)} parties"
-        with progress(self.verbose, task.schedule.rounds, self.time_budget, title) as bar:
-            pursuit.follower.watch = watch
-            for report in reports_of(pursuit):
-                self._leave(conclude)
-                yield report
-        self._leave(conclude)
-        self._settle()
+    def _end_folder(self, folder: RunFolder, recorder: RunRecorder) -> None:
+        self.save(folder.path / MODEL)
+        result = {
+            "outcome": str(self.outcome_),
+            "iterations": self.n_iter_,
+            "relative_error": self.relative_error_,
+            "seed": self.seed_,
+            "exposure": str(self.exposure_),
+            "privacy": self.privacy_report_,
+            "simulated": list(self.simulated_),
+        }
+        folder.end(self.history_, recorder.sent, result)
 
-    def _keep(self, task: Task, run: Run, done: Finished, own: dict[str, Array]) -> None:
-        self.components_ = done.H
-        self.component_shares_ = done.shares
-        self.n_components_ = len(done.H)
-        self.parties_ = [shard.name for shard in task.shards]
-        self.n_parties_ = len(self.parties_)
-        self.n_samples_: int | None = sum(shard.matrix.shape[0] for shard in task.shards)
-        self.party_components_, self.alignments_ = own_components(done.H, own, self.parties_)
-        self.n_iter_ = run.rounds
-        self.outcome_ = run.outcome
-        self.history_: list[HistoryRow] = list(run.history)
-        self.relative_error_ = done.relative_error
-        self.explained_variance_ = 1.0 - done.relative_error**2
-        self.seed_ = task.schedule.seed
-        self.solver_ = task.program.solver
-        self.exposures_ = exposures_of(task.program, task.shards, len(run.history))
-        self.exposure_ = worst_party(self.exposures_.values()).level
+    def _finish(self, job: Job) -> None:
+        """Fit the estimator to the best round so far."""
+        fit, training = job.fit, job.training
+        with held():
+            result = finish_with_warnings(fit, training)
+        names, spending = [shard.name for shard in fit.shards], fit.spending
+        own, alignments = own_components(result.H, job.own, names)
+        exposures = exposures_of(fit.program, fit.shards, len(training.history))
+        self._set_fitted(
+            job.columns,
+            components_=result.H,
+            component_shares_=result.shares,
+            n_components_=len(result.H),
+            relative_error_=result.relative_error,
+            explained_variance_=1.0 - result.relative_error**2,
+            n_iter_=training.rounds,
+            outcome_=training.outcome,
+            history_=list(training.history),
+            seed_=fit.schedule.seed,
+            solver_=fit.solver,
+            parties_=names,
+            n_parties_=len(names),
+            n_samples_=sum(shard.matrix.shape[0] for shard in fit.shards),
+            party_components_=own,
+            alignments_=alignments,
+            left_out_=list(job.exclusions.left_out),
+            exposures_=exposures,
+            exposure_=worst_party(exposures.values()).level,
+            accounts_=None if spending is None else spending.accounts,
+            epsilon_spent_=math.inf if spending is None else spending.accounts.epsilon(spending.delta),
+            privacy_report_=None if spending is None else spending.told(),
+            simulated_=SIMULATED if spending is not None else (),
+        )
+
+    def _set_fitted(self, columns: Mapping[str, Any], **attributes: Any) -> None:
+        """Set all fitted attributes; nothing is left of an earlier fit."""
+        for name in [name for name in vars(self) if name.endswith("_") or name == "_origin"]:
+            delattr(self, name)
+        for name, value in {**columns, **attributes}.items():
+            setattr(self, name, value)
+
+
+# scikit-learn's set_output makes one table of what `fit_transform` returns; here it is one for each party.
+FederatedNMF.fit_transform = FederatedNMF.fit_transform.__wrapped__  # type: ignore[method-assign, attr-defined]

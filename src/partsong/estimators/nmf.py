@@ -19,35 +19,37 @@ from partsong.core.interfaces import Matrix, Outcome, UpdateRule
 from partsong.core.parameters import whole_number
 from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
-from partsong.estimators.parameters import (
+from partsong.estimators.persistence import load_fitted, save_fitted
+from partsong.estimators.validation import (
     INITS,
+    check_factor,
+    check_init_factors,
+    check_weights,
     fit_told,
-    game_of,
-    given_beginning,
-    given_factor,
-    given_weights,
+    is_game,
+    non_negative_tags,
     one_of,
     penalties_of,
     precision_of,
     rank_of,
     require_missing,
+    require_sketch,
     require_squared_error,
     require_verbosity,
     row_solver_of,
-    sketch_of,
     stop_of,
     threads_of,
+    validated,
+    validated_cells,
+    whole_seed,
 )
-from partsong.estimators.persistence import fill_from_file, forget_origin, save_fitted
-from partsong.estimators.validation import NonNegativeTransformer, validated, validated_cells, whole_seed
-from partsong.methods.recipes import names_of
-from partsong.solvers.game import Game
 from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import SquaredError
-from partsong.training.loop import RowFit, fit_rows, progress
-from partsong.training.result import Finished, top_features
-from partsong.training.stopping import WINDOW, Run, Stop
+from partsong.training.centralized import Build, CentralizedConfig, CentralizedFit, fit_centralized
+from partsong.training.loop import Training, progress
+from partsong.training.result import FitResult, top_features
+from partsong.training.stopping import WINDOW, StoppingRule
 
 SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu", "bpp"), 0.01
 """Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""
@@ -56,7 +58,7 @@ NEGLIGIBLE = (1e-6, 1e-3)
 """Relative errors, for float64 and float32, at which nobody has to be told that more iterations would lower them."""
 
 
-class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Non-negative matrix factorization X ≈ W H of the rows you hold.
 
     minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
@@ -190,7 +192,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     def inverse_transform(self, X: Any) -> np.ndarray:
         """W H for weights W (here called X, as scikit-learn does); for those of one row, w (k), a row (m)."""
         check_is_fitted(self)
-        return given_weights(X, len(self.components_)) @ self.components_
+        return check_weights(X, len(self.components_)) @ self.components_
 
     def top_features(self, n: int = 10) -> list[list[str | int]]:
         """The n features with the largest values in each component: names where known, else column numbers."""
@@ -223,16 +225,19 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             },
         )
 
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "ignore"
-        return tags
+        return non_negative_tags(super().__sklearn_tags__(), allow_nan=self.missing == "ignore")
 
     def _solver_told(self) -> dict[str, Any]:
         """The solver by its name, a game by the names of its parts."""
-        if isinstance(self.solver, Game):
-            return {"solver": "game", **names_of(self.solver)}
-        return {"solver": self.solver if isinstance(self.solver, str) else repr(self.solver)}
+        solver: Any = self.solver
+        if isinstance(solver, str):
+            return {"solver": solver}
+        return {"solver": "game", **solver.settings()} if is_game(solver) else {"solver": repr(solver)}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NMF:
@@ -243,29 +248,44 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         given as a value is told as text, and comes back as the usual one; games come back as they were, unless they
         have parts without a name.
         """
-        estimator = cls()
-        settings = fill_from_file(estimator, path)
-        alpha_W, alpha_H, l1_ratio = penalties_of(settings)
+        estimator, loaded = cls(), load_fitted(path)
+        estimator.__dict__.update(loaded.attributes())
+        alpha_W, alpha_H, l1_ratio = penalties_of(loaded.settings)
         penalties = {"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio}
-        return estimator.set_params(n_components=estimator.n_components_, **penalties, **fit_told(settings))
+        told = fit_told(loaded.settings)
+        if told.get("solver") == "game":
+            from partsong.solvers.game import game_from_file
 
-    def _fit(self, X: Any, W: Any, H: Any) -> Finished:
+            told["solver"] = game_from_file(loaded.settings)
+        return estimator.set_params(n_components=len(loaded.H), **penalties, **told)
+
+    def _fit(self, X: Any, W: Any, H: Any) -> FitResult:
         began = time.perf_counter()
         stop, precision = self._check_settings(), precision_of(self.dtype)
         matrix = self._matrix(X, precision, reset=True)
         rank = rank_of(self._wanted_rank(H), matrix.shape)
-        beginning = self._beginning(matrix, rank, W, H)
+        start = self._beginning(matrix, rank, W, H)
         init = "auto" if self.init is None or self.init == "custom" else self.init
         seed = whole_seed(self.random_state)
-        sketch = sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        sketch, game = self.sketch if self.solver == "sanls" else None, self.solver if is_game(self.solver) else None
         most, workers = int(self.max_iter), threads_of(self.n_threads)
-        settings = RowFit(
-            rank, self._solver(), init, seed, most, stop, workers, sketch, game_of(self.solver), bool(self.shuffle)
+        config = CentralizedConfig(
+            rank,
+            self._solver(),
+            init,
+            seed,
+            most,
+            stop,
+            workers,
+            sketch,
+            float(self.sketch_ratio),
+            game,
+            bool(self.shuffle),
         )
         title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
         exchanges = most if sketch is None else 2 * most + 1
         with progress(self.verbose, exchanges, self.time_budget, title) as bar:
-            run, done = fit_rows(matrix, settings, beginning=beginning, began=began, watch=bar)
+            run, done = fit_centralized(matrix, config, init=start, began=began, watch=bar, build=self._build())
         is_perfect = done.relative_error < NEGLIGIBLE["float32" in str(matrix.dtype)] and run.rounds > WINDOW
         if run.outcome is Outcome.MAX_ROUNDS and self.tol > 0 and not is_perfect:
             warnings.warn(
@@ -278,6 +298,14 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         self.seed_ = seed
         return done
 
+    def _build(self) -> Build:
+        """Both half-steps in turn; programs and engines, which sketches and games need, are imported for them alone."""
+        if self.solver != "sanls" and not is_game(self.solver):
+            return CentralizedFit
+        from partsong.training.single_party import single_party_fit
+
+        return single_party_fit
+
     def _rows_for(self, X: Any, H: Any) -> tuple[np.ndarray, np.ndarray]:
         """W for rows and an H that is given, and that H."""
         self._check_settings()
@@ -285,7 +313,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
             raise ParameterError("update_H=False needs H (k × m).")
         matrix = self._matrix(X, precision_of(self.dtype), reset=True)
         rank = rank_of(self._wanted_rank(H, is_custom=True), matrix.shape)
-        given = given_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False).astype(
+        given = check_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False).astype(
             matrix.dtype, copy=False
         )
         Ht = np.ascontiguousarray(given.T)
@@ -294,7 +322,7 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
 
     def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> InitialFactors | None:
         if self.init == "custom":
-            return given_beginning(matrix, rank, W, H, is_cast=self.dtype is not None)
+            return check_init_factors(matrix, rank, W, H, is_cast=self.dtype is not None)
         if W is not None or H is not None:
             warnings.warn(
                 f"When init!='custom', provided W or H are ignored; init is {self.init!r}. Pass init='custom' to start "
@@ -319,10 +347,10 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
     def _solver(self) -> SquaredError | ObservedRows:
         return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
-    def _check_settings(self) -> Stop:
+    def _check_settings(self) -> StoppingRule:
         """All that can be refused before any data are looked at."""
         self._solver()
-        sketch_of(self.solver, self.sketch, self.sketch_ratio)
+        require_sketch(self.sketch, self.sketch_ratio)
         require_squared_error(self.beta_loss, self.solver)
         require_missing(self.missing, self.solver)
         if not isinstance(self.shuffle, (bool, np.bool_)):
@@ -336,14 +364,14 @@ class NMF(NonNegativeTransformer, ClassNamePrefixFeaturesOutMixin, TransformerMi
         is_slow = isinstance(self.solver, str) and self.solver in SLOW_SOLVERS
         return replace(stop, tol=SLOW_SHARE * stop.tol) if is_slow else stop
 
-    def _keep(self, done: Finished, run: Run, rank: int) -> None:
-        forget_origin(self)
+    def _keep(self, done: FitResult, run: Training, rank: int) -> None:
+        self.__dict__.pop("_origin", None)  # what the file of a loaded model says is about another fit
         self.components_ = done.H
         self.component_shares_ = done.shares
         self.n_components_ = rank
         rows, is_sketched = run.history, self.solver == "sanls"
         if is_sketched:  # two exchanges are an iteration, and few of them know the error
-            rows = tuple(row._replace(iteration=row.iteration // 2) for row in rows if not math.isnan(row.objective))
+            rows = [row._replace(iteration=row.iteration // 2) for row in rows if not math.isnan(row.objective)]
         self.n_iter_ = len(run.history) // 2 if is_sketched else len(rows)
         self.outcome_ = run.outcome
         self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in rows]

@@ -18,9 +18,18 @@ from partsong.data.centered import Centred, require_finite, require_variance
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.table import column_names
 from partsong.errors import DivergenceWarning, ParameterError
-from partsong.estimators.parameters import DEFAULT_RANK, given_weights, one_of, precision_of, require_verbosity, stop_of
-from partsong.estimators.validation import agree_on_columns, numbers_of, whole_seed
-from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played, safe_step
+from partsong.estimators.validation import (
+    DEFAULT_RANK,
+    agree_on_columns,
+    check_weights,
+    numbers_of,
+    one_of,
+    precision_of,
+    require_verbosity,
+    stop_of,
+    whole_seed,
+)
+from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played
 from partsong.training.loop import progress
 from partsong.training.stopping import HistoryRow
 
@@ -44,7 +53,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Whether a player sees where its parents have just gone, or all answer the profile as it stood.
     step : "safe" or float
         "safe" takes for each player the longest step that cannot lower its utility; a number is α, for the mean over
-        rows. A number above 1/λ_max(M) does not converge.
+        rows. A number above 1/λ_max(M) does not converge; the vectors of largest total utility are kept.
     decay : float or None
         Steps are divided by 1 + decay · t in move t; None takes 0, and 0.03 with minibatches.
     batch_size : int or None
@@ -124,7 +133,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def inverse_transform(self, X: Any) -> np.ndarray:
         """Rows from scores (here called X, as scikit-learn does): X V + 1 μᵀ."""
         check_is_fitted(self)
-        return given_weights(X, len(self.components_)) @ self.components_ + self.mean_
+        return check_weights(X, len(self.components_)) @ self.components_ + self.mean_
 
     def _fit(self, X: Any) -> np.ndarray:
         game, precision = self._check_settings(), precision_of(self.dtype)
@@ -137,7 +146,8 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             with progress(self.verbose, match.max_iter, None, f"PCA game of {data.shape[0]} × {data.shape[1]}") as bar:
                 played = match.play(data, _shown(bar, data), lambda: interrupts.count > 0)
             if played.outcome is Outcome.DIVERGED:
-                self._warn(safe_step(data, seed))
+                told = f"The game left the range of floats with step={self.step!r}; the best vectors seen are kept."
+                warnings.warn(f"{told} Take step='safe'.", DivergenceWarning, stacklevel=3)
             scores = self._keep(played, data, float_type(rows.dtype, precision))
         self.seed_ = seed
         return scores
@@ -180,11 +190,6 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             )
         batch = None if self.batch_size is None else int(self.batch_size)
         return Match(game, rank, seed, int(self.max_iter), float(self.tol), batch)
-
-    def _warn(self, safe: float) -> None:
-        told = f"The game ran away with step={self.step!r}: utilities do not rise. The best vectors seen are kept."
-        way_out = f"Take step='safe', or a step of about {safe:.3g}, which is 1/(2 λ_max)."
-        warnings.warn(f"{told} {way_out}", DivergenceWarning, stacklevel=4)
 
     def _keep(self, played: Played, data: Centred, precision: np.dtype[Any]) -> np.ndarray:
         V = np.linalg.qr(played.profile.V)[0]

@@ -1,41 +1,43 @@
-"""The estimators' door: scikit-learn's conventions outside, typed errors inside."""
+"""What callers of estimators give, checked: data, factors, ranks, solvers, precision."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
-from partsong import kernels
-from partsong.aggregation.alignment import Assignment
-from partsong.core.interfaces import Array, Layout, Shard
-from partsong.core.streams import fresh_seed, key
-from partsong.data.conversion import array_of, as_matrix, float_type, form_errors, is_tensor
+from partsong import kernels, methods
+from partsong.core import runtime
+from partsong.core.interfaces import Matrix
+from partsong.core.parameters import real_number, whole_number
+from partsong.core.streams import fresh_seed
+from partsong.data.conversion import array_of, form_errors
 from partsong.data.issues import SHOWN
-from partsong.data.observed import ObservedMatrix, known_cells, observed
-from partsong.data.partition import party_names
-from partsong.data.table import Table, column_labels, column_names, repeated
+from partsong.data.observed import ObservedMatrix, observed
+from partsong.data.table import Table, column_labels, column_names
 from partsong.data.validation import cell_errors, error_of, require_factorizable, require_transformable
 from partsong.errors import (
-    CompositionError,
     DataError,
     DataTypeError,
     FeatureError,
     ParameterError,
-    PartsongError,
     ShapeError,
     UnreadableError,
     first_few,
 )
-from partsong.training.loop import Columns, of_other_columns, require_same_columns, require_somebody
-
-# ---- validation -------------------------------------------------------------------------------------------------
+from partsong.solvers.initialization import InitialFactors
+from partsong.solvers.named import solver_of
+from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import SquaredError
+from partsong.training import centralized
+from partsong.training.stopping import StoppingRule
 
 
 def validated(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> Any:
@@ -109,6 +111,13 @@ def numbers_of(X: Any) -> Any:
     return held if isinstance(held, np.memmap) else rows  # scikit-learn makes a map a plain view; maps give pages back
 
 
+def columns_of(X: Any) -> dict[str, Any]:
+    """The number of columns, and their names where they have some, as scikit-learn's estimators remember them."""
+    scratch = BaseEstimator()
+    agree_on_columns(scratch, X, reset=True)
+    return vars(scratch)
+
+
 def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
     """Remember the names and the number of columns of X (`reset`), or compare them with those of the fit."""
     try:
@@ -157,330 +166,278 @@ def whole_seed(random_state: Any) -> int:
     raise ParameterError(f"random_state must be None, a whole number ≥ 0, or a NumPy generator; got {random_state!r}.")
 
 
-class NonNegativeTransformer:
-    """What scikit-learn asks of a transformer: rows without negative numbers, dense or sparse, to one number for each
-    component, in the type they came in.
+def non_negative_tags(tags: Any, *, allow_nan: bool) -> Any:
+    """scikit-learn's tags of a transformer that takes rows without negative numbers, dense or sparse, and keeps their
+    type.
     """
-
-    components_: np.ndarray
-
-    @property
-    def _n_features_out(self) -> int:
-        return int(self.components_.shape[0])
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()  # type: ignore[misc]
-        tags.input_tags.positive_only = True
-        tags.input_tags.sparse = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
+    tags.input_tags.positive_only = True
+    tags.input_tags.sparse = True
+    tags.input_tags.allow_nan = allow_nan
+    tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+    return tags
 
 
-# ---- parties ----------------------------------------------------------------------------------------------------
-#
-# A list with one matrix per party to shards that can work together: one kind, one precision, one order of columns.
+_SIDES = {"H": "row per component and one column per feature", "W": "row per sample and one column per component"}
 
 
-def shards_of(
-    estimator: Any, matrices: Any, names: Any, seed: int, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
-) -> list[Shard]:
-    """The parties of a simulation, checked; the estimator remembers the columns of the first that names them.
-
-    Without `dtype` all compute in float64 as soon as one of them needs it. Secrets come from the seed, so that the
-    same seed gives the same federation. Where data may have gaps, parties hold their known cells alone.
-    """
-    labels = _labels(matrices, names)
-    _require_one_kind(labels, matrices)
-    parties = _in_one_order(labels, matrices)
-    rows = {}
-    for label, X in parties.items():
-        with _at(label):
-            rows[label] = _rows_of(X, has_gaps)
-    chosen = dtype if dtype is not None else common_type(list(rows.values()))
-    shards = []
-    for label, X in parties.items():
-        with _at(label):
-            _require_usable(label, rows[label], column_names(X), chosen, has_gaps)
-            held = X if is_tensor(X) and not has_gaps else rows[label]
-            matrix = observed(held, chosen) if has_gaps else as_matrix(held, chosen)
-            shards.append(Shard(label, matrix, key(seed, "secret", label)))
-    Layout.of(shards, seed)
-    agree_on_columns(estimator, next((X for X in parties.values() if column_names(X)), matrices[0]), reset=True)
-    if has_gaps:
-        _warn_of_unknown_columns(list(rows.values()))
-    return shards
+def check_init_factors(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool = False) -> InitialFactors:
+    """The factors of init='custom', checked; where X is cast to another type they are as well."""
+    if H is None:
+        raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
+    n, m = matrix.shape
+    dtype = None if is_cast else matrix.dtype
+    columns = check_factor("H", H, (rank, m), dtype)
+    rows = None if W is None else check_factor("W", W, (n, rank), dtype)
+    start = matrix.native(np.ascontiguousarray(columns.T))
+    return InitialFactors(
+        kernels.of(start).rows_of(start.T), None if rows is None else matrix.native(rows.copy(order="C"))
+    )
 
 
-def sound_parties(
-    matrices: Any, names: Any, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
-) -> tuple[list[Any], list[str], dict[str, str]]:
-    """Matrices and names of the parties that `shards_of` would not refuse, and of the others why it would.
+def check_factor(name: str, factor: Any, shape: tuple[int, int], dtype: Any, *, is_start: bool = True) -> np.ndarray:
+    """W or H as a caller gives it: of that shape and type, finite, non-negative; a start is not all zeros."""
+    values = numeric(name, factor)
+    if values.shape != shape:
+        which = "second" if values.ndim == 2 and values.shape[0] == shape[0] else "first"
+        raise ShapeError(
+            f"Array with wrong {which} dimension passed to NMF (input {name}): {name} must have shape {shape}; got "
+            f"{values.shape}. Give one {_SIDES[name]}."
+        )
+    wanted = str(dtype or values.dtype).removeprefix("torch.")
+    if getattr(factor, "dtype", None) in (np.float32, np.float64) and values.dtype != np.dtype(wanted):
+        raise DataTypeError(
+            f"{name} should have the same dtype as X, {wanted}; got {values.dtype}. Pass {name}.astype('{wanted}')."
+        )
+    _require_none(name, values, ~np.isfinite(values), "finite", "Replace them, for example by small positive numbers.")
+    if (values < 0).any():
+        told = _at_positions(values, values < 0)
+        raise ParameterError(
+            f"Negative values in data passed to NMF (input {name}): {name} must be non-negative, and is not at {told}. "
+            f"Clip them: {name}.clip(0)."
+        )
+    if is_start and not values.any():
+        raise ParameterError(
+            f"Array passed to NMF (input {name}) is full of zeros, which update rules cannot leave. "
+            "Give some positive numbers."
+        )
+    return values
 
-    Columns are those that most parties hold, whether or not their values can be used, and so is where they compute.
-    """
-    labels = _labels(matrices, names)
-    parties, rows, faults = dict(zip(labels, matrices, strict=True)), {}, {}
-    for label, X in parties.items():
-        try:
-            rows[label] = _rows_of(X, has_gaps)
-        except PartsongError as error:
-            faults[label] = str(error)
-    faults |= _in_other_places({label: parties[label] for label in rows})
-    faults |= of_other_columns({label: Columns(X.shape[1], column_labels(parties[label])) for label, X in rows.items()})
-    while True:
-        kept, faults = [n for n in labels if n not in faults], {n: faults[n] for n in labels if n in faults}
-        require_somebody(kept, faults)
-        chosen = dtype if dtype is not None else common_type([rows[label] for label in kept])
-        found = {label: _fault(label, rows[label], column_names(parties[label]), chosen, has_gaps) for label in kept}
-        if not any(found.values()):
-            return [parties[label] for label in kept], kept, faults
-        faults |= {label: fault for label, fault in found.items() if fault}
+
+def _require_none(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str, way_out: str) -> None:
+    """Refuse values by their positions, counted from 0."""
+    if wrong.any():
+        raise ParameterError(f"{name} must be {wanted}, and is not at {_at_positions(values, wrong)}. {way_out}")
 
 
-def _fault(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any], has_gaps: bool) -> str:
-    """What keeps a party's values from being factorized, if anything does."""
+def _at_positions(values: np.ndarray, wrong: np.ndarray) -> str:
+    places = [tuple(map(int, place)) for place in np.argwhere(wrong)]
+    told = [f"({', '.join(map(str, place))}): {values[place]}" for place in places[:SHOWN]]
+    return first_few(told, len(places), "position")
+
+
+def check_weights(W: Any, rank: int) -> np.ndarray:
+    """Weights (n × k), or those of one row (k), for `inverse_transform`."""
+    weights = numeric("W", W)
+    if weights.ndim not in (1, 2) or weights.shape[-1] != rank:
+        raise ShapeError(
+            f"inverse_transform takes weights with {rank} columns, one per component; "
+            f"got an array of shape {weights.shape}."
+        )
+    _require_none("W", weights, ~np.isfinite(weights), "finite", "Leave out, or fill, the rows with gaps.")
+    return weights
+
+
+def numeric(name: str, values: Any) -> np.ndarray:
+    """A dense array of numbers."""
+    held = array_of(values.toarray() if hasattr(values, "tocsr") else values)
+    for finding in cell_errors(held):
+        raise UnreadableError(f"{name}: {finding.message} {finding.remedy}")
+    if held.dtype.kind not in "biuf":
+        raise UnreadableError(
+            f"{name} must hold numbers; its type is {held.dtype}. Convert it with {name}.astype(float)."
+        )
+    return np.asarray(held)
+
+
+INITS = (*centralized.INITS, "custom")
+"""Where `NMF` may start."""
+
+MISSING = ("refuse", "ignore")
+"""What NaN, and what a sparse matrix does not store, may mean: an error and zero, or nothing at all."""
+
+DEFAULT_RANK = 20
+GENEROUS_RANK = 1000
+"""Ranks up to this are never called absurd, however small the matrix."""
+
+
+def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
+    """The rank asked for, or min(n, m, 20); refused where X (n × m) or this machine's memory has no use for it."""
+    n, m = shape
+    if wanted is None:
+        return min(n, m, DEFAULT_RANK)
+    if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
+        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
+    rank, memory = int(wanted), physical_memory()
+    if rank > GENEROUS_RANK and rank > 10 * min(n, m):
+        raise ParameterError(
+            f"n_components={rank} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
+            "Choose a number of components of that order."
+        )
+    needed = 4 * (n + m) * rank
+    if memory is not None and needed > memory:
+        raise ParameterError(
+            f"n_components={rank} asks for factors of {(n + m) * rank:.3g} numbers, {needed / 2**30:.3g} GiB even "
+            f"in float32, and this machine has {memory / 2**30:.3g} GiB of memory. Choose fewer components."
+        )
+    return rank
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory of this machine, where the system tells."""
     try:
-        _require_usable(label, rows, names, dtype, has_gaps)
-    except PartsongError as error:
-        return str(error)
-    return ""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
-def _rows_of(X: Any, has_gaps: bool) -> Any:
-    """A party's numbers, or the known ones of them as CSR."""
-    return known_cells(numbers_with_gaps(X)) if has_gaps else numbers_of(X)
+def is_game(solver: Any) -> bool:
+    """Whether a solver is a game, by its name or as a value; other solvers do not sweep over cells."""
+    return solver == "game" if isinstance(solver, str) else callable(getattr(solver, "sweep", None))
 
 
-def _require_usable(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any], has_gaps: bool) -> None:
-    """Refuse values of a party that cannot be factorized, and a party that knows no cell."""
-    if has_gaps and not rows.nnz:
-        raise DataError(
-            "No cell of this party is known: all are NaN or not stored. Give it at least one number, leave the party "
-            'out, or take faulty="leave out".'
-        )
-    require_factorizable(rows, names, dtype, party=label)
-
-
-def _warn_of_unknown_columns(known: Sequence[Any]) -> None:
-    """Warn of columns that no party knows: between parties they stay as random as they began."""
-    counts = np.bincount(np.concatenate([cells.indices for cells in known]), minlength=known[0].shape[1])
-    unknown = np.flatnonzero(counts == 0)
-    if unknown.size:
-        of = "it" if unknown.size == 1 else "them"
-        warn_of_unknown(unknown, f"what the model says of {of} means nothing", stacklevel=6)
-
-
-def named_parties(X: Any, names: Any) -> tuple[Any, Any]:
-    """Matrices and names from a mapping of the one to the other; a generator of matrices as a list."""
-    if not isinstance(X, Mapping):
-        return (list(X) if isinstance(X, Iterator) else X), names
-    if names is not None:
-        raise ParameterError("Give names or a mapping, not both: the keys of the mapping are the names of the parties.")
-    wrong = [key for key in X if not _is_label(key)]
-    if wrong:
-        raise ParameterError(f"Names of parties must be text or whole numbers; a key of this mapping is {wrong[0]!r}.")
-    return list(X.values()), [str(key) for key in X]
-
-
-def _is_label(label: Any) -> bool:
-    return bool(label.strip()) if isinstance(label, str) else isinstance(label, int | np.integer | np.bool_)
-
-
-def by_party(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
-    """The rows of one matrix shared out by their labels, with the labels as names, in order."""
-    if names is not None:
-        raise ParameterError("Give names or parties, not both: the labels of the rows are the names of the parties.")
-    if len(getattr(X, "shape", ())) != 2:
-        raise ShapeError(
-            f"parties=labels goes with one matrix and has a label for each of its rows; this is {_told(X)}. A list "
-            "with one matrix per party, [X_1, X_2, …], needs no labels: leave parties out."
-        )
-    labels = _row_labels(X, parties)
-    held = X.tocsr() if hasattr(X, "tocsr") else X
-    by_position = getattr(held, "iloc", held)
-    kinds, codes = np.unique(np.array(labels), return_inverse=True)
-    return [by_position[np.flatnonzero(codes == i)] for i in range(len(kinds))], [str(kind) for kind in kinds]
-
-
-def _row_labels(X: Any, parties: Any) -> list[str]:
-    """A label for each row as text, in the order of the rows."""
-    is_same = getattr(getattr(parties, "index", None), "equals", None)  # lists have an index as well, which is another
-    if is_same is not None and hasattr(X, "index") and not is_same(X.index):
-        raise ShapeError("parties has another index than X. Bring them to one order: parties.reindex(X.index).")
-    given = parties.tolist() if hasattr(parties, "tolist") else parties
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise ParameterError(f"parties must be a list with a label for each row; got {_told(parties)}.")
-    given = list(given)
-    if len(given) != X.shape[0]:
-        raise ShapeError(
-            f"{len(given)} labels of parties were given for {X.shape[0]} rows. Give one for each row, in their order."
-        )
-    missing = [i for i, label in enumerate(given) if not _is_label(label)]
-    if missing:
+def row_solver_of(
+    solver: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0
+) -> SquaredError | ObservedRows:
+    """What fits rows to a model; a game has no penalties, and can do with known cells alone."""
+    if not is_game(solver):
+        return solver_of(solver, alpha_W, alpha_H, l1_ratio)
+    plain = solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    if plain.penalty_W or plain.penalty_H:
         raise ParameterError(
-            f"Labels of parties must be text or whole numbers; those of {first_few(missing[:5], len(missing), 'row')} "
-            f"are not ({given[missing[0]]!r}). Name the party of each of these rows, or leave the rows out."
+            "A game has no penalties: alpha_W and alpha_H must be 0. Columns that play against themselves shape H "
+            "instead: Game(self_play=ShrinkOthers())."
         )
-    labels = [str(label) for label in given]
-    if len(set(labels)) < len(
-        set(map(str, {(type(label).__name__ in ("str", "str_"), str(label)) for label in given}))
-    ):
-        raise ParameterError("Labels of parties mix text and numbers that read the same. Make all of them text.")
-    return labels
+    return ObservedRows(plain)
 
 
-class WeightsByParty:
-    """`fit_transform` for data that come by party.
+def require_missing(missing: Any, solver: Any) -> None:
+    """Cells that are not known can be left out by a game only."""
+    if one_of("missing", missing, MISSING) == "ignore" and not is_game(solver):
+        raise ParameterError(
+            f'missing="ignore" is for solver="game", in which unknown cells are not played; the solver is {solver!r}. '
+            "Take that, or fill the gaps."
+        )
 
-    Apart from the estimator, because scikit-learn makes one table of all that a method of that name returns there.
+
+def require_sketch(sketch: Any, ratio: Any) -> None:
+    """A kind of sketch by name, and columns (rows) of a sketch as a share."""
+    share = real_number("sketch_ratio", ratio)
+    if not 0 < share <= 1:
+        raise ParameterError(f"sketch_ratio must be above 0 and at most 1; got {ratio!r}.")
+    one_of("sketch", sketch, methods.CHOICES["sketch"])
+
+
+def solver_told(settings: Mapping[str, Any]) -> SquaredError:
+    """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none.
+
+    `l1_ratio_h` is H's own share of L1, where it differs from that of W.
     """
-
-    def fit_transform(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Any:
-        """Learn the shared components and return W as the data came: a list or mapping of every party's W_p, or one W
-        in the order of the rows of one matrix with labels.
-
-        Weights are private: only a simulation has those of all parties. They are what `transform` gives. Of a party
-        whose data cannot be used and that was left out there are none: None, or NaN in the rows of one W.
-        """
-        estimator: Any = self
-        held, labels = named_parties(X, names)
-        labels, parties = (list(given) if isinstance(given, Iterator) else given for given in (labels, parties))
-        estimator.fit(held, names=labels, parties=parties)
-        if parties is not None:
-            return self._weights_by_row(held, parties)
-        everyone = dict(zip(_labels(held, labels), held, strict=True))
-        ordered = _in_one_order(estimator.parties_, [everyone[name] for name in estimator.parties_])
-        found = {name: estimator.transform(rows) for name, rows in ordered.items()}
-        weights = [found.get(name) for name in everyone]
-        return dict(zip(X, weights, strict=True)) if isinstance(X, Mapping) else weights
-
-    def _weights_by_row(self, X: Any, parties: Any) -> Any:
-        estimator: Any = self
-        is_here = np.isin(np.array(_row_labels(X, parties)), estimator.parties_)
-        if is_here.all():
-            return estimator.transform(X)
-        held = X.tocsr() if hasattr(X, "tocsr") else X
-        found = np.asarray(estimator.transform(getattr(held, "iloc", held)[np.flatnonzero(is_here)]))
-        weights = np.full((len(is_here), found.shape[1]), np.nan, found.dtype)
-        weights[is_here] = found
-        return weights
+    alpha_W, alpha_H, l1_ratio = penalties_of(settings)
+    on_W = solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    own_ratio = _number_told(settings, "l1_ratio_h") if "l1_ratio_h" in settings else l1_ratio
+    return replace(on_W, penalty_H=solver_of("cd", alpha_W, alpha_H, own_ratio).penalty_H)
 
 
-def own_components(
-    H: np.ndarray, own: Mapping[str, Array], names: Sequence[str]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Each party's H_p with the norms of its partners in H, and the permutation that puts it in the order of H.
+def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:
+    """alpha_W, alpha_H and l1_ratio in the settings of a model file."""
+    return _number_told(settings, "alpha_w"), _number_told(settings, "alpha_h"), _number_told(settings, "l1_ratio")
 
-    Parties that have none, or one that has run away from all measure, are given H.
+
+def _number_told(settings: Mapping[str, Any], name: str) -> float:
+    found = settings.get(name)
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def fit_told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a centralised fit in those of its model file, as far as `NMF` takes them by these names.
+
+    Of a federated game there is whether unknown cells are left out: rows are transformed so.
     """
-    components, alignments = {}, {}
-    sizes = np.linalg.norm(H, axis=1, keepdims=True)
-    for name in names:
-        found = np.asarray(kernels.of(own[name]).to_numpy(own[name])) if name in own else H
-        with np.errstate(over="ignore"):
-            has_run_away = not np.isfinite(np.square(found, dtype=np.float64).sum())
-        found = H if has_run_away else found
-        plan = Assignment(unit=True).plan(H, found)
-        exact = found.astype(np.float64)
-        theirs = np.linalg.norm(exact, axis=1, keepdims=True)
-        scaled = exact / np.where(theirs > 0, theirs, 1.0) * plan.transposed().apply(sizes)
-        components[name] = scaled.astype(H.dtype)
-        alignments[name] = plan.matrix
-    return components, alignments
-
-
-def common_type(matrices: Sequence[Any]) -> np.dtype[Any]:
-    """The precision that loses nothing of any of them."""
-    return max((float_type(X.dtype) for X in matrices), key=lambda kind: kind.itemsize)
-
-
-def _labels(matrices: Any, names: Any) -> list[str]:
-    if hasattr(matrices, "shape") or isinstance(matrices, str) or not isinstance(matrices, Sequence):
-        raise ShapeError(
-            "Data of parties are a list with one matrix per party, [X_1, X_2, …], a mapping of names to matrices, or "
-            f"one matrix with a label for each row, parties=labels; this is {_told(matrices)}. For rows that are all "
-            "in one place, use NMF."
-        )
-    if len(matrices) == 0:
-        raise ParameterError("A federation needs at least one party; the list is empty. Give at least one matrix.")
-    if isinstance(names, str | Set) or not (names is None or isinstance(names, Iterable)):
-        raise ParameterError(f"names must be a list with a name for each party, in their order; got {names!r}.")
-    labels = list(names) if names is not None else party_names(len(matrices))
-    if len(labels) != len(matrices):
-        raise ParameterError(
-            f"{len(labels)} names were given for {len(matrices)} parties. Give one for each, in their order, or none."
-        )
-    wrong = [i for i, label in enumerate(labels) if not isinstance(label, str) or not label.strip()]
-    if wrong:
-        at = first_few(wrong[:5], len(wrong), "position")
-        raise ParameterError(
-            f"Names of parties must be text, and are not at {at} ({labels[wrong[0]]!r}). Give each a name."
-        )
-    twice = repeated(labels)
-    if twice:
-        raise ParameterError(
-            f"Party names must differ; used more than once: {', '.join(twice[:5])}. "
-            "Rename them, or put the rows of a party into one matrix."
-        )
-    return [str(label) for label in labels]
-
-
-def _told(X: Any) -> str:
-    shape = getattr(X, "shape", None)
-    return type(X).__name__ if shape is None else f"{type(X).__name__} of shape {tuple(shape)}"
-
-
-def _place(X: Any) -> str:
-    return f"torch on {X.device}" if is_tensor(X) else "NumPy"
-
-
-def _in_other_places(parties: Mapping[str, Any]) -> dict[str, str]:
-    """Who would not compute where most do; nobody, where there is no such place."""
-    places = {label: _place(X) for label, X in parties.items()}
-    votes = Counter(places.values()).most_common(2)
-    if len(votes) < 2 or votes[0][1] == votes[1][1]:
+    if settings.get("method") == "game" and settings.get("missing") == "ignore":
+        return {"solver": "game", "missing": "ignore"}
+    if settings.get("method") != "centralised":
         return {}
-    usual = votes[0][0]
-    return {
-        label: f"Party {label!r} would compute with {place}, and most with {usual}. Bring all data to one kind."
-        for label, place in places.items()
-        if place != usual
+    checks: dict[str, Callable[[Any], Any]] = {
+        "solver": row_solver_of,
+        "missing": lambda value: one_of("missing", value, MISSING),
+        "init": lambda value: one_of("init", value, INITS),
+        "tol": lambda value: stop_of(value, None),
+        "sketch": lambda value: one_of("sketch", value, methods.CHOICES["sketch"]),
+        "sketch_ratio": lambda value: require_sketch("count", value),
+        "max_iter": lambda value: whole_number("max_iter", value),
     }
+    told = {name: settings[name] for name in checks.keys() & settings.keys() if _is_taken(checks[name], settings[name])}
+    return told
 
 
-def _require_one_kind(labels: Sequence[str], matrices: Sequence[Any]) -> None:
-    """All parties compute with torch on one device, or none does."""
-    places = [_place(X) for X in matrices]
-    if len(set(places)) > 1:
-        other = next(i for i, place in enumerate(places) if place != places[0])
-        raise CompositionError(
-            f"Parties must compute in one place, but party {labels[0]!r} would with {places[0]} and party "
-            f"{labels[other]!r} with {places[other]}. Bring all data to one kind: X.cpu().numpy() makes a tensor an "
-            "array, torch.from_numpy(X).to(device) an array a tensor."
-        )
-
-
-def _in_one_order(labels: Sequence[str], matrices: Sequence[Any]) -> dict[str, Any]:
-    """Data frames with their columns in the order of the first of them; anything else as it is."""
-    parties = dict(zip(labels, matrices, strict=True))
-    held = {label: found for label, X in parties.items() if (found := column_labels(X)) is not None}
-    for label in held:
-        with _at(label):
-            column_names(parties[label])
-    if not held:
-        return parties
-    require_same_columns({label: Columns(len(columns), columns) for label, columns in held.items()})
-    expected = next(iter(held.values()))
-    for label, columns in held.items():
-        if columns != expected:
-            parties[label] = parties[label][expected]
-    return parties
-
-
-@contextmanager
-def _at(label: str) -> Iterator[None]:
-    """An error says whose data it is about."""
+def _is_taken(check: Callable[[Any], Any], value: Any) -> bool:
     try:
-        yield
-    except PartsongError as error:
-        raise type(error)(f"In party {label!r}: {error}") from error
+        check(value)
+    except ParameterError:
+        return False
+    return True
+
+
+def count_told(settings: Mapping[str, Any], name: str, least: int = 1) -> int | None:
+    """A number of things, such as rows, in the settings of a model file; None where it does not tell."""
+    found = settings.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= least else None
+
+
+def require_squared_error(beta_loss: Any, solver: Any) -> None:
+    """Refuse losses other than "frobenius" (2)."""
+    is_number = isinstance(beta_loss, Real) and not isinstance(beta_loss, bool)
+    if beta_loss == "frobenius" if isinstance(beta_loss, str) else is_number and beta_loss == 2:
+        return
+    raise ParameterError(
+        f"Invalid beta_loss parameter: solver {solver!r} does not handle beta_loss = {beta_loss!r}. Use 'frobenius', "
+        "the squared error. Losses for counts, 'kullback-leibler' first, are planned."
+    )
+
+
+def stop_of(tol: Any, time_budget: Any) -> StoppingRule:
+    """When to stop, from numbers."""
+    return StoppingRule(
+        real_number("tol", tol), None if time_budget is None else real_number("time_budget", time_budget)
+    )
+
+
+def precision_of(dtype: Any) -> np.dtype[Any] | None:
+    """float32 or float64, or None where the data decide."""
+    if dtype is None:
+        return None
+    try:
+        chosen = np.dtype(dtype)
+    except TypeError:
+        chosen = np.dtype(object)
+    if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ParameterError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.")
+    return chosen
+
+
+def threads_of(n_threads: Any) -> int:
+    """The threads asked for, or all that this process may use."""
+    return runtime.available() if n_threads is None else whole_number("n_threads", n_threads, " (None: all cores)")
+
+
+def require_verbosity(verbose: Any) -> None:
+    """0 or False is silent, 1 or True is not."""
+    if not isinstance(verbose, Integral | np.bool_) or verbose < 0:
+        raise ParameterError(f"verbose must be 0 (silent) or 1 (progress on standard error); got {verbose!r}.")
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.")
+    return value

@@ -1,4 +1,4 @@
-"""How far a factorization is from a Nash equilibrium of the game of its rows and columns, and norms of its error.
+"""How far a factorization is from a Nash equilibrium of the game of its rows and columns.
 
 Row player i owns w_i, column player j owns h_j, and each has the utility −½ Σ e² over the cells that it plays, with
 e_ij = x_ij − w_i·h_j (Singh, 2021, eq. 4, without its transpose). Each player's problem is convex, so that equilibria
@@ -7,7 +7,6 @@ are just the stationary points of NMF.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,25 +15,16 @@ import numpy as np
 from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
-from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.dense import DenseMatrix
 from partsong.data.issues import is_sparse
 from partsong.data.observed import ObservedMatrix
 from partsong.data.validation import require_transformable
 from partsong.errors import DataError, ShapeError
-from partsong.kernels import game
+from partsong.kernels import observed as compiled
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.update_rules import BlockPivoting
-
-THIN = 16
-"""With no more rows or columns than this the residual is as small as a factor, and is looked at as it is."""
-DIGITS_LOST = 1e-6
-"""Below this share of ‖X‖² the trace formula leaves too few digits of the squared error."""
-BLOCK_CELLS = 1 << 20
-
-Product = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +53,6 @@ class Equilibrium:
         return (self.relative_epsilon if relative else self.epsilon) <= epsilon
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorNorms:
-    """‖X − W H‖ in the Frobenius and in the spectral norm, over known cells."""
-
-    frobenius: float
-    spectral: float
-
-
 def equilibrium(X: Any, W: Array, H: Array) -> Equilibrium:
     """The gains of all players at W (n × k), H (k × m); X is an array, a sparse matrix or any Matrix.
 
@@ -78,33 +60,10 @@ def equilibrium(X: Any, W: Array, H: Array) -> Equilibrium:
     """
     matrix, W, Ht = _profile(X, W, H)
     if isinstance(matrix, ObservedMatrix):
-        rows, columns = _gains_where_known(matrix, W, Ht), _gains_where_known(matrix.transposed, Ht, W)
+        rows, columns = _gains_where_known(matrix, W, Ht), _gains_where_known(matrix.transposed(), Ht, W)
     else:
         rows, columns = _gains(W, Ht, matrix.times(Ht)), _gains(Ht, W, matrix.transposed_times(W))
     return Equilibrium(rows, columns, 0.5 * float(matrix.squared_norm))
-
-
-def error_norms(X: Any, W: Array, H: Array) -> ErrorNorms:
-    """Both norms of X − W H, which is not formed; of an ObservedMatrix the cells that are not known count as met.
-
-    The spectral norm is the root of the largest eigenvalue of (X − W H)ᵀ(X − W H), by Lanczos' method; of a residual
-    that is rounding alone it is no more than a bound.
-    """
-    matrix, W, Ht = _profile(X, W, H)
-    if isinstance(matrix, ObservedMatrix):
-        residual = _residual_where_known(matrix, W, Ht)
-        size = float(np.linalg.norm(residual.data))
-        return ErrorNorms(size, _largest_singular_value(residual.dot, residual.T.dot, matrix.shape, size))
-    size = _frobenius(matrix, W, Ht)
-    factors = _numbers(W), _numbers(Ht)
-
-    def times(B: np.ndarray) -> np.ndarray:
-        return _numbers(matrix.times(matrix.native(B))) - factors[0] @ (factors[1].T @ B)
-
-    def transposed_times(A: np.ndarray) -> np.ndarray:
-        return _numbers(matrix.transposed_times(matrix.native(A))) - factors[1] @ (factors[0].T @ A)
-
-    return ErrorNorms(size, _largest_singular_value(times, transposed_times, matrix.shape, size))
 
 
 def _profile(X: Any, W: Array, H: Array) -> tuple[Matrix, Array, Array]:
@@ -152,51 +111,8 @@ def _gains_where_known(matrix: ObservedMatrix, F: np.ndarray, fixed: np.ndarray)
     side, out = matrix.by_row, np.empty(matrix.shape[0])
     entries = side.indptr, side.indices, side.data, fixed, F, best
     pieces = matrix.pieces(2 * fixed.shape[1])
-    runtime.over(pieces, lambda a, b: game.gains(*entries, a, b, out))
+    runtime.over(pieces, lambda a, b: compiled.gains(*entries, a, b, out))
     return np.maximum(0.0, out)
-
-
-def _residual_where_known(matrix: ObservedMatrix, W: np.ndarray, Ht: np.ndarray) -> Any:
-    from scipy.sparse import csr_array
-
-    side = matrix.by_row
-    return csr_array((matrix.residuals(W, Ht), side.indices, side.indptr), shape=matrix.shape)
-
-
-def _frobenius(matrix: Matrix, W: Array, Ht: Array) -> float:
-    """‖X − W H‖ by the trace formula, or from blocks of its columns where that has lost its digits."""
-    squared = float(matrix.squared_distance(W, Ht))
-    if squared > DIGITS_LOST * float(matrix.squared_norm):
-        return float(np.sqrt(squared))
-    (n, m), left, right = matrix.shape, _numbers(W), _numbers(Ht)
-    width, total = max(1, BLOCK_CELLS // n), 0.0
-    for start in range(0, m, width):
-        of_block = np.arange(start, min(start + width, m))
-        total += float(np.square(_numbers(matrix.columns(of_block)) - left @ right[of_block].T).sum())
-    return float(np.sqrt(total))
-
-
-def _largest_singular_value(
-    times: Product, transposed_times: Product, shape: tuple[int, int], frobenius: float
-) -> float:
-    """‖R‖₂ of R (n × m) from its products with arrays, in units of ‖R‖."""
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
-    n, m = shape
-    if frobenius == 0:
-        return 0.0
-    if min(n, m) <= THIN:
-        return float(np.linalg.norm(times(np.eye(m)) if m <= n else transposed_times(np.eye(n)), 2))
-    first, second = (times, transposed_times) if m <= n else (transposed_times, times)
-    side = min(n, m)
-
-    def square(v: np.ndarray) -> np.ndarray:
-        return second(first(v.reshape(side, 1) / frobenius) / frobenius).ravel()
-
-    begin = stream(0, "spectral norm", side).standard_normal(side)
-    operator = LinearOperator((side, side), matvec=square, dtype=np.float64)
-    value = eigsh(operator, k=1, which="LA", v0=begin, tol=1e-9, return_eigenvectors=False)[0]
-    return frobenius * min(1.0, float(np.sqrt(max(0.0, value))))
 
 
 def _numbers(values: Array) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Model to numbers, from sums of two numbers per party; no data moves."""
+"""How well a model fits each party, how far parties are from it, and which component is which; no data moves."""
 
 from __future__ import annotations
 
@@ -9,43 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partsong import kernels
-from partsong.aggregation.alignment import Assignment, correlations, inner_products, orthogonality_gap, significant
+from partsong.aggregation.alignment import Assignment, correlations, orthogonality_gap, significant
 from partsong.core.interfaces import Alignment, Array, Plan, RowSolver, Shard
 from partsong.solvers.squared_error import SquaredError
 
-# ---- agreement --------------------------------------------------------------------------------------------------
-#
-# How well parties agree, and how well the shared model fits each of them: one number per party, no data moved.
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """‖X_j − W_j H‖ at each party, in name order, with its number of rows and columns."""
-
-    distances: tuple[float, ...]
-    rows: tuple[int, ...]
-    n_features: int
-
-    @property
-    def rmsd_sum(self) -> float:
-        """Σ_j ‖X_j − W_j H‖ / √(n_j m), the measure of the FNMF paper."""
-        return float(sum(d / np.sqrt(n * self.n_features) for d, n in zip(self.distances, self.rows, strict=True)))
-
-    @property
-    def total_distance(self) -> float:
-        """Σ_j ‖X_j − W_j H‖."""
-        return float(sum(self.distances))
-
-
-def fit_of(shards: Sequence[Shard], H: Array, solver: RowSolver, weights: Mapping[str, Array] | None = None) -> Fit:
-    """The fit of H (k × m) to all parties, with the weights given, or else refitted to H."""
-    ordered = sorted(shards, key=lambda shard: shard.name)
-    distances = []
-    for shard in ordered:
-        Ht = shard.matrix.native(kernels.of(H).rows_of(H))
-        W = solver.solve_rows(shard.matrix, Ht) if weights is None else weights[shard.name]
-        distances.append(float(np.sqrt(max(0.0, shard.matrix.squared_distance(W, Ht)))))
-    return Fit(tuple(distances), tuple(s.matrix.shape[0] for s in ordered), ordered[0].matrix.shape[1])
+LEVEL = 0.05
+"""Correlations that are not above zero at this level, over all k² pairs, make no partners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +71,8 @@ def _pulled(mine: np.ndarray, plan: Plan, target: np.ndarray) -> float:
     return float(weights @ np.einsum("ij,ij->i", gaps, gaps))
 
 
-def recovery(found: Array, truth: Array) -> float:
-    """The mean cosine between components and those they should be, in the order that fits best: 1 is all of them.
-
-    Where their numbers differ, components of the truth without a partner count as zero.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    cosines = inner_products(truth, found, unit=True)
-    rows, partners = linear_sum_assignment(cosines, maximize=True)
-    return float(cosines[rows, partners].sum() / len(cosines))
-
-
 def _numbers(H: Array) -> np.ndarray:
     return np.asarray(kernels.of(H).to_numpy(H), np.float64)
-
-
-# ---- at party ---------------------------------------------------------------------------------------------------
-#
-# What a model is to one party: its fit there, and the party's own parts: how far they are, and which is which.
-
-LEVEL = 0.05
-"""Correlations that are not above zero at this level, over all k² pairs, make no partners."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,9 +178,6 @@ def _shares(W: Array, Ht: Array) -> tuple[float, ...]:
     total = float(contribution.sum())
     shares = contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))
     return tuple(float(share) for share in shares)
-
-
-# ---- metrics ----------------------------------------------------------------------------------------------------
 
 
 def relative_error(solver: SquaredError, shards: Sequence[Shard], H: Array) -> float:

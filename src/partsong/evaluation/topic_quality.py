@@ -17,12 +17,16 @@ from partsong.core.interfaces import Array
 from partsong.errors import DataError, DataTypeError, FormatError, ParameterError, ShapeError
 from partsong.io.opening import open_bytes, parsing, place_of
 
-# ---- cooccurrence -----------------------------------------------------------------------------------------------
-#
-# Which words of topics occur together, in documents or in windows that slide over them: whole counts, which add up.
-
 WINDOW = 110
 """Words in a window of C_v (Röder, Both & Hinneburg, 2015)."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes; a longer line is no vector of a word."""
+MOST_DIMENSIONS = 1 << 16
+Vectors = dict[str, np.ndarray]
+EPSILON = 1e-12
+"""Added to the share of documents with both words, as in gensim."""
+Word = TypeVar("Word", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +135,6 @@ def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: in
     width = max(columns.values(), default=-1) + 1
     entries = np.ones(len(rows), np.float32), (rows, np.repeat(np.array(words, np.int64), long))
     return sparse.coo_array(entries, (base, width)).tocsr()
-
-
-# ---- word vectors -----------------------------------------------------------------------------------------------
-
-LONGEST_LINE = 1 << 20
-"""Bytes; a longer line is no vector of a word."""
-MOST_DIMENSIONS = 1 << 16
-
-Vectors = dict[str, np.ndarray]
 
 
 def word_vectors(table: Any, words: Iterable[str]) -> Vectors:
@@ -301,14 +296,6 @@ def _is_number(field: bytes) -> bool:
     return True
 
 
-# ---- coherence --------------------------------------------------------------------------------------------------
-#
-# Do the strongest words of a topic belong together: by vectors of words, or by how often they occur together.
-
-EPSILON = 1e-12
-"""Added to the share of documents with both words, as in gensim."""
-
-
 @dataclass(frozen=True, slots=True)
 class Coherence:
     """One number per topic; NaN for a topic that was skipped, since fewer than two of its words are known."""
@@ -417,13 +404,6 @@ def _unit(vector: np.ndarray) -> np.ndarray | None:
     """A vector over its norm, without overflow; None for zeros."""
     peak = float(np.abs(vector).max())
     return None if peak == 0 else (scaled := vector / peak) / np.linalg.norm(scaled)
-
-
-# ---- diversity --------------------------------------------------------------------------------------------------
-#
-# The strongest words of topics, and how many of them are distinct.
-
-Word = TypeVar("Word", bound=Hashable)
 
 
 def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:

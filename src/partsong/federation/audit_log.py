@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Program, traits_of, type_name
+from partsong.core.interfaces import Program, type_name
 from partsong.errors import BrokenChain, FileError, FormatError, ParameterError
 from partsong.federation.ledger import MOST_MADE_UP, NOTHING, Books, Chain, Line, SiteLedger
 from partsong.federation.locks import locked
@@ -354,7 +354,7 @@ class Audit:
 
 def protection_of(program: Program | None, epsilon: float | None) -> dict[str, Any]:
     """Clip, noise and ε spent so far, as far as a program has them."""
-    release: Any = traits_of(program).release
+    release: Any = None if program is None else program.traits.release
     clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
     return _protection(release, clip, epsilon)
 

@@ -14,34 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Layout, Program, Reducible, Reduction, Schedule
 from partsong.core.parameters import nearest, only, read_toml, whole, words
 from partsong.core.streams import sampled
-from partsong.engines.upload_checks import check_together, stated_by
+from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, ParameterError
-from partsong.estimators.parameters import physical_memory, require_privacy, stop_of
+from partsong.estimators.parties import require_privacy
+from partsong.estimators.validation import physical_memory, stop_of
 from partsong.federation.columns import RULES, SAME
 from partsong.federation.method_keys import (
-    ALIGNING,
-    BY_SUMS,
-    IN_SUMS,
-    LDA,
-    OUTSIDE,
-    RECIPE_KEYS,
-    RECIPES,
-    THEN_EXACT,
-    TOPIC_KEYS,
-    TOPIC_METHODS,
-    RecipeKeys,
-    TopicKeys,
-    Usual,
-    exchanges_of,
+    METHOD_KEYS,
+    METHODS,
+    ONLY_TEXTS,
+    PARTICIPATION,
+    parse_options,
+    require_method,
+    require_no_promise,
     require_own_names,
 )
 from partsong.federation.policy import Wish
 from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
-from partsong.methods.registry import ASYNCHRONOUS, ONE_ROUND
+from partsong.methods.registry import Problem
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.agreement.protocol import DONE, Count, VocabularyAgreement
 from partsong.topics.fitting import weighting_of
@@ -94,7 +89,7 @@ def masks_over(masks: Any, method: str, n_parties: int, fraction: float) -> Any:
             f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would know "
             "what the other has sent. Let more take part, or run without masks."
         )
-    return replace(masks, fewest=n_parties) if method == LDA else masks
+    return replace(masks, fewest=n_parties) if methods.method(method).constant_sums else masks
 
 
 @lru_cache(maxsize=8)
@@ -203,9 +198,11 @@ class TextRule:
 
 # ---- experiment -------------------------------------------------------------------------------------------------
 
+SHARED = ("local_steps", "align", "start")
+"""Options of methods that every experiment has, if only as none."""
 KEYS = (
-    "method", "rank", "rounds", "local_steps", "align", "start", "seed", "masked", "mask_bound", "faulty", "columns",
-    "time_budget", "tol", "privacy", "words", *dict.fromkeys((*RECIPE_KEYS, *TOPIC_KEYS)),
+    "method", "rank", "rounds", *SHARED, "seed", "masked", "mask_bound", "faulty", "columns", "time_budget", "tol",
+    "privacy", "words", *(name for name in METHOD_KEYS if name not in SHARED),
 )  # fmt: skip
 PRIVACY_KEYS = ("unit", "epsilon", "delta", "relation", "noise_multiplier", "clip", "kind", "row_bound")
 FAULTY = ("stop", "leave out")
@@ -219,8 +216,8 @@ class Experiment:
     `columns`: "same" where all sites must hold the same ones, "common" to take those that all have. `mask_bound`: the
     largest number that a party adds to a masked sum. Where nobody waits for others (`is_asynchronous`), a round is as
     many arrivals as there are sites; such a run also ends after `time_budget` seconds, or once the arrivals of a round
-    have moved H by no more than `tol` of its norm. `topics` are keys of methods of topics, `recipe` those of all other
-    methods that not all of them have; in a file they stand beside the rest.
+    have moved H by no more than `tol` of its norm. `options` are further options of the method, and for topics C, the
+    `participation`; in a file they stand beside the rest.
     `words`: sites hold texts, and agree on words by this rule before the first round; None: they hold tables.
     """
 
@@ -238,15 +235,13 @@ class Experiment:
     privacy: Mapping[str, Any] = field(default_factory=dict)
     time_budget: float | None = None
     tol: float = 0.0
-    topics: TopicKeys = TopicKeys()
     words: Mapping[str, Any] | None = None
-    recipe: RecipeKeys = RecipeKeys()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (reason := OUTSIDE.get(str(self.method).replace("_", "-"))) is not None:
-            raise ParameterError(f"{self.method!r} {reason}.")
-        if self.method not in RECIPES:
-            raise ParameterError(f"method is {str(self.method)[:60]!r}. {nearest(str(self.method), RECIPES)}")
+        require_method(self.method)
+        if self.method not in METHODS:
+            raise ParameterError(f"method is {str(self.method)[:60]!r}. {nearest(str(self.method), METHODS)}")
         for name, value, known in (("faulty", self.faulty, FAULTY), ("columns", self.columns, RULES)):
             if value not in known:
                 raise ParameterError(f"{name} is {str(value)[:60]!r}. {nearest(str(value), known)}")
@@ -263,21 +258,21 @@ class Experiment:
                 "Sites agree on words by sums without noise, so that no budget could be promised for a run over texts. "
                 "Leave the table privacy out, or run over tables of counts whose columns are public."
             )
-        self.topics.require(self.method)
+        method = methods.method(self.method)
+        parse_options(method, {**self._own_options, **self.options})
         if self.is_of_topics:
-            others = self.usual.given | dict(self.recipe.given)
-            self.topics.require_alone(self.method, others, privacy=self.privacy, masked=self.masked)
-            return
-        self.recipe.require(self.method, self.rank, self.rounds, self.usual)
-        self.recipe.require_plain(self.method, self.privacy)
-        require_privacy(self.promise, self.masked, self.method, steps=self.local_steps, time_budget=None)
+            require_no_promise(method, self.options, privacy=self.privacy, masked=self.masked)
+        else:
+            require_privacy(self.promise, self.masked, self.method, options=self._own_options, time_budget=None)
+        method.build(Problem(self.rank, rounds=self.rounds), self._own_options)
 
     def _check_ends(self) -> None:
         stop_of(self.tol, self.time_budget)
         early = [name for name, value in zip(ENDS, (self.time_budget, self.tol), strict=True) if value]
         if early and not self.is_asynchronous:
+            asynchronous = (name for name in METHODS if methods.method(name).traits.asynchronous)
             raise ParameterError(
-                f"{' and '.join(early)} can end a run of {', '.join(ASYNCHRONOUS)} alone, in which sites do not share "
+                f"{' and '.join(early)} can end a run of {', '.join(asynchronous)} alone, in which sites do not share "
                 f"rounds; the method is {self.method!r}. Leave it out, and give a number of rounds."
             )
 
@@ -294,10 +289,8 @@ class Experiment:
             if table.get(name) is not None:
                 whole(table, name, None)
         given = {name: value for name, value in table.items() if value is not None}
-        of_topics = set(TOPIC_KEYS) if given["method"] in TOPIC_METHODS else set(TOPIC_KEYS) - set(RECIPE_KEYS)
-        topics = TopicKeys(**{name: given.pop(name) for name in TOPIC_KEYS if name in of_topics & given.keys()})
-        recipe = RecipeKeys({name: given.pop(name) for name in RECIPE_KEYS if name in given})
-        return Experiment(**given, topics=topics, recipe=recipe)
+        options = {name: given.pop(name) for name in METHOD_KEYS if name in given and name not in SHARED}
+        return Experiment(**given, options=options)
 
     @staticmethod
     def read(path: Path) -> Experiment:
@@ -307,24 +300,31 @@ class Experiment:
     def told(self) -> dict[str, Any]:
         """Plain values, for a message; what a fault leads to, and an early end, are the server's affair."""
         told = {**asdict(self), "privacy": dict(self.privacy)}
-        kept_back = ("faulty", "topics", "recipe", *ENDS, *(() if self.words is not None else ("words",)))
+        kept_back = ("faulty", "options", *ENDS, *(() if self.words is not None else ("words",)))
         plain = {name: value for name, value in told.items() if name not in kept_back}
-        return plain | self.topics.given | dict(self.recipe.given)
+        return plain | dict(self.options)
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether the server takes in what arrives, and nobody waits for others."""
-        return self.method in ASYNCHRONOUS
+        return methods.method(self.method).traits.asynchronous
 
     @property
     def is_of_topics(self) -> bool:
         """Whether the method is one of topics, with keys of its own."""
-        return self.method in TOPIC_METHODS
+        return self.method in ONLY_TEXTS
 
     @property
-    def usual(self) -> Usual:
-        """What most methods can be told."""
-        return Usual(self.local_steps, self.align, self.start)
+    def fraction(self) -> float:
+        """C, the share of sites that are drawn for each round."""
+        return float(self.options.get(PARTICIPATION, 1.0))
+
+    @property
+    def _own_options(self) -> dict[str, Any]:
+        """Options of the method itself."""
+        shared = {name: getattr(self, name) for name in SHARED}
+        given = {name: value for name, value in shared.items() if value is not None}
+        return given | {name: value for name, value in self.options.items() if name != PARTICIPATION}
 
     @property
     def text_rule(self) -> TextRule | None:
@@ -337,10 +337,8 @@ class Experiment:
         return privacy_from(self.privacy)
 
     def program(self, n_parties: int) -> Program:
-        """The recipe, with noise where that was asked for."""
-        if self.is_of_topics:
-            return self.topics.program(self.method, self.rank)
-        plain = self.recipe.program(self.method, self.rank, self.usual)
+        """The program, with noise where that was asked for."""
+        plain = methods.method(self.method).build(Problem(self.rank, n_parties, self.rounds), self._own_options)
         if (promise := self.promise) is None:
             return plain
         return promise.program(plain, self.exchanges(plain, n_parties), n_parties, self.masked)
@@ -350,28 +348,26 @@ class Experiment:
         if not self.masked:
             return InTheOpen()
         masks: Reduction = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
-        return masks_over(masks, self.method, n_parties, self.topics.fraction) if self.is_of_topics else masks
+        return masks_over(masks, self.method, n_parties, self.fraction) if self.is_of_topics else masks
 
     def schedule(self, n_parties: int) -> Schedule:
         """How the server runs it: with all sites in each round, or with some that are drawn from the seed."""
         rounds = self.exchanges(self.program(n_parties), n_parties)
-        if self.topics.fraction < 1:
-            return DrawnSchedule(rounds, self.seed, faulty=self.faulty, fraction=self.topics.fraction)
+        if self.fraction < 1:
+            return DrawnSchedule(rounds, self.seed, faulty=self.faulty, fraction=self.fraction)
         return Schedule(rounds, self.seed, faulty=self.faulty)
 
     def exchanges(self, program: Program, n_parties: int) -> int:
         """Exchanges that the rounds take: of several each, where the program says so, and arrivals of all sites."""
-        if self.is_asynchronous:
-            return self.rounds * n_parties
-        return exchanges_of(program, 1 if self.method in ONE_ROUND else self.rounds, n_parties)
+        return program.exchanges(1 if methods.method(self.method).is_one_shot else self.rounds, n_parties)
 
     def wish(self, n_parties: int) -> Wish:
         """In the words of a site's policy. Where nobody waits, all arrivals may be those of one site; where sites are
         drawn, only these are in a sum; where whoever writes the experiment sets the sums of a round, these are counted.
         """
-        counts_sums = self.is_asynchronous or self.method in IN_SUMS
+        counts_sums = self.is_asynchronous or methods.method(self.method).counts_exchanges
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
-        return Wish(self.method, self.rank, rounds, drawn(n_parties, self.topics.fraction), self.masked)
+        return Wish(self.method, self.rank, rounds, drawn(n_parties, self.fraction), self.masked)
 
 
 SEED_BITS = 53
@@ -417,12 +413,13 @@ def require_together(experiment: Experiment, plan: Plan, parties: tuple[str, ...
     """
     if plan.reduction.hides_uploads and not isinstance(plan.program.aggregation, Reducible):
         key, method = _sending(experiment)
-        instead = f'{key} = "{BY_SUMS}", which can be masked' if method in ALIGNING else "another method"
+        is_aligned = "align" in methods.TABLE[method].parameters
+        instead = f'{key} = "fnmf-by-sums", which can be masked' if is_aligned else "another method"
         raise ParameterError(
             f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Take {instead}; or '
             "masked = false, which sites answer whose site.toml allows it."
         )
-    expected = stated_by(plan.program, Layout(parties, 1, experiment.seed))
+    expected = plan.program.upload_spec(Layout(parties, 1, experiment.seed))
     try:
         check_together(plan.program, plan.reduction, expected)
     except CompositionError as error:
@@ -441,5 +438,5 @@ def out_of_memory(experiment: Experiment) -> ParameterError:
 
 def _sending(experiment: Experiment) -> tuple[str, str]:
     """The key that says how sites begin, and its value."""
-    is_relay = experiment.method == THEN_EXACT
-    return ("first", str(experiment.recipe.given["first"])) if is_relay else ("method", experiment.method)
+    other = methods.method(experiment.method).passes_to
+    return ("method", experiment.method) if other is None else (other, str(experiment.options[other]))

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
+from partsong import methods
 from partsong.core.parameters import nearest, only, read_toml, whole, words
 from partsong.errors import ParameterError
 from partsong.federation.exposure_limit import REFUSE, ZERO, ExposureLimit
-from partsong.federation.method_keys import RECIPES
+from partsong.federation.method_keys import METHODS
 from partsong.federation.site.state import require_same
 from partsong.federation.wire import Denied
-from partsong.methods.registry import ASYNCHRONOUS
 from partsong.privacy.accounting import check_budget
 from partsong.privacy.exposure import Exposure, parse_limit
 from partsong.privacy.ledger import USUAL_DELTA
@@ -77,7 +77,7 @@ POLICY_KEYS = (
     "directions_before",
 )  # fmt: skip
 
-UNNAMED = tuple(name for name in RECIPES if name != "secure-dsanls")
+UNNAMED = tuple(name for name in METHODS if name != "secure-dsanls")
 """Allowed where a site names none. Sketches of two open runs by `secure-dsanls` determine rows: it must be named."""
 
 
@@ -163,8 +163,8 @@ class Policy:
         only(table, POLICY_KEYS, "site.toml")
         recipes = words(table, "recipes", UNNAMED)
         for recipe in recipes:
-            if recipe not in RECIPES:
-                raise ParameterError(f"recipes has {recipe!r}. {nearest(recipe, RECIPES)}")
+            if recipe not in METHODS:
+                raise ParameterError(f"recipes has {recipe!r}. {nearest(recipe, METHODS)}")
         masked = table.get("masked", False)
         if not isinstance(masked, bool):
             raise ParameterError(f"masked is true or false; got {masked!r}.")
@@ -338,7 +338,7 @@ class Consent:
         own.
         """
         most = plan.exchanges
-        if plan.wish.recipe in ASYNCHRONOUS:
+        if methods.method(plan.wish.recipe).traits.asynchronous:
             most = min(plan.bounds.lines, self.policy.maximum_rounds)
         if number >= most:
             raise Denied("rounds", f"Exchange {number} is beyond the {most} allowed.")

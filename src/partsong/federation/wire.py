@@ -1,6 +1,4 @@
-"""What is asked of a site and what it answers, as bytes: safetensors with one JSON document, and no pickles.
-
-    "document": {format, head, body: {weight, arrays: [[name, order], …]}}        "0", "1", …: the arrays in that order
+"""What is asked of a site and what it answers, as bytes: `core.codec` of (format, head as JSON, Message).
 
 Whatever is not exactly that is a FormatError; nothing is allocated beyond the bytes that were given.
 """
@@ -11,9 +9,8 @@ import enum
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,9 +33,7 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
-from partsong.io.model_file import JSON, FileKind, read_tensors, write_tensors
-from partsong.io.opening import parsing
-from partsong.methods.registry import program_states
+from partsong.io.state_file import read_state, write_state
 
 # ---- wire -------------------------------------------------------------------------------------------------------
 
@@ -54,6 +49,7 @@ MOST_COUNTS = 8
 NUMBERS = frozenset("?bhilqBHILQefd")
 
 Text = TypeVar("Text")
+Stored = TypeVar("Stored")
 
 
 class Kind(enum.StrEnum):
@@ -190,56 +186,43 @@ def _digest(head: list[Any], body: Message) -> str:
 
 
 def _packed(format_: str, head: Mapping[str, Any], body: Message) -> bytes:
-    from safetensors.numpy import save
-
-    listed, tensors = [], {}
-    for number, (name, array) in enumerate(sorted(body.arrays.items())):
-        values = array if isinstance(array, np.ndarray) else _as_numpy(name, array)
-        if values.dtype.char not in NUMBERS or not values.dtype.isnative:
-            raise FormatError(f"Array {name!r} is {values.dtype}, which cannot be sent. Use native numbers.")
-        is_fortran = values.flags.f_contiguous and not values.flags.c_contiguous
-        listed.append([name, "F" if is_fortran else "C"])
-        tensors[str(number)] = np.asarray(values.T if is_fortran else values, order="C")
-    document = {"format": format_, "head": head, "body": {"weight": float(body.weight), "arrays": listed}}
-    text = json.dumps(document, sort_keys=True, allow_nan=False).encode()
-    return save({**tensors, "document": np.frombuffer(text, np.uint8)})
+    arrays = {name: _sendable(name, array) for name, array in sorted(body.arrays.items())}
+    text = json.dumps(head, sort_keys=True, allow_nan=False)
+    data: bytes = codec.encode((format_, text, Message(arrays, float(body.weight)))).tobytes()
+    return data
 
 
-def _as_numpy(name: str, array: Any) -> Any:
+def _sendable(name: str, array: Any) -> Any:
     try:
-        return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+        values = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
     except Exception as error:
         raise FormatError(f"Array {name!r} is {type(array).__name__}, which cannot be sent.") from error
+    if not _is_native(values):
+        raise FormatError(f"Array {name!r} is {values.dtype}, which cannot be sent. Use native numbers.")
+    return values
+
+
+def _is_native(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.char in NUMBERS and array.dtype.isnative
 
 
 def _unpacked(format_: str, data: bytes, most: int, keys: set[str]) -> tuple[dict[str, Any], Message]:
-    from safetensors.numpy import load
-
     if len(data) > most:
         raise FormatError(f"A message of {len(data)} bytes was refused unread: at most {most} are taken.")
     _require(len(data) >= 8 and int.from_bytes(data[:8], "little") <= MOST_HEADER_BYTES, "it has no header")
-    return _guarded(lambda: _parsed(load(bytes(data)), format_, keys))
+    return _guarded(lambda: _parsed(bytes(data), format_, keys))
 
 
-def _parsed(tensors: dict[str, Any], format_: str, keys: set[str]) -> tuple[dict[str, Any], Message]:
-    text = tensors.pop("document").tobytes()
-    _require(len(text) <= MOST_HEADER_BYTES, "its document is too long")
-    document = json.loads(text, parse_constant=_refuse)
-    _require(set(document) == {"format", "head", "body"} and document["format"] == format_, f"not a {format_}")
-    head, body = document["head"], document["body"]
+def _parsed(data: bytes, format_: str, keys: set[str]) -> tuple[dict[str, Any], Message]:
+    found = codec.decode(data, only=("core.message",), numpy_only=True)
+    _require(type(found) is tuple and len(found) == 3 and found[0] == format_, f"not a {format_}")
+    _, text, body = found
+    head = json.loads(text, parse_constant=_refuse)
     _require(isinstance(head, dict) and set(head) == keys, "its head has other fields")
-    _require(set(body) == {"weight", "arrays"} and type(body["weight"]) is float, "its body has other fields")
-    listed = [(str(name), order) for name, order in body["arrays"]]
-    _require(set(tensors) == {str(number) for number in range(len(listed))}, "its arrays are not those it lists")
-    _require(len({name for name, _ in listed}) == len(listed), "it lists an array twice")
-    _require(all(order in ("C", "F") for _, order in listed), "an array has no memory order")
-    _require(all(array.dtype.char in NUMBERS for array in tensors.values()), "an array holds no numbers")
-    arrays = {name: _turned(tensors[str(number)], order) for number, (name, order) in enumerate(listed)}
-    return head, Message(arrays, body["weight"])
-
-
-def _turned(array: Any, order: str) -> Any:
-    return array.T if order == "F" else array
+    _require(isinstance(body, Message) and type(body.weight) is float, "its body is none")
+    _require(all(type(name) is str for name in body.arrays), "an array has no name")
+    _require(all(map(_is_native, body.arrays.values())), "an array holds no numbers")
+    return head, body
 
 
 def _nonce(head: Mapping[str, Any]) -> Nonce:
@@ -393,103 +376,25 @@ def error_of(party: str, refusal: Refusal, index: int) -> PartyError:
 
 # ---- states -----------------------------------------------------------------------------------------------------
 #
-# States of programs and reductions as files, exactly: what a site or a server needs to go on after it was killed.
-#
-# Beside what checkpoints hold, states of a masked sum have keys (bytes) and mappings by pairs of names, and those of an
-# agreement on words many short pieces of bytes, which are joined. A source of randomness is not written: whoever reads
-# says which one is meant.
+# What a site or a server needs to go on after it was killed. A source of randomness is not written: its reader has it.
 
-KIND = FileKind("partsong-federation", 1, is_private=True)
+KIND = "federation"
 
 
-@dataclass(frozen=True, slots=True)
-class Encoder(codec.Encoder):
-    """Also bytes, mappings with tuples as keys, and objects that are `given` by name."""
-
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-    def encode(self, value: Any, where: str) -> Any:
-        """The node for a value."""
-        for name, known in self.given.items():
-            if value is known:
-                return {"given": name}
-        if isinstance(value, bytes):
-            return {"bytes": value.hex()}
-        if type(value) is tuple and value and all(type(item) is bytes for item in value):
-            joined, lengths = np.frombuffer(b"".join(value), np.uint8), np.array([len(item) for item in value])
-            return {"pieces": [self.encode(joined, where), self.encode(lengths, where)]}
-        if type(value) is frozenset:
-            return {"set": [self.encode(item, where) for item in sorted(value)]}
-        if isinstance(value, Mapping) and any(type(key) is tuple for key in value):
-            return {"pairs": [[self.encode(key, where), self.encode(item, where)] for key, item in value.items()]}
-        return codec.Encoder.encode(self, value, where)
+def save_state(path: Path, state: Any, given: Mapping[str, Any] | None = None) -> None:
+    """Write a state atomically, for its owner alone."""
+    write_state(path, state, KIND, given)
 
 
-@dataclass(frozen=True, slots=True)
-class Decoder(codec.Decoder):
-    """The way back."""
-
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-    def decode(self, node: Any, tensors: codec.Tensors) -> Any:
-        """The value of a node."""
-        tags = set(node) if isinstance(node, dict) else set()
-        if tags == {"given"}:
-            return self.given[node["given"]]
-        if tags == {"bytes"}:
-            return bytes.fromhex(node["bytes"])
-        if tags == {"pieces"}:
-            joined, lengths = (self.decode(item, tensors) for item in node["pieces"])
-            ends, whole = np.cumsum(lengths).tolist(), joined.tobytes()
-            return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
-        if tags == {"set"}:
-            return frozenset(self.decode(item, tensors) for item in node["set"])
-        if tags == {"pairs"}:
-            return {self.decode(key, tensors): self.decode(item, tensors) for key, item in node["pairs"]}
-        return codec.Decoder.decode(self, node, tensors)
-
-
-def save_state(path: Path, state: Any, note: JSON = None, given: Mapping[str, Any] | None = None) -> None:
-    """Write a state atomically, for its owner alone; `note` is plain values beside it."""
-    encoder = Encoder(given=dict(given or {}))
-    tree = encoder.encode(state, path.name)
-    write_tensors(path, KIND, encoder.tensors, {"note": note, "tree": tree})
-
-
-def load_state(path: Path, given: Mapping[str, Any] | None = None, types: Sequence[type] = ()) -> tuple[Any, JSON]:
-    """Read a state and its note; only classes that are known here, and `types`, are ever made."""
+def load_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None = None) -> Stored:
+    """Read a state of this class."""
     try:
-        tensors, content = read_tensors(path, KIND)
-        with parsing(path, "a state"):
-            decoder = Decoder(codec.Decoder.knowing((*state_types(), *types)).known, dict(given or {}))
-            return decoder.decode(content["tree"], tensors), content["note"]
+        found = read_state(path, KIND, given)
     except PartsongError as error:
-        raise DamagedState(f"{path}: {error}") from error
-
-
-def state_types() -> tuple[type, ...]:
-    """All that states of synchronous programs and of reductions are made of."""
-    return (*program_states(), *_masked_types(), *_word_types())
-
-
-@cache
-def _masked_types() -> tuple[type, ...]:
-    from partsong.secure_aggregation.client import Dealer, Draft, Member, Place, Seat
-    from partsong.secure_aggregation.crypto import KeyPair
-    from partsong.secure_aggregation.messages import About, Admitted, Advert, Circle, Gathering, Piece, Terms
-    from partsong.secure_aggregation.secret_sharing import Secrets
-    from partsong.secure_aggregation.server import Desk, Register
-
-    party = (Member, Place, Draft, Dealer, Seat, Secrets, KeyPair)
-    return (*party, Desk, Register, Terms, Admitted, Circle, Gathering, Advert, About, Piece)
-
-
-@cache
-def _word_types() -> tuple[type, ...]:
-    from partsong.topics.agreement.protocol import Candidate, Count, Left, Step
-    from partsong.topics.agreement.tables import AgreedWords, Tables
-
-    return (Candidate, Left, AgreedWords, Tables, Count, Step)
+        raise DamagedState(str(error)) from error
+    if not isinstance(found, kind):
+        raise DamagedState(f"{path}: holds {type(found).__name__}, not {kind.__name__}. Restore it from a backup.")
+    return found
 
 
 # ---- ways on ----------------------------------------------------------------------------------------------------

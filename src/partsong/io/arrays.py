@@ -1,4 +1,7 @@
-"""NumPy's .npy (left on disk) and .npz (dense, or SciPy's sparse kind)."""
+"""NumPy's .npy (left on disk) and .npz (dense, or SciPy's sparse kind).
+
+What a file says of its arrays is checked before any value is read.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,6 @@ import numpy.typing as npt
 from partsong.data.table import Table
 from partsong.errors import FormatError, ParameterError, ShapeError
 from partsong.io.opening import GZIP_RATIO, Wanted, parsing, require_plausible
-
-# ---- npy headers ------------------------------------------------------------------------------------------------
-#
-# What the arrays of .npy and .npz files say of themselves, before any value is read and whether or not it is true.
 
 FEATURE_KEYS = ("feature_names", "genes", "features")
 SAMPLE_KEYS = ("sample_names", "samples")
@@ -100,19 +99,22 @@ def names_in(
     return None
 
 
-# ---- numpy files ------------------------------------------------------------------------------------------------
-
-
 def read_npy(path: Path, wanted: Wanted) -> Table:
     """Open a .npy as a memory map; nothing is read until it is used."""
     with parsing(path, "a NumPy array"):
-        with path.open("rb") as stream:
-            header = header_of(stream)
-        require_honest(str(path), header, path.stat().st_size)
-        require_numbers(str(path), header.dtype)
-        on_disk = header.n_bytes > header.offset and header.dtype.isnative
-        X = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
+        X = open_npy(path)
         return Table(_native(X.T if wanted.transpose else X), source=str(path))
+
+
+def open_npy(path: Path) -> npt.NDArray[Any]:
+    """The array of a .npy, left on disk where that is possible; its header is held against the size of the file."""
+    with path.open("rb") as stream:
+        header = header_of(stream)
+    require_honest(str(path), header, path.stat().st_size)
+    require_numbers(str(path), header.dtype)
+    on_disk = header.n_bytes > header.offset and header.dtype.isnative
+    found: npt.NDArray[Any] = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
+    return found
 
 
 def read_npz(path: Path, wanted: Wanted) -> Table:

@@ -22,27 +22,114 @@ import numpy.typing as npt
 from partsong.data.issues import SHOWN
 from partsong.data.table import Table, require_names
 from partsong.errors import FeatureError, FormatError, first_few
-from partsong.io.opening import (
-    DECIMAL_COMMA,
-    DELIMITER_NAMES,
-    Wanted,
-    delimiter_of,
-    open_bytes,
-    open_text,
-    parsing,
-    require_right_delimiter,
-    way_to,
-)
+from partsong.io.opening import Wanted, is_gzipped, open_bytes, open_text, parsing
 
-# ---- delimited layout -------------------------------------------------------------------------------------------
-#
-# How a delimited file is laid out, from its first two lines: header or not, where names, labels and numbers are.
-
+DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}
+ENDINGS = {",": ".csv", "\t": ".tsv"}
+DECIMAL_COMMA = re.compile(r"(?<![\w.])[+-]?\d+,\d+(?![\w.])")
 MISSING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "missing", "?", "-", "."})
 LOOK_AHEAD = 100
 """Rows that are looked at to tell a column of names from one of numbers."""
 SAMPLE_TITLE = "sample"
 FEWEST_COUNTED = 4  # fewer numbers in a row may well be data
+CUT_DECIMAL_COMMAS = re.compile(r"\d+[;|\t][+-]?\d+")
+"""What is left between the commas of 1,5;2,5."""
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_delimited(path: Path, wanted: Wanted) -> Table:
+    """Read a table of numbers with an optional header line, column of sample names, and column of labels.
+
+    The first column holds sample names if it is not numeric, has no title, or is titled "sample". `transpose` is for
+    files that hold one feature per line.
+    """
+    with parsing(path, "delimited text"):
+        try:
+            layout = layout_of(path, delimiter_of(path), wanted)
+            values, texts = _read_quickly(path, layout) or read_carefully(path, layout)
+        except UnicodeDecodeError as error:
+            raise FormatError(_encoding_message(path)) from error
+        columns = dict(zip(layout.text_at, texts, strict=True))
+        samples = tuple(columns[layout.names_at]) if layout.names_at is not None else None
+        labels = _as_labels(columns[layout.label_at]) if layout.label_at is not None else None
+        if wanted.transpose:
+            return Table(np.ascontiguousarray(values.T), samples, layout.feature_names, None, str(path))
+        return Table(values, layout.feature_names, samples, labels, str(path))
+
+
+def _read_quickly(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]] | None:
+    """Values and text columns by NumPy's reader, or None if there is anything unusual about the file."""
+    texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
+    lines = _lines_of_numbers(path, layout, texts)
+    try:
+        values = np.loadtxt(lines, delimiter=layout.delimiter, comments=None, quotechar='"', ndmin=2)
+    except UnicodeDecodeError:
+        raise
+    except ValueError:
+        return None
+    finally:
+        lines.close()
+    complete = all(len(cells) == len(values) for cells in texts)
+    return (values, texts) if complete and values.shape[1] == len(layout.values_at) else None
+
+
+def _lines_of_numbers(path: Path, layout: Layout, texts: tuple[list[str], ...]) -> Generator[str, None, None]:
+    """The values in each line of data; names and labels go to `texts`."""
+    values_at, text_at = layout.values_at, layout.text_at
+    has_names_alone = text_at == (0,) and layout.is_whole
+    with open_text(path) as stream:
+        for _ in range(layout.n_header_lines):
+            next(stream, None)
+        if not texts and layout.is_whole:
+            yield from stream
+            return
+        for line in stream:
+            if line.isspace():
+                continue
+            if has_names_alone and '"' not in line:
+                name, _, rest = line.partition(layout.delimiter)
+                texts[0].append(name.strip())
+                yield rest
+                continue
+            cells = next(csv.reader([line], delimiter=layout.delimiter))
+            if len(cells) != layout.width:
+                raise ValueError("a line of another length")
+            if layout.keeps(cells):
+                for column, at in zip(texts, text_at, strict=True):
+                    column.append(cells[at].strip())
+                yield layout.delimiter.join([cells[at] for at in values_at])
+        if layout.kept_names is not None and not any(texts):
+            raise ValueError("not a single line")
+
+
+def _as_labels(cells: list[str]) -> npt.NDArray[Any]:
+    """Whole numbers if all are, else numbers, else text."""
+    text = np.array(cells, dtype=np.str_)
+    for kind in (np.int64, np.float64):
+        try:
+            return text.astype(kind)
+        except (ValueError, OverflowError):
+            continue
+    return text
+
+
+def _encoding_message(path: Path) -> str:
+    with open_bytes(path) as stream:
+        if stream.read(2) in _UTF16_MARKS:
+            return f"{path}: the text is UTF-16 (byte order mark at byte position 0). Save it as UTF-8."
+        stream.seek(0)
+        start = 0
+        for number, line in enumerate(stream, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                place, value = start + error.start, line[error.start]
+                return (
+                    f"{path}: byte position {place} (line {number}) holds 0x{value:02x}, which is not UTF-8 text. "
+                    "Save the file as UTF-8 (in Excel: 'CSV UTF-8')."
+                )
+            start += len(line)
+    return f"{path}: the text is not UTF-8. Save the file as UTF-8."
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +315,6 @@ def _find(path: Path, header: tuple[str, ...], label: str) -> int:
     return header.index(label)
 
 
-# ---- delimited faults -------------------------------------------------------------------------------------------
-#
-# The careful reading of a delimited file: every cell by itself, and an exact account of what is wrong where.
-
-CUT_DECIMAL_COMMAS = re.compile(r"\d+[;|\t][+-]?\d+")
-"""What is left between the commas of 1,5;2,5."""
-
-
 @dataclass
 class _Account:
     """The first few of a kind of fault, and how many there were, by column."""
@@ -329,101 +408,31 @@ def _not_numbers_message(path: Path, layout: Layout, account: _Account, n_rows: 
     return f"{message} Correct these cells, or drop their rows."
 
 
-# ---- delimited --------------------------------------------------------------------------------------------------
-
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-
-
-def read_delimited(path: Path, wanted: Wanted) -> Table:
-    """Read a table of numbers with an optional header line, column of sample names, and column of labels.
-
-    The first column holds sample names if it is not numeric, has no title, or is titled "sample". `transpose` is for
-    files that hold one feature per line.
-    """
-    with parsing(path, "delimited text"):
-        try:
-            layout = layout_of(path, delimiter_of(path), wanted)
-            values, texts = _read_quickly(path, layout) or read_carefully(path, layout)
-        except UnicodeDecodeError as error:
-            raise FormatError(_encoding_message(path)) from error
-        columns = dict(zip(layout.text_at, texts, strict=True))
-        samples = tuple(columns[layout.names_at]) if layout.names_at is not None else None
-        labels = _as_labels(columns[layout.label_at]) if layout.label_at is not None else None
-        if wanted.transpose:
-            return Table(np.ascontiguousarray(values.T), samples, layout.feature_names, None, str(path))
-        return Table(values, layout.feature_names, samples, labels, str(path))
+def delimiter_of(path: Path) -> str:
+    """What the name says."""
+    return "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
 
 
-def _read_quickly(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]] | None:
-    """Values and text columns by NumPy's reader, or None if there is anything unusual about the file."""
-    texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
-    lines = _lines_of_numbers(path, layout, texts)
-    try:
-        values = np.loadtxt(lines, delimiter=layout.delimiter, comments=None, quotechar='"', ndmin=2)
-    except UnicodeDecodeError:
-        raise
-    except ValueError:
-        return None
-    finally:
-        lines.close()
-    complete = all(len(cells) == len(values) for cells in texts)
-    return (values, texts) if complete and values.shape[1] == len(layout.values_at) else None
+def require_right_delimiter(path: Path, delimiter: str, first: Sequence[str], second: Sequence[str]) -> None:
+    """Refuse a file whose first two lines have one field each and share another delimiter, with the way out."""
+    if len(first) > 1:
+        return
+    for other, name in DELIMITER_NAMES.items():
+        if other != delimiter and other in first[0].strip() and other in delimiter.join(second).strip():
+            has_decimal_commas = other != "," and DECIMAL_COMMA.search(delimiter.join(second)) is not None
+            raise FormatError(
+                f"{path}: fields seem to be separated by {name}, but the name says {DELIMITER_NAMES[delimiter]}. "
+                f"{way_to(path, other, has_decimal_commas)}"
+            )
 
 
-def _lines_of_numbers(path: Path, layout: Layout, texts: tuple[list[str], ...]) -> Generator[str, None, None]:
-    """The values in each line of data; names and labels go to `texts`."""
-    values_at, text_at = layout.values_at, layout.text_at
-    has_names_alone = text_at == (0,) and layout.is_whole
-    with open_text(path) as stream:
-        for _ in range(layout.n_header_lines):
-            next(stream, None)
-        if not texts and layout.is_whole:
-            yield from stream
-            return
-        for line in stream:
-            if line.isspace():
-                continue
-            if has_names_alone and '"' not in line:
-                name, _, rest = line.partition(layout.delimiter)
-                texts[0].append(name.strip())
-                yield rest
-                continue
-            cells = next(csv.reader([line], delimiter=layout.delimiter))
-            if len(cells) != layout.width:
-                raise ValueError("a line of another length")
-            if layout.keeps(cells):
-                for column, at in zip(texts, text_at, strict=True):
-                    column.append(cells[at].strip())
-                yield layout.delimiter.join([cells[at] for at in values_at])
-        if layout.kept_names is not None and not any(texts):
-            raise ValueError("not a single line")
-
-
-def _as_labels(cells: list[str]) -> npt.NDArray[Any]:
-    """Whole numbers if all are, else numbers, else text."""
-    text = np.array(cells, dtype=np.str_)
-    for kind in (np.int64, np.float64):
-        try:
-            return text.astype(kind)
-        except (ValueError, OverflowError):
-            continue
-    return text
-
-
-def _encoding_message(path: Path) -> str:
-    with open_bytes(path) as stream:
-        if stream.read(2) in _UTF16_MARKS:
-            return f"{path}: the text is UTF-16 (byte order mark at byte position 0). Save it as UTF-8."
-        stream.seek(0)
-        start = 0
-        for number, line in enumerate(stream, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                place, value = start + error.start, line[error.start]
-                return (
-                    f"{path}: byte position {place} (line {number}) holds 0x{value:02x}, which is not UTF-8 text. "
-                    "Save the file as UTF-8 (in Excel: 'CSV UTF-8')."
-                )
-            start += len(line)
-    return f"{path}: the text is not UTF-8. Save the file as UTF-8."
+def way_to(path: Path, delimiter: str, has_decimal_commas: bool = False) -> str:
+    """What to do about a file with this delimiter: rename it, or write it anew with commas."""
+    stem, gz = (path.name[:-3], path.name[-3:]) if is_gzipped(path) else (path.name, "")
+    if delimiter in ENDINGS and not has_decimal_commas:
+        return f"Rename it to {stem[:-4]}{ENDINGS[delimiter]}{gz}."
+    how = f"{path.name!r}, sep={delimiter!r}" + (", decimal=','" if has_decimal_commas else "")
+    return (
+        "Export it again with commas between fields and points in numbers, or convert it: "
+        f"pandas.read_csv({how}).to_csv('{stem[:-4]}-commas.csv{gz}', index=False)."
+    )

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from partsong.data.table import Table
 
 
-# ---- parts listing ----------------------------------------------------------------------------------------------
-#
-# parts.json, the list of a folder of parts: read with suspicion, since it may come from a stranger or an editor.
-
 LISTING = "parts.json"
 FORMAT = "partsong-parts"
 VERSION = 1
@@ -100,9 +96,6 @@ def _require_different(path: Path, what: str, values: Sequence[str]) -> None:
 
 def _shown(value: Any) -> str:
     return json.dumps(value)[:40]
-
-
-# ---- parts folder -----------------------------------------------------------------------------------------------
 
 
 def is_parts_folder(path: Path) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 from partsong.data.table import Table
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.io.arrays import read_npy, read_npz
-from partsong.io.columnar import read_h5ad, read_matrix_market, read_parquet
+from partsong.io.columnar import read_h5ad, read_parquet
 from partsong.io.delimited import read_delimited
+from partsong.io.matrix_market import read_matrix_market
 from partsong.io.opening import Wanted, parsing, place_of
 
 

@@ -32,6 +32,22 @@ def of(array: Any) -> ModuleType:
     )
 
 
+def capabilities(array: Any) -> frozenset[str]:
+    """What there is for this kind of array beside these kernels: "compiled" loops, "cuda", "triton"."""
+    found: frozenset[str] = of(array).capabilities(array)
+    return found
+
+
+def add(sums: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`sums` + `more`, array by array, in the memory of `sums`."""
+    return tuple(_added(total, addend) for total, addend in zip(sums, more, strict=True))
+
+
+def _added(total: Any, addend: Any) -> Any:
+    total += addend
+    return total
+
+
 @cache
 def _on_numpy() -> ModuleType:
     from partsong.kernels import numpy_backend as on_numpy

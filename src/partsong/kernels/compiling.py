@@ -7,6 +7,9 @@ from typing import Any
 
 from numba import njit
 
+FAST = {"contract", "reassoc", "nsz", "arcp"}
+"""What compilers may do to sums and quotients: NaN and infinity keep their meaning."""
+
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """numba.njit(nogil=True, **options), with machine code cached between processes where a cache can be had.

@@ -12,12 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from partsong.kernels.compiling import compiled
-from partsong.kernels.hals import FAST, VANISHING, descend_rows, gather_rows, multiply_rows, sweep_rows
+from partsong.kernels.compiling import FAST, compiled
+from partsong.kernels.csr_products import gather_rows
+from partsong.kernels.hals import VANISHING, descend_rows, multiply_rows, sweep_rows
 
-# ---- turns ------------------------------------------------------------------------------------------------------
-#
-# The turns of W and H at a party, in the words of compiled code.
+LONG_CALL = 2e9
+"""Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""
+EVERY_TURN = 5e5
+"""What a turn takes however small it is, in operations."""
+MOVES = ("descend", "multiply", "sweep")
+PULLS = ("alone", "damped", "damped absolutely", "mixed", "proximal")
+DESCEND, MULTIPLY, SWEEP = range(3)
+ALONE, DAMPED, DAMPED_ABSOLUTELY, MIXED, PROXIMAL = range(5)
+CLOSE = 1e-11
+"""How near bounds of an eigenvalue must come to each other, of its size."""
+MOST_PRODUCTS = 60
+SUMMED = 256
+"""Rows whose products are summed in the type of a factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +70,10 @@ class Turns:
     towards: Towards
 
 
-LONG_CALL = 2e9
-"""Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""
-EVERY_TURN = 5e5
-"""What a turn takes however small it is, in operations."""
-
-
 def most_turns(products: float, shape: tuple[int, int], rank: int, move: Move) -> int:
     """How many turns fit a call, if the two products of one take so many operations."""
     steps = 2.0 * sum(shape) * rank**2 * move.sweeps + 250.0 * rank**2
     return max(1, int(LONG_CALL / (products + steps + EVERY_TURN)))
-
-
-# ---- compiled turns ---------------------------------------------------------------------------------------------
-
-MOVES = ("descend", "multiply", "sweep")
-PULLS = ("alone", "damped", "damped absolutely", "mixed", "proximal")
-DESCEND, MULTIPLY, SWEEP = range(3)
-ALONE, DAMPED, DAMPED_ABSOLUTELY, MIXED, PROXIMAL = range(5)
-CLOSE = 1e-11
-"""How near bounds of an eigenvalue must come to each other, of its size."""
-MOST_PRODUCTS = 60
-SUMMED = 256
-"""Rows whose products are summed in the type of a factor."""
 
 
 @compiled()

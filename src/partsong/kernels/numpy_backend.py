@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from partsong.core import runtime
 from partsong.kernels import hals as compiled
-from partsong.kernels.hals import solve_rows
+from partsong.kernels.pivoting import solve_rows
 
 Floats = np.ndarray
 
 GRAM_ROWS = 1024
 """Rows whose products are summed together."""
+
+
+def capabilities(F: Floats) -> frozenset[str]:
+    """Loops compiled by numba, many local steps in one call among them."""
+    return frozenset({"compiled"})
 
 
 def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, place: Floats | None = None) -> Floats:
@@ -43,8 +51,8 @@ def multiply(F: Floats, gram: Floats, cross: Floats) -> Floats:
     return out
 
 
-def descend(F: Floats, gram: Floats, cross: Floats, step: float) -> Floats:
-    """max(0, F − step (F gram − cross)), the projected gradient step."""
+def descend(F: Floats, gram: Floats, cross: Floats, step: Any) -> Floats:
+    """max(0, F − step (F gram − cross)), the projected gradient step; `step` is a number or a 0-d array."""
     out = np.empty(F.shape, F.dtype)
     gram, cross, size = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False), F.dtype.type(step)
     runtime.over(
@@ -54,7 +62,7 @@ def descend(F: Floats, gram: Floats, cross: Floats, step: float) -> Floats:
     return out
 
 
-def extrapolate(new: Floats, old: Floats, amount: float) -> Floats:
+def extrapolate(new: Floats, old: Floats, amount: Any) -> Floats:
     """max(0, new + amount (new − old))."""
     out = np.empty(new.shape, new.dtype)
     scale = new.dtype.type(amount)
@@ -98,25 +106,51 @@ def gram(F: Floats, exactly: bool = True) -> Floats:
     return sum(parts[1:], parts[0])
 
 
-def inner(A: Floats, B: Floats) -> float:
-    """⟨A, B⟩ in float64."""
-    return float(sum(runtime.over(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))))
+def inner(A: Floats, B: Floats) -> Floats:
+    """⟨A, B⟩ in float64, as a 0-d array."""
+    return np.asarray(sum(runtime.over(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))), np.float64)
 
 
-def largest_eigenvalue(gram: Floats) -> float:
-    """‖gram‖₂ of a symmetric positive semi-definite matrix; infinite where an entry is not finite."""
+def total(F: Floats) -> Floats:
+    """ΣF in float64, as a 0-d array."""
+    return np.asarray(F.sum(dtype=np.float64))
+
+
+def largest_eigenvalue(gram: Floats) -> Floats:
+    """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d array; infinite where an entry is not finite."""
     values = np.asarray(gram, np.float64)
-    return float(np.linalg.eigvalsh(values)[-1]) if np.isfinite(values).all() else float("inf")
+    return np.asarray(np.linalg.eigvalsh(values)[-1] if np.isfinite(values).all() else np.inf)
 
 
-def plus_diagonal(gram: Floats, amount: float) -> Floats:
-    """gram + amount·I."""
+def plus_diagonal(gram: Floats, amount: Any) -> Floats:
+    """gram + amount·I, for a number or a 0-d array."""
     return gram + gram.dtype.type(amount) * np.eye(len(gram), dtype=gram.dtype)
 
 
-def empty_like(F: Floats) -> Floats:
-    """Uninitialised memory of the same shape and type."""
-    return np.empty(F.shape, F.dtype)
+def scalar(value: Any, like: Floats) -> Floats:
+    """A number, or a 0-d array of any kind, as a 0-d array in float64."""
+    return np.asarray(value, np.float64)
+
+
+def where(condition: Any, one: Any, other: Any) -> Any:
+    """One or the other of two values, as a 0-d condition says."""
+    return one if condition else other
+
+
+def choose(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+    """The same for values that are worked out only if they are needed."""
+    return one() if condition else other()
+
+
+def is_known_false(condition: Any) -> bool:
+    """Whether a 0-d condition is false, where that can be seen without waiting for a device."""
+    return not condition
+
+
+def cast(values: Any, example: Any) -> Floats:
+    """An array or tensor in the type and place of `example`; as it is where it is that already."""
+    array = values.detach().cpu() if hasattr(values, "detach") else values
+    return np.asarray(array).astype(example.dtype, copy=False)
 
 
 def empty(shape: tuple[int, ...], like: Floats) -> Floats:
@@ -132,11 +166,6 @@ def tile(F: Floats, columns: int) -> Floats:
 def rows_of(H: Floats) -> Floats:
     """Hᵀ as contiguous rows: free when H is a transposed view of such."""
     return np.ascontiguousarray(H.T)
-
-
-def like(values: np.ndarray, example: Floats) -> Floats:
-    """A NumPy array in the type and place of `example`."""
-    return values.astype(example.dtype, copy=False)
 
 
 def to_numpy(F: Floats) -> np.ndarray:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from partsong.kernels.compiling import compiled
-from partsong.kernels.hals import FAST
+from partsong.kernels.compiling import FAST, compiled
 
 LANES = 16
 """Rows that are worked on together."""

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
+from partsong.kernels import numpy_backend
+
 Tensor = Any
 
 
+def capabilities(F: Tensor) -> frozenset[str]:
+    """Tensors on a GPU can be handed to its own kernels."""
+    if F.device.type != "cuda":
+        return frozenset()
+    return frozenset({"cuda", *(["triton"] if find_spec("triton") else [])})
+
+
 def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int, place: Tensor | None = None) -> Tensor:
-    """Coordinate descent over columns, always in memory of its own; see on_numpy.sweep."""
-    out = F.T.contiguous()  # components as contiguous rows
+    """Coordinate descent over columns, always in memory of its own; see numpy_backend.sweep."""
+    out = F.T.clone(memory_format=torch.contiguous_format)  # components as contiguous rows
     target = cross.T.contiguous()
-    diagonal = torch.diagonal(gram).tolist()
-    floor = torch.finfo(F.dtype).tiny * 4
+    sizes = torch.diagonal(gram)
+    is_there = sizes > torch.finfo(F.dtype).tiny * 4
+    sizes = torch.where(is_there, sizes, 1)
     for _ in range(sweeps):
-        for j, size in enumerate(diagonal):
-            if size > floor:
-                out[j] = torch.clamp(out[j] + (target[j] - gram[j] @ out) / size, min=0)
+        for j in range(len(out)):
+            moved = torch.clamp(out[j] + (target[j] - gram[j] @ out) / sizes[j], min=0)
+            out[j] = torch.where(is_there[j], moved, out[j])
     return out.T.contiguous()
 
 
@@ -28,21 +40,19 @@ def multiply(F: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
     return F * torch.clamp(cross, min=0) / torch.clamp(F @ gram, min=torch.finfo(F.dtype).tiny)
 
 
-def descend(F: Tensor, gram: Tensor, cross: Tensor, step: float) -> Tensor:
+def descend(F: Tensor, gram: Tensor, cross: Tensor, step: Any) -> Tensor:
     """max(0, F − step (F gram − cross))."""
     return torch.clamp(F - step * (F @ gram - cross), min=0)
 
 
-def extrapolate(new: Tensor, old: Tensor, amount: float) -> Tensor:
+def extrapolate(new: Tensor, old: Tensor, amount: Any) -> Tensor:
     """max(0, new + amount (new − old))."""
     return torch.clamp(new + amount * (new - old), min=0)
 
 
 def solve_exactly(F: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
-    """See on_numpy.solve_exactly; the small systems are solved on the host, so tensors on a device travel there."""
-    from partsong.kernels import numpy_backend as on_numpy
-
-    return like(on_numpy.solve_exactly(to_numpy(F), to_numpy(gram), to_numpy(cross)), F)
+    """See numpy_backend.solve_exactly; the small systems are solved on the host, where tensors on a device travel."""
+    return cast(numpy_backend.solve_exactly(to_numpy(F), to_numpy(gram), to_numpy(cross)), F)
 
 
 def gram(F: Tensor, exactly: bool = True) -> Tensor:
@@ -56,24 +66,53 @@ def gram(F: Tensor, exactly: bool = True) -> Tensor:
     return total
 
 
-def inner(A: Tensor, B: Tensor) -> float:
-    """⟨A, B⟩ in float64."""
-    return float(torch.sum(A.double() * B.double()))
+def inner(A: Tensor, B: Tensor) -> Tensor:
+    """⟨A, B⟩ in float64, as a 0-d tensor."""
+    return torch.sum(A.double() * B.double())
 
 
-def largest_eigenvalue(gram: Tensor) -> float:
-    """‖gram‖₂ of a symmetric positive semi-definite matrix; infinite where an entry is not finite."""
-    return float(torch.linalg.eigvalsh(gram.double())[-1]) if bool(torch.isfinite(gram).all()) else float("inf")
+def total(F: Tensor) -> Tensor:
+    """ΣF in float64, as a 0-d tensor."""
+    return F.sum(dtype=torch.float64)
 
 
-def plus_diagonal(gram: Tensor, amount: float) -> Tensor:
-    """gram + amount·I."""
+def largest_eigenvalue(gram: Tensor) -> Tensor:
+    """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d tensor; infinite where an entry is not finite."""
+    values, is_finite = gram.double(), torch.isfinite(gram).all()
+    largest = torch.linalg.eigvalsh(torch.where(is_finite, values, 0.0))[-1]
+    return torch.where(is_finite, largest, float("inf"))
+
+
+def plus_diagonal(gram: Tensor, amount: Any) -> Tensor:
+    """gram + amount·I, for a number or a 0-d tensor."""
     return gram + amount * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
-def empty_like(F: Tensor) -> Tensor:
-    """Uninitialised memory of the same shape, type and device."""
-    return torch.empty_like(F)
+def scalar(value: Any, like: Tensor) -> Tensor:
+    """A number, or a 0-d array of any kind, as a 0-d tensor in float64 on the device of `like`."""
+    return torch.as_tensor(value, dtype=torch.float64, device=like.device)
+
+
+def where(condition: Tensor, one: Any, other: Any) -> Tensor:
+    """One or the other of two values, as a 0-d condition says; both are at hand, and the host does not look."""
+    return torch.where(condition, one, other)
+
+
+def choose(condition: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]) -> Tensor:
+    """The same for values that are still to be worked out."""
+    return torch.where(condition, one(), other())
+
+
+def is_known_false(condition: Tensor) -> bool:
+    """Never: to look at a condition is to wait for the device."""
+    return False
+
+
+def cast(values: Any, example: Tensor) -> Tensor:
+    """An array or tensor in the type and place of `example`; tensors do not travel through the host."""
+    if isinstance(values, torch.Tensor):
+        return values.to(device=example.device, dtype=example.dtype)
+    return torch.as_tensor(np.ascontiguousarray(values)).to(device=example.device, dtype=example.dtype)
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -89,11 +128,6 @@ def tile(F: Tensor, columns: int) -> Tensor:
 def rows_of(H: Tensor) -> Tensor:
     """Hᵀ as contiguous rows."""
     return H.T.contiguous()
-
-
-def like(values: np.ndarray, example: Tensor) -> Tensor:
-    """A NumPy array as a tensor in the type and place of `example`."""
-    return torch.as_tensor(np.ascontiguousarray(values)).to(device=example.device, dtype=example.dtype)
 
 
 def to_numpy(F: Tensor) -> np.ndarray:

@@ -4,88 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment, Matching, PartialAssignment
-from partsong.aggregation.linear import AlignedMean, WeightedMean
+from partsong.aggregation.linear import AlignedMean, Mean, WeightedMean
 from partsong.aggregation.server_update import Replace
 from partsong.core.interfaces import (
     Aggregation,
     Alignment,
     Array,
-    Form,
+    ArraySpec,
     Layout,
     Message,
+    ProgramBase,
     ServerUpdate,
     Shard,
     State,
+    Traits,
     Turn,
 )
+from partsong.core.parameters import AtLeast, Steps
+from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
+from partsong.methods.registry import Problem, method
+from partsong.methods.starts import COMMON, INDEPENDENT, CommonStart, IndependentStart, OwnStart, Start
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.operator import Operator
-from partsong.solvers.coupling import Coupling, NoPull, ProximalAnchor
+from partsong.solvers.coupling import Coupling, NoPull, ProximalAnchor, ProximalTerm
+from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.game import Game, Standing
 from partsong.solvers.game_orders import distance
 from partsong.solvers.initialization import random_columns
+from partsong.solvers.local_steps import run_local_steps
 from partsong.solvers.sketched import take_sketched_turns
-from partsong.solvers.squared_error import NoExtrapolation, RowState, SquaredError, run_local_steps
-from partsong.solvers.update_rules import warn_if_noisy
-
-# ---- joining ----------------------------------------------------------------------------------------------------
-#
-# How a party begins: its first round, and every round after a new model has come.
-
-
-@dataclass(frozen=True, slots=True)
-class CommonStart:
-    """All parties begin with the server's H, and fit W to it before they move."""
-
-    def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
-        """Hᵀ (m × k) from U(0, 1)."""
-        return random_columns(layout.n_features, rank, draw, layout.dtype)
-
-    def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
-        assert model_Ht is not None
-        return model_Ht
-
-    def weights(self, shard: Shard, Ht: Array, solver: SquaredError) -> Array:
-        """The non-negative least squares fit to H."""
-        return solver.solve_rows(shard.matrix, Ht)
-
-
-@dataclass(frozen=True, slots=True)
-class IndependentStart:
-    """Every party draws a W and an H of its own, as the FNMF paper does; components come out in different orders.
-
-    `announced`: the server first sends the mean of as many draws from U(0, 1) as there are parties. That is what the
-    paper's mean of all H_p before the first round looks like, without an exchange for it; it pulls towards noise.
-    """
-
-    announced: bool = False
-
-    def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
-        """The mean of draws, or nothing."""
-        if not self.announced:
-            return None
-        total = np.zeros((layout.n_features, rank))
-        for _ in layout.parties:
-            total += draw.random(total.shape)
-        return (total / len(layout.parties)).astype(layout.dtype, copy=False)
-
-    def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
-        """The party's own Hᵀ, U(0, 1), from its private stream."""
-        draw = stream(shard.secret, "start", shard.name)
-        return shard.matrix.native(random_columns(shard.matrix.shape[1], rank, draw))
-
-    def weights(self, shard: Shard, Ht: Array, solver: SquaredError) -> Array:
-        """The party's own W, uniform, on a scale where W H has the mean of X (the paper takes U(0, 1) as it is)."""
-        rank = Ht.shape[1]
-        draw = stream(shard.secret, "start", shard.name, "W")
-        return shard.matrix.native(draw.random((shard.matrix.shape[0], rank)) * (4.0 * shard.matrix.mean / rank))
+from partsong.solvers.squared_error import RowState, SquaredError
+from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, Multiplicative, warn_if_noisy
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +85,11 @@ class Personal:
         assert own_Ht is not None
         plan = self.align.plan(own_Ht.T, model_Ht.T)
         on = kernels.of(own_Ht)
-        kept = on.like(1.0 - plan.weights, own_Ht)
+        kept = on.cast(1.0 - plan.weights, own_Ht)
         return own_Ht * kept + on.rows_of(plan.apply(model_Ht.T)), W
 
 
-# ---- uploading --------------------------------------------------------------------------------------------------
-#
-# What a party sends when it has iterated: its H as it is, or in the order of the shared model.
-
+OWN = "H_p: the party's own components"
 LONE = (
     "Take an alignment in which every row has a partner, P 1 = 1, and which says so by is_partial = False (Assignment, "
     "Sinkhorn), or accept that such a row is seen: AlignedUpload(…, shows_lone_rows=True)."
@@ -157,8 +111,12 @@ class WholeUpload:
             raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the beginning of this round.")
         return Message({"H": Ht.T}, weight=float(shard.matrix.shape[0]))
 
-    def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
-        return {"H": Form((rank, layout.n_features), non_negative=True, is_factor=True)}
+    def expected(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
+        return {
+            "H": ArraySpec(
+                (rank, layout.n_features), non_negative=True, is_factor=True, meaning="H_p: the party's own components"
+            )
+        }
 
     def agreed(self, aggregate: Message, model: Message) -> Message:
         return aggregate
@@ -202,14 +160,16 @@ class AlignedUpload:
             )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 
-    def expected(self, rank: int, layout: Layout) -> Mapping[str, Form]:
+    def expected(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
         """P_p H_p ≥ 0 and P_p 1 ≥ 0."""
-        H = Form((rank, layout.n_features), non_negative=True, is_factor=True)
-        counts = Form((rank,), non_negative=True)
+        H = ArraySpec(
+            (rank, layout.n_features), non_negative=True, is_factor=True, meaning="P_p H_p, in order of the model"
+        )
+        counts = ArraySpec((rank,), non_negative=True, meaning="P_p 1: which components have a partner at the party")
         if self.shows_lone_rows or not getattr(self.align, "is_partial", True):
             return {"H": H, "counts": counts}
         lone = f"{type(self.align).__name__} may find a partner for a row at one party only. {LONE}"
-        return {"H": replace(H, lone=lone), "counts": counts}
+        return {"H": replace(H, single_party_reason=lone), "counts": counts}
 
     def agreed(self, aggregate: Message, model: Message) -> Message:
         """The mean; rows that nobody has matched stay as they were."""
@@ -217,22 +177,18 @@ class AlignedUpload:
         H = aggregate["H"]
         if len(empty):
             H = H + 0
-            before = kernels.of(H).like(kernels.of(model["H"]).to_numpy(model["H"]), H)
+            before = kernels.of(H).cast(kernels.of(model["H"]).to_numpy(model["H"]), H)
             for row in empty.tolist():
                 H[row] = before[row]
         return Message({"H": H}, aggregate.weight)
 
 
-# ---- consensus --------------------------------------------------------------------------------------------------
-
-
+@state("averaging.party")
 @dataclass(frozen=True, slots=True)
 class ConsensusParty:
     """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
 
-    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any. In a
-    game with a given step `curvature` is 1/η of one that was safe where this party began, `first_error` ‖X − W H‖²
-    there.
+    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any.
     """
 
     W: Array | None = None
@@ -241,10 +197,9 @@ class ConsensusParty:
     round: int = -1
     scale_W: float = 0.0
     scale_H: float = 0.0
-    curvature: float = 0.0
-    first_error: float = 0.0
 
 
+@state("averaging.server")
 @dataclass(frozen=True, slots=True)
 class ConsensusServer:
     """The model as it stands, the round and sweep it is for, and the server update's own state."""
@@ -256,7 +211,7 @@ class ConsensusServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Consensus:
+class Consensus(ProgramBase):
     """Each party runs `steps` local iterations from the broadcast H and sends its H_p; the server aggregates them.
 
         local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps, pulled to H      sent: H_p (k × m), weight n_p
@@ -270,7 +225,8 @@ class Consensus:
     own secret, which nobody else can draw; W's steps stay exact. With one participant per round and a `Relaxation`
     these are Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
 
-    With a `game` a local iteration is one sweep of it over the party's cells, in place of the solver's steps.
+    With a `game` a local iteration is one sweep of it over the party's cells, in place of the solver's steps. If it is
+    `asynchronous`, a round is one arrival, and no party waits for another.
     """
 
     rank: int
@@ -286,6 +242,7 @@ class Consensus:
     sweeps: int = 1
     sketch: Proportion | None = None
     game: Game | None = None
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
@@ -305,6 +262,15 @@ class Consensus:
                 "Extrapolation asks the objective whether a step went up, which sketched steps do not know: "
                 "use a solver with NoExtrapolation, or no sketch."
             )
+
+    @property
+    def traits(self) -> Traits:
+        """Whether nobody waits for others."""
+        return Traits(asynchronous=self.asynchronous)
+
+    def exchanges(self, rounds: int, n_parties: int) -> int:
+        """A round takes an exchange for each sweep, or as many arrivals as there are parties."""
+        return rounds * (n_parties if self.asynchronous else self.sweeps)
 
     def start_party(self, shard: Shard, layout: Layout) -> ConsensusParty:
         return ConsensusParty()
@@ -358,31 +324,17 @@ class Consensus:
         assert self.game is not None
         game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
         standing, pace, seen = Standing(W, Ht), party.scale_W or 1.0, float("inf")
-        begun = float("nan") if game.step.is_balanced else distance(matrix, W, Ht) ** 2
-        curvature, first_error = party.curvature, party.first_error
-        if curvature == 0 and not game.step.is_balanced:
-            curvature, first_error = game.curvature(matrix, W, Ht), begun
         for count in range(party.count, party.count + self.steps):
             miss = float("nan") if meets else distance(matrix, standing.W, standing.Ht)
             draw = stream(shard.secret, "play", shard.name, count)
             standing = game.sweep(matrix, standing, count, pace=pace, miss=miss, draw=draw)
             latest = standing.seen if meets else miss**2
             if not np.isfinite(latest):
-                told = f"in sweep {count + 1} numbers at party {shard.name!r} grew beyond all measure"
-                raise game.too_large(told, curvature)
+                raise DivergenceError(
+                    f"Numbers at party {shard.name!r} left the range of floats in sweep {count + 1}. {game.way_out}"
+                )
             pace, seen = game.step.paced(pace, count, seen, latest), latest
-        played = party.count + self.steps
-        if _has_any(Ht) and not _has_any(standing.Ht) and matrix.squared_norm > 0:
-            told = f"after sweep {played} all players at party {shard.name!r} have fallen to zero"
-            raise game.too_large(told, curvature, has_collapsed=True)
-        if not game.step.is_balanced:
-            after = distance(matrix, standing.W, standing.Ht) ** 2
-            if not after <= max(begun, game.most_error(first_error, matrix.squared_norm)):
-                told = f"after sweep {played} the squared error at party {shard.name!r} has risen to {after:.4g}"
-                raise game.too_large(f"{told} (it began with {first_error:.4g})", curvature)
-        return ConsensusParty(
-            standing.W, standing.Ht, played, number, pace, curvature=curvature, first_error=first_error
-        )
+        return ConsensusParty(standing.W, standing.Ht, party.count + self.steps, number, pace)
 
     def _private_sketch(self, shard: Shard, step: int) -> Operator:
         """S (n × d) of one step, which the party alone can draw."""
@@ -407,13 +359,13 @@ class Consensus:
         """Nothing: the server sees no error. `evaluation.metrics` computes it from sums of two numbers per party."""
         return {}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         return (self.upload.expected(self.rank, layout),)
 
     def turn(self, model: Message) -> Turn:
         """The sweep that a model is sent for, and how many a round has; parties iterate in the first one only."""
         sweep = int(model["turn"][1])
-        return Turn(sweep, self.sweeps, works=sweep == 0)
+        return Turn(sweep, self.sweeps, works=sweep == 0, ends_round=sweep == 0)
 
 
 def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
@@ -421,12 +373,55 @@ def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
     return Message({"H": server.model["H"], "turn": turn} if is_sent else {"turn": turn})
 
 
-def _has_any(Ht: Array) -> bool:
-    return bool(kernels.of(Ht).to_numpy(Ht).any())
-
-
 def _model_columns(shard: Shard, model: Message) -> Array | None:
     if "H" not in model.arrays:
         return None
     H = shard.matrix.native(model["H"])
     return kernels.of(H).rows_of(H)
+
+
+@method("fedavg", privacy=("party",))
+def fedavg(problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, start: Start = COMMON) -> Consensus:
+    """Parties iterate from the shared H, which is then averaged by position.
+
+    McMahan et al. (2017), applied to NMF by coordinate descent. `weighted`: by numbers of rows.
+    """
+    aggregation = WeightedMean() if weighted else Mean()
+    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, start, aggregation)
+
+
+@method("fedprox", privacy=("party",))
+def fedprox(
+    problem: Problem,
+    *,
+    strength: Annotated[float, AtLeast(0)] = 0.1,
+    local_steps: Steps = 10,
+    start: Start = COMMON,
+) -> Consensus:
+    """As fedavg, while parties are pulled to the shared H.
+
+    Li et al. (2020), applied to NMF by iPALM. `strength` is that of the pull.
+    """
+    solver = SquaredError(InertialPalm())
+    return Consensus(problem.rank, solver, local_steps, start, coupling=ProximalTerm(strength), free_rounds=1)
+
+
+@method("ipalm-once", rounds=1, privacy=("party",))
+def ipalm_once(problem: Problem, *, local_steps: Steps = 1000, start: Start = INDEPENDENT) -> Consensus:
+    """Every party iterates alone; components are averaged once, by position.
+
+    By iPALM: a baseline of the FNMF paper.
+    """
+    return Consensus(problem.rank, SquaredError(InertialPalm()), local_steps, start)
+
+
+@method("mur-once", rounds=1, privacy=("party",))
+def mur_once(problem: Problem, *, local_steps: Steps = 1000, start: Start = INDEPENDENT) -> Consensus:
+    """As ipalm-once, by multiplicative updates."""
+    return Consensus(problem.rank, SquaredError(Multiplicative()), local_steps, start)
+
+
+@method("local-only", rounds=1)
+def local_only(problem: Problem, *, local_steps: Steps = 100, start: OwnStart = INDEPENDENT) -> Consensus:
+    """Every party factorizes alone from its own start, and the H_p are averaged once: what not to do."""
+    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, start)

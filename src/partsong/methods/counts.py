@@ -9,14 +9,14 @@ import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Message, RowSolver, Shard, Traits
+from partsong.core.interfaces import Array, ArraySpec, Layout, Message, ProgramBase, RowSolver, Shard, Traits
+from partsong.core.states import state
 from partsong.errors import CompositionError, DataError, ParameterError
 from partsong.evaluation.topic_quality import Cooccurrence, TopicPairs, count_pairs
 from partsong.solvers.lda import word_counts
 
-# ---- cooccurrence sums ------------------------------------------------------------------------------------------
 
-
+@state("pairs.sums")
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What the server knows: how many documents, of each word, of each pair (int64); None before the sum."""
@@ -26,6 +26,7 @@ class Counted:
     pairs: Array | None = None
 
 
+@state("pairs.party")
 @dataclass(frozen=True, slots=True)
 class Counter:
     """Whether a party has sent its counts."""
@@ -34,7 +35,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class CooccurrenceSums:
+class CooccurrenceSums(ProgramBase):
     """Each party counts its documents with a word and with two words of a topic; the server adds the counts.
 
         local:   n_p, Σ_d [x_dw > 0], Σ_d [x_dv > 0][x_dw > 0]     sent: documents (1), words (u), pairs (p): whole
@@ -113,16 +114,12 @@ class CooccurrenceSums:
     def metrics(self, server: Counted) -> Mapping[str, float]:
         return {"documents": 0.0 if server.documents is None else float(server.documents[0])}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         sizes = {"documents": 1, "words": len(self.asked.words), "pairs": len(self.asked.pairs)}
-        return ({name: Form((size,), "int", non_negative=True) for name, size in sizes.items()},)
+        return ({name: ArraySpec((size,), "int", non_negative=True) for name, size in sizes.items()},)
 
 
-# ---- frequency sums ---------------------------------------------------------------------------------------------
-#
-# In how many documents of all parties each word of a known vocabulary occurs: one sum.
-
-
+@state("frequencies.sums")
 @dataclass(frozen=True, slots=True)
 class Frequencies:
     """What the server knows: how many documents there are, and with each word; None before the sum."""
@@ -131,6 +128,7 @@ class Frequencies:
     words: np.ndarray | None = None
 
 
+@state("frequencies.party")
 @dataclass(frozen=True, slots=True)
 class Sender:
     """Whether a party has sent its frequencies."""
@@ -139,7 +137,7 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
-class FrequencySums:
+class FrequencySums(ProgramBase):
     """Each party counts its documents with each word; the server adds the counts.
 
         local:   n_p, Σ_d [x_dw > 0]     sent: documents (1), words (V): whole
@@ -193,6 +191,6 @@ class FrequencySums:
     def metrics(self, server: Frequencies) -> Mapping[str, float]:
         return {"documents": float(server.documents)}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         sizes = {"documents": 1, "words": layout.n_features}
-        return ({name: Form((size,), "int", non_negative=True) for name, size in sizes.items()},)
+        return ({name: ArraySpec((size,), "int", non_negative=True) for name, size in sizes.items()},)

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Annotated
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard, Traits, Turn
+from partsong.core.interfaces import (
+    Array,
+    ArraySpec,
+    Layout,
+    Matrix,
+    Message,
+    ProgramBase,
+    Shard,
+    Sums,
+    Traits,
+    Turn,
+    UpdateRule,
+)
+from partsong.core.parameters import SHARE, Whole
+from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.blocks import TwoSided, covering, require_cover
 from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.methods.registry import Problem, method
 from partsong.sketch import crossing
 from partsong.sketch.crossing import Proportion
-from partsong.sketch.kinds import Subsampling
-from partsong.sketch.operator import Operator
+from partsong.sketch.kinds import SKETCHES, Subsampling
+from partsong.sketch.operator import Operator, Sketch
+from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
-from partsong.solvers.squared_error import NoExtrapolation, SquaredError, rounded, start_rows
-from partsong.solvers.update_rules import Multiplicative, ProximalDescent, warn_if_noisy
-
-# ---- sketch turns -----------------------------------------------------------------------------------------------
-#
-# What a node does between two exchanges of sketches: a step of its rows of W, or of its columns of H.
+from partsong.solvers.squared_error import SquaredError, start_rows
+from partsong.solvers.update_rules import RULES, Multiplicative, ProximalDescent, warn_if_noisy
 
 
+@state("dsanls.party")
 @dataclass(frozen=True, slots=True)
 class SketchParty:
     """The shared seed, the number of parties; W_r (|I_r| × k), H_rᵀ (|J_r| × k), and what the rules remember of each.
@@ -61,17 +75,16 @@ class Turns:
         """
         W, gram = party.W, kernels.of(Ht).gram(Ht)
         new = kernels.of(Ht).empty((self.matrix.shape[0], self.rank), Ht) if W is None else W
-        products: dict[int, float] = {}
+        on = kernels.of(new)
 
-        def update(start: int, stop: int, cross: Array) -> None:
+        def step(at: slice, cross: Array) -> Sums:
             if W is None:
-                new[start:stop] = start_rows(gram, cross)
-            products[start] = kernels.of(cross).inner(new[start:stop], cross)
+                new[at] = start_rows(gram, cross)
+            return (on.inner(new[at], cross),)
 
-        self.matrix.walk(Ht, update)
-        crossed = sum(products[start] for start in sorted(products))
+        (crossed,) = self.matrix.walk(Ht, step)
         energy = self.matrix.squared_norm
-        error = energy - 2 * crossed + kernels.of(new).inner(kernels.of(new).gram(new), gram)
+        error = energy - 2 * float(crossed) + float(on.inner(on.gram(new), gram))
         first, last = self._columns
         Ht_block = party.Ht_block if party.Ht_block is not None else Ht[first:last] + 0
         penalties = self.matrix.shape[1] * _size(self.solver.penalty_W, new)
@@ -83,21 +96,22 @@ class Turns:
         (gram, Bt), penalty, m = _gram(self.matrix.native(B)), self.solver.penalty_W, self.matrix.shape[1]
         shared, shift = NormalEquations(gram, gram).penalised(penalty, m).gram, penalty.l1 * m
         on, rule = kernels.of(Bt), self.solver.rule
-        norm = cache(lambda: float(on.largest_eigenvalue(shared)))
+        norm = cache(lambda: on.largest_eigenvalue(shared))
         memory = rule.init(party.W) if party.memory_W is None else party.memory_W
-        W, states = on.empty_like(party.W), {}
-        previous = None if memory.previous is None else on.empty_like(W)
+        W, states = on.empty(party.W.shape, Bt), [memory]  # type: ignore[union-attr]
+        previous = None if memory.previous is None else on.empty(W.shape, Bt)
 
-        def update(start: int, stop: int, cross: Array) -> None:
-            place, factor = W[start:stop], party.W[start:stop]  # type: ignore[index]
+        def step(at: slice, cross: Array) -> Sums:
+            place, factor = W[at], party.W[at]  # type: ignore[index]
             equations = NormalEquations(shared, cross - shift if shift else cross, norm, place)
-            moved, states[start] = rule.step(factor, equations, memory.rows(start, stop))
+            moved, states[0] = rule.step(factor, equations, memory.rows(at))
             if moved is not place:
                 place[:] = moved
             if previous is not None:
-                previous[start:stop] = states[start].previous
+                previous[at] = states[0].previous
+            return ()
 
-        crossing.walk(self._S("W", party), self.matrix.row_block, Bt, update)
+        crossing.walk(self._S("W", party), self.matrix.row_block, Bt, step)
         after = replace(states[0], previous=previous)  # all else is the same in all blocks, which share one gram
         return replace(party, W=self._capped(W), memory_W=after)
 
@@ -147,12 +161,12 @@ def _gram(B: Array) -> tuple[Array, Array]:
     """B Bᵀ (k × k) and Bᵀ (d × k)."""
     on = kernels.of(B)
     Bt = on.rows_of(B)
-    return rounded(on.gram(Bt, exactly=False), Bt), Bt
+    return on.cast(on.gram(Bt, exactly=False), Bt), Bt
 
 
 def _size(penalty: Penalty, factor: Array) -> float:
     """l1 ‖F‖₁ + ½ l2 ‖F‖²."""
-    return penalty.l1 * float(factor.sum()) + 0.5 * penalty.l2 * kernels.of(factor).inner(factor, factor)
+    return penalty.l1 * float(factor.sum()) + 0.5 * penalty.l2 * float(kernels.of(factor).inner(factor, factor))
 
 
 def whole_columns(matrix: Matrix, H: Array) -> Array:
@@ -161,14 +175,13 @@ def whole_columns(matrix: Matrix, H: Array) -> Array:
     return kernels.of(native).rows_of(native)
 
 
-# ---- sketch exchange --------------------------------------------------------------------------------------------
-
 LONE = (
     "every node holds columns of everybody's rows, and what it alone adds to a sum is seen in it. Sketched exchange is "
     "for the machines of one owner; parties that hide data from each other use shared statistics."
 )
 
 
+@state("dsanls.server")
 @dataclass(frozen=True, slots=True)
 class SketchServer:
     """H (k × m) when it last was whole, the exchange that comes next, and the sums of the latest error.
@@ -186,7 +199,7 @@ class SketchServer:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchExchange:
+class SketchExchange(ProgramBase):
     """DSANLS: node r has rows W_r and columns H_r, and of the rest only sketches (Qian et al., 2020, Alg. 2).
 
         exchange 2t      W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ)        sent: W_rᵀ S'[I_r]  (k × d'),   B' = Σ
@@ -198,7 +211,7 @@ class SketchExchange:
 
     After `every` iterations, and at the last, H is sent whole (k × m) instead. Only then is there a model; the exchange
     after it adds ‖X − W H‖² for this H and the W from before that exchange, which is the one that H was fitted to.
-    So `rounds_for` has one exchange more than two for each iteration: it tells the error of the last H.
+    So `exchanges` has one more than two for each iteration: it tells the error of the last H.
 
     `fresh=False` sketches in exchange 2t the W from before it, as the paper prints (its code does not): steps of W and
     H at a time. `capped` keeps entries below √(2‖X‖_F), (22) in the paper, once the first sum has told ‖X‖_F: from
@@ -236,16 +249,16 @@ class SketchExchange:
     @property
     def traits(self) -> Traits:
         """Every node has a part of both factors. Masks would promise what the blocks have given away already."""
-        return Traits(full_participation=True, requires="plain", reason=LONE)
+        return Traits(full_participation=True, needs_columns=True, requires="plain", reason=LONE)
 
     @property
     def has_no_signs(self) -> bool:
         """Whether a sketch of what is not negative is not negative."""
         return self.sketch.kind is Subsampling
 
-    def rounds_for(self, iterations: int | None = None) -> int:
-        """Exchanges of so many iterations (by default its own), with the one that tells the error of the last H."""
-        return 2 * (self.iterations if iterations is None else iterations) + 1
+    def exchanges(self, rounds: int, n_parties: int) -> int:
+        """Two for each iteration, and the one that tells the error of the last H."""
+        return 2 * rounds + 1
 
     def start_party(self, shard: Shard, layout: Layout) -> SketchParty:
         """Neither W nor H yet; several parties need both sides of their blocks."""
@@ -343,16 +356,45 @@ class SketchExchange:
         error, objective = squares / server.squared_norm
         return {"relative_error": float(np.sqrt(error)), "objective": float(objective)}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """Sketches of one factor each, with totals after a whole H; nothing where the number of rows is not known."""
         if self.n_rows is None:
             return ()
         k, m, size = self.rank, layout.n_features, self.sketch.dimension
-        of_W, of_H = (Form((k, size(n, k)), non_negative=self.has_no_signs, lone=LONE) for n in (self.n_rows, m))
-        W, totals, blocks = {"sketched_W": of_W}, {"totals": Form((3,))}, {"blocks": Form((2,))}
-        H = Form((k, m), non_negative=True, lone=LONE, is_factor=True)
+        of_W, of_H = (
+            ArraySpec((k, size(n, k)), non_negative=self.has_no_signs, single_party_reason=LONE, meaning=meaning)
+            for n, meaning in ((self.n_rows, "W_rᵀ S'"), (m, "H_r S"))
+        )
+        W = {"sketched_W": of_W}
+        totals = {"totals": ArraySpec((3,), meaning="‖X_r − W_r H‖², ‖X_r‖² and penalties")}
+        blocks = {"blocks": ArraySpec((2,), meaning="that the blocks cover X, once")}
+        whole = "the columns of H that are the node's own, in their place"
+        H = ArraySpec((k, m), non_negative=True, single_party_reason=LONE, is_factor=True, meaning=whole)
         return W, {**W, **totals}, {**W, **totals, **blocks}, {"sketched_H": of_H}, {"H": H}
 
 
 def _cap(model: Message) -> float:
     return float(model["cap"][0]) if "cap" in model.arrays else np.inf
+
+
+@method("dsanls", over_ranks=True)
+def dsanls(
+    problem: Problem,
+    *,
+    sketch: Annotated[Callable[[int], Sketch], SKETCHES] = Subsampling,
+    sketch_ratio: Annotated[float, SHARE] = 0.1,
+    rule: Annotated[UpdateRule, RULES] = ProximalDescent(),
+    every: Annotated[int, Whole()] = 10,
+) -> SketchExchange:
+    """Both factors in blocks, of which only sketches are exchanged: for the machines of one owner.
+
+    Qian et al. (2020), Alg. 2. H is sent whole after `every` iterations.
+    """
+    return SketchExchange(
+        problem.rank,
+        SquaredError(rule),
+        Proportion(sketch, sketch_ratio),
+        problem.rounds or 100,
+        every,
+        n_rows=problem.n_rows,
+    )

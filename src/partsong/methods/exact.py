@@ -1,43 +1,48 @@
-"""Exact federated NMF: sum gram and cross, and the pooled factorization comes out whatever the split."""
+"""Exact federated factorization: sums over rows are all that the shared half needs, whatever the split."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Message, Round, Shard, Traits
+from partsong.core.interfaces import (
+    Array,
+    ArraySpec,
+    HalfSteps,
+    Layout,
+    Message,
+    ProgramBase,
+    Shard,
+    State,
+    Traits,
+)
+from partsong.core.parameters import Steps
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
+from partsong.methods.registry import Problem, Texts, method
+from partsong.methods.starts import COMMON, OneStart
+from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.initialization import random_columns
-from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, Totals
-
-KNOWN = (1e-13, 1e-8)
-TRUSTED = (1e-11, 1e-5)
-"""Squared errors as shares of ‖X‖², for float64 and float32: the least that sums can tell, and one they tell well."""
+from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.update_rules import SWEEPS, CoordinateDescent
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSums:
-    """Parties update W_p from the shared H and send WᵀW and WᵀX; the server updates H from the sums.
+class SharedSums(ProgramBase):
+    """Parties do the row steps of a loss and send their sums; the server does its column step from the totals.
 
-        local:   W_p ← rule(W_p; H Hᵀ, X_p Hᵀ)          sent: W_pᵀW_p (k × k), W_pᵀX_p (k × m), totals (3)
-        finish:  H   ← rule(H; Σ W_pᵀW_p, Σ W_pᵀX_p)    broadcast: H (k × m), pace (2)
+        local:   W_p ← row step from H            sent: what `half_steps.sums_spec` names
+        finish:  H   ← column step from Σ sums    broadcast: H (k × m), and what else row steps need
 
-    The pace is how far to extrapolate, and 0, or what to multiply W by before starting again from it: 1, or once, under
-    penalties, the scale on which they are least.
-
-    The same numbers as factorizing the stacked rows, to rounding. Never sent: X_p, W_p. The sums of one party reveal
-    its rows when it has few of them; only a reduction that hides single uploads protects against that.
+    For `SquaredError`: W_pᵀW_p (k × k), W_pᵀX_p (k × m), and single numbers, each by its name. The same numbers as
+    factorizing the stacked rows, to rounding. Never sent: X_p, W_p. The sums of one party reveal its rows when it has
+    few of them; only a reduction that hides single uploads protects against that.
     """
 
     rank: int
-    solver: SquaredError = field(default_factory=SquaredError)
+    half_steps: HalfSteps[Any, Any] = field(default_factory=SquaredError)
     aggregation: Sum = Sum()
 
     def __post_init__(self) -> None:
@@ -46,103 +51,71 @@ class SharedSums:
 
     @property
     def traits(self) -> Traits:
-        """H is fitted to the sums alone."""
-        return Traits(full_participation=True)
+        """Those of the loss."""
+        return self.half_steps.traits
 
-    def start_party(self, shard: Shard, layout: Layout) -> RowState:
-        """No W yet: it starts from H and each row alone, in the first round."""
-        return RowState()
+    @property
+    def solver(self) -> Any:
+        """The half-steps, which also fit rows to a finished model."""
+        return self.half_steps
 
-    def start_server(self, layout: Layout) -> tuple[ColumnState, Message]:
-        """Random H from the shared seed; under penalties its scale is settled by the first sums."""
+    def start_party(self, shard: Shard, layout: Layout) -> State:
+        """Usually no W yet: it starts from H and each row alone, in the first round."""
+        return self.half_steps.begin_rows(shard, layout)
+
+    def start_server(self, layout: Layout) -> tuple[State, Message]:
+        """Random H from the shared seed."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
-        columns = replace(self.solver.begin(Ht), is_unscaled=self.solver.has_scale)
-        return columns, _model(columns)
+        return self._with_model(self.half_steps.begin(Ht, is_scaled=False))
 
-    def start_from(self, Ht: Array) -> tuple[ColumnState, Message]:
+    def start_from(self, Ht: Array) -> tuple[State, Message]:
         """The server's start from a given Hᵀ."""
-        columns = self.solver.begin(Ht)
-        return columns, _model(columns)
+        return self._with_model(self.half_steps.begin(Ht))
 
-    def local(self, shard: Shard, party: RowState, model: Message) -> tuple[RowState, Message]:
+    def local(self, shard: Shard, party: State, model: Message) -> tuple[State, Message]:
         """One pass over the party's rows."""
-        matrix = shard.matrix
-        H = matrix.native(model["H"])
-        amount, restart = (float(value) for value in model["pace"])
-        if restart not in (0.0, 1.0) and party.W is not None:
-            party = RowState(party.W * kernels.of(party.W).like(np.array(restart), party.W))
-        rows, totals = self.solver.row_step_at(matrix, party, kernels.of(H).rows_of(H), amount, restart > 0)
-        scalars = np.array([totals.rows, totals.energy, totals.mass])
-        return rows, Message({"gram": totals.gram, "cross": totals.cross.T, "totals": scalars})
+        rows, sums = self.half_steps.row_step(shard.matrix, party, model.arrays)
+        return rows, Message(sums)
 
-    def finish(self, server: ColumnState, aggregate: Message) -> tuple[ColumnState, Message]:
+    def finish(self, server: State, aggregate: Message) -> tuple[State, Message]:
         """The update of H from the sums."""
-        totals = _totals(aggregate)
-        columns = _in_the_type_of(totals.cross, server)
-        if columns.is_unscaled:
-            columns = self.solver.settle_scale(columns, totals)
-            return columns, _model(columns)
-        moved = self.solver.move_columns(columns, totals)
-        del aggregate, totals  # as large as H, and not needed for its extrapolation
-        columns = self.solver.settle(columns, moved)
-        return columns, _model(columns)
+        sums = [aggregate.arrays]
+        del aggregate  # sums are as large as H: the step may drop them before its end
+        return self._with_model(self.half_steps.column_step(server, sums.pop()))
 
-    def components(self, server: ColumnState) -> Array:
+    def _with_model(self, columns: State) -> tuple[State, Message]:
+        return columns, Message(self.half_steps.broadcast(columns))
+
+    def components(self, server: State) -> Array:
         """H (k × m) as it stands."""
-        return server.Ht.T
+        return self.half_steps.components(server)
 
-    def metrics(self, server: ColumnState) -> Mapping[str, float]:
-        """‖X − W H‖ / ‖X‖ over the rows that took part, and the objective over ½‖X‖², known from the sums.
-
-        For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
-        of it, and to 1e-7 where sparse rows have fewer entries than there are components: an error of 1e-3 to about
-        1e-5 (1e-4). What is below `KNOWN` cannot be told from sums, and is stated as that.
-        """
-        if server.squared_norm <= 0:
-            return {"relative_error": 0.0, "objective": 0.0}
-        squared = server.squared_error / server.squared_norm
-        stated = max(squared, KNOWN[_is_single(server.Ht)])
-        penalties = 2 * server.objective / server.squared_norm - squared
-        return {"relative_error": math.sqrt(stated), "objective": stated + penalties}
+    def metrics(self, server: State) -> Mapping[str, float]:
+        """What the sums tell."""
+        return self.half_steps.metrics(server)
 
     def directions(self, model: Message | None) -> int:
         """WᵀX is k combinations of rows."""
         return self.rank
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        """Products and totals of non-negative matrices."""
-        k, m = self.rank, layout.n_features
-        shapes = {"gram": (k, k), "cross": (k, m), "totals": (3,)}
-        return ({name: Form(shape, non_negative=True) for name, shape in shapes.items()},)
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
+        return (self.half_steps.sums_spec(self.rank, layout.n_features),)
 
 
-def is_known(done: Round, dtype: Any) -> bool:
-    """Whether the error that a round states is more than the rounding of its sums."""
-    return done.metrics["relative_error"] ** 2 > TRUSTED["float32" in str(dtype)]
+@method(
+    "exact", privacy=("row",), over_ranks=True, texts=Texts(200, "nmf", {"accelerate": True, "local_steps": SWEEPS})
+)
+def exact(
+    problem: Problem, *, local_steps: Steps = 3, accelerate: bool = False, start: OneStart = COMMON
+) -> SharedSums:
+    """Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.
+
+    `local_steps` are sweeps per pass over the rows; `accelerate` extrapolates both factors.
+    """
+    momentum = Extrapolation() if accelerate else NoExtrapolation()
+    return SharedSums(problem.rank, SquaredError(CoordinateDescent(sweeps=local_steps), momentum=momentum))
 
 
-def _is_single(array: Array) -> bool:
-    return "float32" in str(array.dtype)
-
-
-def _totals(aggregate: Message) -> Totals:
-    rows, energy, mass = (float(value) for value in aggregate["totals"])
-    cross = kernels.of(aggregate["cross"]).rows_of(aggregate["cross"])
-    return Totals(aggregate["gram"], cross, rows, energy, mass)
-
-
-def _model(columns: ColumnState) -> Message:
-    restart = columns.scale if columns.scale != 1.0 else float(columns.pace.must_restart)
-    pace = np.array([columns.pace.amount, restart])
-    return Message({"H": columns.point.T, "pace": pace})
-
-
-def _in_the_type_of(example: Array, columns: ColumnState) -> ColumnState:
-    """Before the first sums arrive the server cannot know where the parties compute; H follows them."""
-    if type(columns.Ht) is type(example) and columns.Ht.dtype == example.dtype:
-        return columns
-    to, of = kernels.of(example), kernels.of(columns.Ht)
-    Ht = to.like(of.to_numpy(columns.Ht), example)
-    previous = columns.memory.previous
-    memory = replace(columns.memory, previous=None if previous is None else to.like(of.to_numpy(previous), example))
-    return replace(columns, Ht=Ht, point=to.like(of.to_numpy(columns.point), example), memory=memory)
+def accelerated_sums(rank: int) -> SharedSums:
+    """Exact sums with several sweeps and extrapolation: how a run goes on that another method began."""
+    return exact(Problem(rank), local_steps=SWEEPS, accelerate=True)

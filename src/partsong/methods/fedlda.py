@@ -11,15 +11,18 @@ from scipy.special import gammaln, psi
 
 from partsong import kernels
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard
+from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Message, ProgramBase, Shard
+from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import ParameterError, ShapeError
+from partsong.methods.registry import Problem, Texts, method
 from partsong.solvers.lda import TopicRows, expectations, require_counts
 
 START = 100.0
 """λ starts from Gamma(100, 1/100), as in Hoffman's program and in scikit-learn."""
 
 
+@state("fedlda.party")
 @dataclass(frozen=True, slots=True)
 class DocumentTopics:
     """A party's private half: γ (n × k) of its documents; None before its first round."""
@@ -32,6 +35,7 @@ class DocumentTopics:
         return None if self.gamma is None else self.gamma / self.gamma.sum(axis=1, keepdims=True)
 
 
+@state("fedlda.server")
 @dataclass(frozen=True, slots=True)
 class TopicWords:
     """The server's half: λᵀ (V × k), rounds done, how many parties there are, all their documents (0: not known yet).
@@ -47,7 +51,7 @@ class TopicWords:
 
 
 @dataclass(frozen=True, slots=True)
-class FederatedLDA:
+class FederatedLDA(ProgramBase):
     """Parties infer the topics of their documents and send expected counts; the server adds them to the prior.
 
         local:   γ_p, φ ← E-step(X_p; H)      sent: S_p = Σ_d count_dw φ_dwl (k × V), totals (3), bound (1)
@@ -170,10 +174,13 @@ class FederatedLDA:
         """Expected counts of words are k combinations of documents."""
         return self.rank
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """Expected counts and totals, which are not negative, and a logarithm, which may be."""
-        counts, totals = Form((self.rank, layout.n_features), non_negative=True), Form((3,), non_negative=True)
-        return ({"counts": counts, "totals": totals, "bound": Form((1,))},)
+        shape = (self.rank, layout.n_features)
+        counts = ArraySpec(shape, non_negative=True, meaning="Σ_d count_dw φ_dwl: expected counts of words by topic")
+        totals = ArraySpec((3,), non_negative=True, meaning="1, documents and words of the party")
+        bound = ArraySpec((1,), meaning="the documents' terms of the bound")
+        return ({"counts": counts, "totals": totals, "bound": bound},)
 
     def _topics_bound(self, totals: np.ndarray) -> float:
         """E_q[log p(β | η) − log q(β | λ)]."""
@@ -186,3 +193,12 @@ class FederatedLDA:
 
 def _model(server: TopicWords) -> Message:
     return Message({"H": expectations(server.totals).T})
+
+
+@method("fedlda", rounds=50, only_texts=True, constant_sums=True, texts=Texts(50, "lda"))
+def fedlda(problem: Problem) -> FederatedLDA:
+    """Latent Dirichlet allocation: parties infer the topics of their documents and send expected counts of words.
+
+    Hoffman, Blei & Bach (2010). The numbers of all documents are not told: rounds of all parties count them.
+    """
+    return FederatedLDA(problem.rank)

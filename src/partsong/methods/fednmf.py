@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import WeightedMean
-from partsong.aggregation.server_update import Adagrad, Adam, Replace, Yogi
-from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, ServerUpdate, Shard, State
+from partsong.aggregation.server_update import SERVER_UPDATES, Replace
+from partsong.core.interfaces import (
+    Aggregation,
+    Array,
+    ArraySpec,
+    Layout,
+    Message,
+    ProgramBase,
+    ServerUpdate,
+    Shard,
+    State,
+)
+from partsong.core.parameters import Above, AtLeast, Choice, Steps
+from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
+from partsong.methods.averaging import OWN
 from partsong.methods.mutual_information.batches import documents_of
 from partsong.methods.mutual_information.critics import (
+    BOUNDS,
+    CRITICS,
     Bound,
     ClippedBound,
     Concat,
     Critic,
-    JensenShannon,
     MutualInformation,
-    NoInformation,
-    Separable,
 )
 from partsong.methods.mutual_information.descent import Descent
+from partsong.methods.registry import Problem, Texts, method
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
-
-# ---- topic rounds -----------------------------------------------------------------------------------------------
 
 CRITIC = "theta."
 
 
+@state("fednmf.party")
 @dataclass(frozen=True, slots=True)
 class TopicParty:
     """W (n × k) as the party last left it, in how many rounds it has worked, and its latest estimate of information.
@@ -46,6 +58,7 @@ class TopicParty:
     information: float = float("nan")
 
 
+@state("fednmf.server")
 @dataclass(frozen=True, slots=True)
 class TopicServer:
     """The model as it stands, and the server update's own state."""
@@ -55,7 +68,7 @@ class TopicServer:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRounds:
+class TopicRounds(ProgramBase):
     """Each party descends from the model on batches of its documents; the server averages, or steps adaptively.
 
         local:   (W_p, H_p, θ_p) ← descent(X_p; W_p, H, θ)             sent: H_p (k × V), θ_p, weight n_p
@@ -135,11 +148,16 @@ class TopicRounds:
         """Nothing: the server sees no error."""
         return {}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """H_p ≥ 0, and the critic's arrays."""
         sizes = self.descent.information.sizes(layout.n_features, self.rank)
-        H = Form((self.rank, layout.n_features), non_negative=True, is_factor=True)
-        return ({"H": H, **{CRITIC + name: Form(size.shape) for name, size in sizes.items()}},)
+        H = ArraySpec((self.rank, layout.n_features), non_negative=True, is_factor=True, meaning=OWN)
+        return (
+            {
+                "H": H,
+                **{CRITIC + name: ArraySpec(size.shape, meaning="of the critic θ_p") for name, size in sizes.items()},
+            },
+        )
 
 
 def _at(shard: Shard, model: Message) -> tuple[Array, dict[str, Array]]:
@@ -153,64 +171,59 @@ def _message(Ht: Array, theta: Mapping[str, Array], weight: float) -> Message:
     return Message({"H": Ht.T, **{CRITIC + name: array for name, array in theta.items()}}, weight)
 
 
-# ---- topic recipes ----------------------------------------------------------------------------------------------
-#
-# Federated topic models by name, spelled as compositions of parts.
-
 SERVER_RATE = 0.03
-SERVERS = ("average", "adagrad", "yogi", "adam")
-CRITICS: dict[str, Critic] = {"concat": Concat(), "separable": Separable()}
-BOUNDS: dict[str, Bound] = {"dv": ClippedBound(), "js": JensenShannon()}
+
+Rate = Annotated[float, Above(0)]
+WeightStep = Annotated[str, Choice.of("document", "batch")]
+Server = Annotated[Any, SERVER_UPDATES]
 
 
+@method("fednmf", rounds=50, only_texts=True, texts=Texts(50, "nmf-sgd"))
 def fednmf(
-    rank: int,
+    problem: Problem,
     *,
-    server: str = "average",
-    server_rate: float = SERVER_RATE,
+    epochs: Steps = 10,
+    batch: Steps = 64,
+    rate: Rate = 0.05,
+    weight_step: WeightStep = "document",
     fits_first: bool = False,
-    **descent: Any,
+    server: Server = Replace,
+    server_rate: Annotated[float | None, Above(0)] = None,
 ) -> TopicRounds:
-    """NMF by projected SGD at the parties; the server averages (FedAvg) or steps adaptively (Si et al., 2022; FedOpt).
+    """Descent on batches of documents at the parties; the server averages, or takes steps of its own.
 
-    Further settings are those of `Descent`: epochs, batch, rate, weight_step. Sent per round and party: H_p (k × V) and
-    the number of documents. Never sent: X_p, W_p.
+    Si et al. (2022); the server's steps are those of FedOpt (Reddi et al., 2021). By a `weight_step` "document" each
+    document moves by its own error: better topics in as many epochs (docs/topics.md). `fits_first`: weights are fitted
+    to the model before each round but the first.
     """
-    return TopicRounds(rank, Descent(**descent), server_named(server, server_rate), fits_first=fits_first)
+    if server is Replace and server_rate is not None:
+        steps = ", ".join(SERVER_UPDATES.names[1:])
+        raise ParameterError(
+            f"server_rate is for server = {steps}: an average has no rate. Set server to one of them, or leave "
+            "server_rate out."
+        )
+    update = Replace() if server is Replace else server(SERVER_RATE if server_rate is None else server_rate)
+    return TopicRounds(problem.rank, Descent(epochs, batch, rate, weight_step), update, fits_first=fits_first)
 
 
+@method("fednmf-mi", extends=fednmf, rounds=50, only_texts=True, texts=Texts(50, "nmf-sgd-mi"))
 def fednmf_mi(
-    rank: int,
+    problem: Problem,
     *,
-    strength: float = 0.1,
-    critic: str = "concat",
-    mi_gradient: str = "dv",
-    critic_rate: float | None = None,
-    **settings: Any,
+    strength: Annotated[float, AtLeast(0)] = 0.1,
+    critic: Annotated[Critic, CRITICS] = Concat(),
+    mi_gradient: Annotated[Bound, BOUNDS] = ClippedBound(),
+    critic_rate: Annotated[float | None, Above(0)] = None,
+    **options: Any,
 ) -> TopicRounds:
-    """`fednmf` whose weights also keep mutual information with the documents, by a critic that is learned with them.
+    """As fednmf, while weights keep mutual information with the documents, by a critic that is learned with them.
 
-    λ is `strength`; 0 is `fednmf` itself. As printed ("dv", at the rate of W) the critic hardly learns by averages;
-    mi_gradient="js" with a critic_rate of 0.2 to 0.5 does (docs/results/topics.md). Sent per round and party: H_p
-    (k × V), the critic's θ_p (for "concat" 32(V + k + 1) + 8705 numbers), the number of documents. Never sent: X_p,
-    W_p. In the open θ_p tells which words the party has, to the letter (docs/what-leaves-a-party.md).
+    λ is `strength`; 0 is fednmf itself. As printed ("dv", at the rate of W) the critic hardly learns by averages;
+    `mi_gradient` "js" with a `critic_rate` of 0.2 to 0.5 does (docs/results/topics.md). In the open the critic tells
+    which words a party has, to the letter (docs/what-leaves-a-party.md).
     """
-    _require("critic", critic, CRITICS)
-    _require("mi_gradient", mi_gradient, BOUNDS)
+    plain = fednmf(problem, **options)
     if strength == 0:
-        return fednmf(rank, **settings, information=NoInformation())
-    information = MutualInformation(strength, CRITICS[critic], BOUNDS[mi_gradient], critic_rate)
-    return fednmf(rank, **settings, information=information)
-
-
-def server_named(name: str, rate: float = SERVER_RATE) -> ServerUpdate:
-    """FedAvg, FedAdagrad, FedYogi or FedAdam; an average has no rate."""
-    _require("server", name, SERVERS)
-    if name == "average":
-        return Replace()
-    return {"adagrad": Adagrad, "yogi": Yogi, "adam": Adam}[name](rate)
-
-
-def _require(what: str, name: str, known: Any) -> None:
-    if not isinstance(name, str) or name not in known:
-        raise ParameterError(f"{what} is one of {', '.join(known)}; got {name!r}.")
+        return plain
+    information = MutualInformation(strength, critic, mi_gradient, critic_rate)
+    return replace(plain, descent=replace(plain.descent, information=information))

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import DisjointBlocks, breadth, cut_out, joined, span_of
-from partsong.core.interfaces import Array, Form, Layout, Matrix, Message, Shard, Turn
+from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Message, ProgramBase, Shard, Turn
+from partsong.core.parameters import FACTOR, Above, Steps
+from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.errors import CompositionError, ParameterError, PartyError, StepTooLarge
-from partsong.solvers.game import NOTHING, TWICE, Game, Standing, first_weights, mean_size
+from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
+from partsong.methods.averaging import Consensus
+from partsong.methods.registry import Problem, method
+from partsong.methods.starts import COMMON, OneStart, Start
+from partsong.solvers.game import (
+    PACE,
+    SELF_PLAYS,
+    SIDES,
+    Game,
+    SelfPlay,
+    Standing,
+    compose_game,
+    first_weights,
+    mean_size,
+)
+from partsong.solvers.game_orders import ORDERS, Order
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.observed import ObservedRows
 
@@ -21,42 +37,37 @@ LONE = (
     "in each exchange a block of columns of H comes from one party alone, so that a masked sum would show it as it is. "
     "Play in the open, or use shared statistics, whose sums have an addend from everybody."
 )
-RISES = 5
-"""Sweeps in a row in which the error rises before a step is called too large."""
-SETTLED = 2 * RISES
-"""Sweeps in a row with an error above where it began after which that is no passing."""
-WANDERING = 1.05
-"""Meetings wander about by less than this where they settle."""
+RUNAWAY = 1e6
+"""Times the squared error (or ‖X‖²) with which the game began; beyond that it has diverged."""
+BLOCK = "the columns of H that the party has played"
+TOTALS = "Σe², n_p, ‖W_p‖²; at first ‖X_p‖², ‖X_p − W_p H‖² and how small a given step must be"
 BEYOND = 1e302
 """No larger squared error can be sent."""
 
 
+@state("game.party")
 @dataclass(frozen=True, slots=True)
 class PlayParty:
-    """W, which of the blocks this party begins with, how many there are, and ‖X − W H‖² where it knows that.
-
-    `curvature` is 1/η of a constant step that was safe where it began; 0 where no step is given.
-    """
+    """W, which of the blocks this party begins with, how many there are, and ‖X − W H‖² where it knows that."""
 
     seat: int
     seats: int
     secret: int
     W: Array | None = None
     squared_error: float = float("nan")
-    curvature: float = 0.0
     has_played: bool = False
 
 
+@state("game.server")
 @dataclass(frozen=True, slots=True)
 class PlayServer:
     """H (k × m), the sweep and stratum that come next, the pace, and what players saw in this sweep and the last.
 
     `row_size` is ‖w‖² on average over all parties, 0 while nobody has told.
 
-    `squared_error` is that of the model, where a single party knows it, else NaN; players see about as much. `least` is
-    the smallest so far, `first_error` and `squared_norm` sums over parties when they began. `rises` counts sweeps in a
-    row after which it was larger than before, `above` those after which it was larger than at the start, `absent` the
-    blocks that nobody has played in this sweep, `was_whole` tells whether there were none in the last.
+    `squared_error` is that of the model, where a single party knows it, else NaN; players see about as much.
+    `first_error` and `squared_norm` are sums over parties when they began. `absent` counts the blocks that nobody has
+    played in this sweep, `was_whole` says whether there were none in the last.
     """
 
     H: Array
@@ -70,26 +81,21 @@ class PlayServer:
     squared_error: float = float("nan")
     squared_norm: float = 0.0
     row_size: float = 0.0
-    curvature: float = 0.0
-    least: float = float("inf")
-    rises: int = 0
     absent: int = 0
     was_whole: bool = True
-    above: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class PlayInStrata:
+class PlayInStrata(ProgramBase):
     """NMF as a game of row players, who live at parties, and column players, who travel (Singh, 2021; docs/game.md).
 
         exchange s of a sweep: party p plays its rows against block (p + s) mod N of the columns
-        sent: that block of H (k × m/N), its place (3), totals (7)       broadcast: H (k × m), turn (3), pace (2)
+        sent: that block of H (k × m/N), its place (3), totals (6)       broadcast: H (k × m), turn (3), pace (2)
 
     Blocks of an exchange share no player, so that a sweep of N exchanges is a sequential play in another order. With
     one party an exchange is a sweep. A party plays its block `repeats` times before it passes it on. Seats are dealt
     once, at the start; a block whose party is absent waits. Totals are Σ e² as players saw it; n_p and ‖W_p‖², so that
-    steps are alike at all parties (SafeStep only); and in a party's first exchange ‖X_p‖², ‖X_p − W_p H‖² and, where a
-    step is given, how small it must be (by max ‖w‖², max ‖h‖² and max x).
+    steps are alike at all parties (SafeStep only); and in a party's first exchange ‖X_p‖² and ‖X_p − W_p H‖².
 
     Never sent: X_p, W_p. What a column player looked like before and after a party's rows have played it tells of these
     rows, and more with each sweep: with one row the difference is a multiple of its w. Parties who must hide that use
@@ -117,9 +123,9 @@ class PlayInStrata:
         """As many in each exchange."""
         return exchanges * -(-self.rank // parties)
 
-    def exchanges_among(self, parties: int) -> int:
+    def exchanges(self, rounds: int, n_parties: int) -> int:
         """A sweep takes an exchange for each party."""
-        return parties
+        return rounds * n_parties
 
     def start_party(self, shard: Shard, layout: Layout) -> PlayParty:
         seats = len(layout.parties)
@@ -164,11 +170,12 @@ class PlayInStrata:
         after = _squared_distance(matrix, standing.W, standing.Ht) if is_alone else 0.0
         sent = cut_out(standing.Ht, block, blocks)
         if not (seen <= BEYOND and after <= BEYOND and _can_be_squared(sent)):
-            told = f"in sweep {sweep + 1} numbers at party {shard.name!r} grew beyond all measure"
-            raise self.game.too_large(told, party.curvature)
+            raise DivergenceError(
+                f"Numbers at party {shard.name!r} left the range of floats in sweep {sweep + 1}. {self.game.way_out}"
+            )
         start, energy = (before, matrix.squared_norm) if is_new else (0.0, 0.0)
         rows, sizes = (len(standing.W), len(standing.W) * mean_size(standing.W)) if self._evens(blocks) else (0, 0.0)
-        totals = np.array([seen, after, energy, start, rows, sizes, party.curvature if is_new else 0.0])
+        totals = np.array([seen, after, energy, start, rows, sizes])
         place = np.array([block, blocks, len(Ht)], np.int64)
         moved = replace(party, W=standing.W, squared_error=after if is_alone else float("nan"))
         return moved, Message({"H": sent, "place": place, "totals": totals})
@@ -180,9 +187,7 @@ class PlayInStrata:
     def _begun(self, matrix: Matrix, party: PlayParty, Ht: Array) -> PlayParty:
         """A party with weights, and with how far they are from its data."""
         W = first_weights(matrix, Ht) if party.W is None else party.W
-        error = _squared_distance(matrix, W, Ht)
-        curvature = 0.0 if self.game.step.is_balanced else self.game.curvature(matrix, W, Ht)
-        return replace(party, W=W, squared_error=error, curvature=curvature, has_played=True)
+        return replace(party, W=W, squared_error=_squared_distance(matrix, W, Ht), has_played=True)
 
     def finish(self, server: PlayServer, aggregate: Message) -> tuple[PlayServer, Message]:
         """Blocks that have arrived take their places; after the last stratum of a sweep the pace is set anew."""
@@ -199,13 +204,9 @@ class PlayInStrata:
             seen=server.seen + seen,
             first_error=server.first_error + start,
             squared_norm=server.squared_norm + energy,
-            curvature=max(server.curvature, float(np.max(aggregate["curvatures"]))),
             row_size=sizes / rows if rows else server.row_size,
             absent=server.absent + int((arrived < 1).sum()),
         )
-        if _has_any(server.H) and not _has_any(H) and moved.squared_norm > 0:
-            told = f"after sweep {moved.sweep + 1} all players have fallen to zero"
-            raise self.game.too_large(told, moved.curvature, has_collapsed=True)
         if server.stratum + 1 < server.blocks:
             moved = replace(moved, stratum=server.stratum + 1)
         else:
@@ -213,16 +214,14 @@ class PlayInStrata:
         return moved, _model(moved)
 
     def _after_sweep(self, server: PlayServer, error: float) -> PlayServer:
-        """The next sweep, unless the step was too large; sweeps of other companies are not compared."""
-        latest, before = (server.seen, server.seen_before) if np.isnan(error) else (error, server.squared_error)
-        is_comparable = server.was_whole and not server.absent
-        rises = server.rises + 1 if is_comparable and latest > before else 0
-        above = server.above + 1 if is_comparable and self._is_above(server, latest) else 0
-        is_lost = above >= SETTLED or self._is_lost(server, latest, rises)
-        if is_comparable and not self.game.step.is_balanced and is_lost:
-            raise self._too_large(server, f"the squared error has risen to {latest:.4g}")
+        """The next sweep; the pace changes only where all blocks were played in this sweep and the last."""
+        if not server.seen <= RUNAWAY * max(server.first_error, server.squared_norm):
+            raise DivergenceError(
+                f"The squared error grew to {server.seen:.4g} in sweep {server.sweep + 1} (it began with "
+                f"{server.first_error:.4g}). {self.game.way_out}"
+            )
         pace = server.pace
-        if is_comparable:
+        if server.was_whole and not server.absent:
             pace = self.game.step.paced(pace, server.sweep, server.seen_before, server.seen)
         return replace(
             server,
@@ -232,31 +231,9 @@ class PlayInStrata:
             seen=0.0,
             seen_before=server.seen,
             squared_error=error,
-            least=min(server.least, latest) if is_comparable else server.least,
-            rises=rises,
             absent=0,
             was_whole=not server.absent,
-            above=above,
         )
-
-    def _is_lost(self, server: PlayServer, latest: float, rises: int) -> bool:
-        """Whether a step that was given has raised the error by more than meetings, or self-play, do where they settle.
-
-        Self-play may raise it for long, up to where it is.
-        """
-        is_climbing = rises >= RISES and latest > TWICE * server.least + NOTHING * server.squared_norm
-        is_beyond = latest > self.game.most_error(server.first_error, server.squared_norm)
-        return is_beyond or (is_climbing and not self.game.shapes_columns)
-
-    def _is_above(self, server: PlayServer, latest: float) -> bool:
-        """Whether a step beyond what is safe has left an error above the first by more than meetings wander about."""
-        if self.game.shapes_columns or not self.game.oversteps(server.sweep, server.curvature):
-            return False
-        return latest > WANDERING * server.first_error + NOTHING * server.squared_norm
-
-    def _too_large(self, server: PlayServer, what: str) -> StepTooLarge:
-        told = f"after sweep {server.sweep + 1} {what} (it began with {server.first_error:.4g})"
-        return self.game.too_large(told, server.curvature)
 
     def components(self, server: PlayServer) -> Array:
         """H (k × m) as it stands."""
@@ -273,11 +250,12 @@ class PlayInStrata:
         share = max(0.0, server.squared_error) / server.squared_norm if server.squared_norm > 0 else 0.0
         return {"relative_error": float(np.sqrt(share)), "objective": share}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """A block of columns, its place, and totals."""
         width = breadth(len(layout.parties), layout.n_features)
-        H = Form((self.rank, width), non_negative=True, lone=LONE, is_factor=True)
-        place, totals = Form((3,), "int", non_negative=True), Form((7,), non_negative=True)
+        H = ArraySpec((self.rank, width), non_negative=True, single_party_reason=LONE, is_factor=True, meaning=BLOCK)
+        place = ArraySpec((3,), "int", non_negative=True, meaning="which columns these are, and of how many")
+        totals = ArraySpec((6,), non_negative=True, meaning=TOTALS)
         return ({"H": H, "place": place, "totals": totals},)
 
 
@@ -292,10 +270,6 @@ def _can_be_squared(H: Array) -> bool:
     return bool(values.max(initial=0) < np.sqrt(np.finfo(values.dtype).max))
 
 
-def _has_any(H: Array) -> bool:
-    return bool(kernels.of(H).to_numpy(H).any())
-
-
 def _squared_distance(matrix: Matrix, W: Array, Ht: Array) -> float:
     """‖X − W H‖², which rounding may not make negative."""
     return float(np.maximum(0.0, matrix.squared_distance(W, Ht)))
@@ -303,3 +277,45 @@ def _squared_distance(matrix: Matrix, W: Array, Ht: Array) -> float:
 
 def _root(square: float) -> float:
     return float(np.sqrt(np.maximum(0.0, square)))
+
+
+GameOrder = Annotated[Order | None, ORDERS]
+Pace = Annotated[str | float | None, PACE]
+Decay = Annotated[float | None, Above(0)]
+Alone = Annotated[SelfPlay | None, SELF_PLAYS]
+Shrink = Annotated[float | None, FACTOR]
+Leader = Annotated[str | None, SIDES]
+
+
+@method("game", over_ranks=True)
+def game(
+    problem: Problem,
+    *,
+    order: GameOrder = None,
+    step: Pace = None,
+    step_decay: Decay = None,
+    self_play: Alone = None,
+    shrink: Shrink = None,
+    leader: Leader = None,
+    local_steps: Steps = 1,
+    start: OneStart = COMMON,
+) -> PlayInStrata:
+    """Rows play single cells with columns, which travel from party to party; a round is a sweep.
+
+    Singh (2021). By default the order is "stratified", steps are "safe", columns do not play alone and both sides move
+    at once; `step_decay` t: step / (1 + decay · t); `shrink`: the factor of self-play; with a `leader` ("rows" or
+    "columns") that side moves first wherever two meet. A round takes an exchange for each party.
+    """
+    made = compose_game(order, step, step_decay, self_play, shrink, leader)
+    if not made.order.plays_cells:
+        raise ParameterError(
+            f'order = "{ORDERS.plain(made.order)}" moves all players at once, which takes all rows in one place. Take '
+            'another, or method = "game-consensus".'
+        )
+    return PlayInStrata(problem.rank, made, repeats=local_steps)
+
+
+@method("game-consensus", extends=game)
+def game_consensus(problem: Problem, *, local_steps: Steps = 10, start: Start = COMMON, **parts: Any) -> Consensus:
+    """As fedavg, with sweeps of the game over a party's own rows as local steps."""
+    return Consensus(problem.rank, steps=local_steps, start=start, game=compose_game(**parts))

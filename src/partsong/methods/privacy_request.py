@@ -9,7 +9,7 @@ The noise is planned for all rounds before the first one. Theorems and their ass
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any
@@ -18,16 +18,11 @@ from partsong.core.interfaces import Program
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.averaging import Consensus
 from partsong.methods.private import FAR, PrivateConsensus, PrivateStatistics, masked_bound
-from partsong.methods.registry import SENDS_H
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation, multiplier_for, rounds_within
 from partsong.privacy.ledger import USUAL_DELTA
-from partsong.privacy.mechanisms import MOST_MULTIPLIER, ClippedGaussian, ClippedLaplace, Mechanism
+from partsong.privacy.mechanisms import MECHANISMS, MOST_MULTIPLIER
 
 UNITS = ("row", "party")
-MECHANISMS: dict[str, Callable[[float, float, str], Mechanism]] = {
-    "gaussian": ClippedGaussian,
-    "laplace": ClippedLaplace,
-}
 NEEDED = {
     "epsilon": "how much may be told of one unit, over all rounds together",
     "row_bound": "the norm beyond which a row is scaled down; it must come from no data",
@@ -60,8 +55,8 @@ class PartyPrivacy:
     unit: str = field(default="party", init=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in MECHANISMS:
-            raise ParameterError(f"Noise is {' or '.join(MECHANISMS)}; got {self.kind!r}.")
+        if not isinstance(self.kind, str) or self.kind not in MECHANISMS.names:
+            raise ParameterError(f"Noise is {' or '.join(MECHANISMS.names)}; got {self.kind!r}.")
         _check(self, self.kind, ("epsilon", "delta", "clip"))
         MECHANISMS[self.kind](self.clip, self.noise_multiplier or 1.0, self.relation)
 
@@ -69,8 +64,8 @@ class PartyPrivacy:
         """`plain` with noise for so many rounds."""
         if not isinstance(plain, Consensus):
             raise CompositionError(
-                f"Privacy of parties is for methods in which each sends its own H: {', '.join(SENDS_H)}. "
-                f"{type(plain).__name__} sends something else. Take one of these, or RowPrivacy with method='exact'."
+                f"Privacy of parties is for methods in which each sends its own H. {type(plain).__name__} sends "
+                "something else. Take one of these, or RowPrivacy with method='exact'."
             )
         multiplier, most = planned(self, self.kind, rounds)
         return PrivateConsensus(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)

@@ -12,7 +12,19 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Aggregation, Array, Form, Layout, Message, RowSolver, Shard, Traits, Turn
+from partsong.core.interfaces import (
+    Aggregation,
+    Array,
+    ArraySpec,
+    Layout,
+    Message,
+    ProgramBase,
+    RowSolver,
+    Shard,
+    Traits,
+    Turn,
+)
+from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.conversion import values_of
 from partsong.errors import (
@@ -23,11 +35,10 @@ from partsong.errors import (
     ParameterError,
     PartsongError,
     PartyError,
-    StepTooLarge,
 )
 from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer, WholeUpload
-from partsong.privacy.accounting import Release
-from partsong.privacy.mechanisms import KeepAll, Mechanism
+from partsong.privacy.accounting import Release, multiplier_for
+from partsong.privacy.mechanisms import MECHANISMS, KeepAll, Mechanism
 from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.row_level import (
     ROW_BITS,
@@ -43,16 +54,13 @@ from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
-# ---- private consensus ------------------------------------------------------------------------------------------
-#
-# A consensus whose uploads are clipped around the public model and noised before they leave.
-
 
 def from_the_system(party: str, release: int) -> Source:
     """The operating system's generator, for every release of every party."""
     return system_source
 
 
+@state("private.averaging-party")
 @dataclass(frozen=True, slots=True)
 class PrivateParty:
     """A party of the consensus within, and how many noisy messages it has sent."""
@@ -62,7 +70,7 @@ class PrivateParty:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateConsensus:
+class PrivateConsensus(ProgramBase):
     """`program` with differential privacy for parties: each H_p is seen only clipped around the model, and noisy.
 
         at a party:    (W_p, H_p) as in `program`; rows of H_p of norm 1, in the order of the model's
@@ -93,12 +101,12 @@ class PrivateConsensus:
         if not isinstance(self.program, Consensus):
             raise CompositionError(
                 f"{type(self.program).__name__} is no consensus: what its parties send is not one H each, which is all "
-                "that is clipped and noised here. Take a recipe that is one, or row_private for privacy of rows."
+                "that is clipped and noised here. Take a method that is one, or row_private for privacy of rows."
             )
         if not isinstance(self.program.upload, WholeUpload):
             raise CompositionError(
                 f"{type(self.program.upload).__name__} sends counts beside H, which would leave without noise. "
-                "Use a recipe whose parties send H alone (fedavg, fedprox, fnmf, ipalm_once, mur_once, syn_sd)."
+                "Use a method whose parties send H alone."
             )
 
     @property
@@ -164,7 +172,7 @@ class PrivateConsensus:
         Cut off at the party, noise would leave a bias that no number of parties averages out.
         """
         H = aggregate["H"]
-        positive = kernels.of(H).like(np.maximum(kernels.of(H).to_numpy(H), 0), H)
+        positive = kernels.of(H).cast(np.maximum(kernels.of(H).to_numpy(H), 0), H)
         after, model = self.program.finish(server, Message({**aggregate.arrays, "H": positive}, aggregate.weight))
         after = _on_unit_rows(after, server.model["H"])
         return after, Message({**model.arrays, "H": after.model["H"]})
@@ -177,9 +185,9 @@ class PrivateConsensus:
         """Nothing: no error leaves a party."""
         return {}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """As within, of any sign: noise goes both ways."""
-        stated = self.program.expects(layout)
+        stated = self.program.upload_spec(layout)
         return tuple({name: replace(form, non_negative=False) for name, form in kind.items()} for kind in stated)
 
     def turn(self, model: Message) -> Turn:
@@ -188,7 +196,7 @@ class PrivateConsensus:
 
 def _without_numbers(party: str, error: PartsongError) -> PartyError:
     """The error as it may leave: engines tell everybody its text, and numbers in it would be sent without noise."""
-    kind = next((one for one in (StepTooLarge, DivergenceError) if isinstance(error, one)), PartyError)
+    kind = DivergenceError if isinstance(error, DivergenceError) else PartyError
     return kind(
         f"Party {party!r} failed in its own iterations ({type(error).__name__}); nothing was sent. The reason may hold "
         "numbers from its data and is not told: it is the cause of this error, at the party. Try other steps or data "
@@ -208,7 +216,7 @@ def _sizes(H: Array) -> Any:
 def _scaled(own: ConsensusParty, H: Array) -> tuple[ConsensusParty, Array]:
     """The party's factors with rows of H of norm 1, and W in their units."""
     on = kernels.of(H)
-    sizes = on.like(_sizes(H), H)
+    sizes = on.cast(_sizes(H), H)
     return replace(own, W=own.W * sizes, Ht=own.Ht / sizes), H / sizes[:, None]
 
 
@@ -219,10 +227,8 @@ def _on_unit_rows(server: ConsensusServer, before: Array) -> ConsensusServer:
     lost = ~values.any(axis=1)
     values[lost] = np.asarray(kernels.of(before).to_numpy(before), np.float64)[lost]
     values /= _sizes(values)[:, None]
-    return replace(server, model=Message({"H": on.like(values, H)}, server.model.weight))
+    return replace(server, model=Message({"H": on.cast(values, H)}, server.model.weight))
 
-
-# ---- private statistics -----------------------------------------------------------------------------------------
 
 UNSENT_COUNT_SHARE = 1e-3
 """The number of rows is not sent, and should take next to nothing of the noise."""
@@ -239,6 +245,7 @@ def masked_bound(n_parties: int) -> float:
     return 2.0 ** (62 - n_parties.bit_length())
 
 
+@state("private.sums-party")
 @dataclass(frozen=True, slots=True)
 class PrivateRows:
     """How often a party has sent sums, and its rows in whole units, made once and in no checkpoint."""
@@ -253,6 +260,7 @@ class PrivateRows:
         return held
 
 
+@state("private.sums-server")
 @dataclass(frozen=True, slots=True)
 class PrivateModel:
     """Hᵀ (m × k) with columns of unit norm, and how far the last sums have moved it."""
@@ -262,7 +270,7 @@ class PrivateModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateStatistics:
+class PrivateStatistics(ProgramBase):
     """`SharedSums` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
 
         local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row by itself
@@ -419,10 +427,12 @@ class PrivateStatistics:
         """‖H − H before‖ / ‖H‖: all that the released sums tell; an error would cost privacy."""
         return {"movement": server.movement}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """Whole numbers of any sign: noise goes both ways."""
         k = self.rank
-        return ({"gram": Form((k, k), "int"), "cross": Form((k, layout.n_features), "int")},)
+        gram = ArraySpec((k, k), "int", meaning="W_pᵀW_p with noise, in whole units")
+        cross = ArraySpec((k, layout.n_features), "int", meaning="W_pᵀX_p with noise, in whole units")
+        return ({"gram": gram, "cross": cross},)
 
     def _whole_rows(self, shard: Shard) -> Any:
         try:
@@ -438,3 +448,28 @@ def _of_unit_norm(Ht: Any, before: Any) -> Any:
     scaled = Ht / np.where(is_alive, peaks, 1.0)
     norms = np.linalg.norm(scaled, axis=0)
     return np.where(is_alive, scaled / np.where(is_alive, norms, 1.0), before)
+
+
+def row_private(
+    rank: int, *, epsilon: float, row_bound: float, delta: float = 1e-5, rounds: int = 10, **settings: Any
+) -> PrivateStatistics:
+    """Shared sums with noise on every sum: (ε, δ) for each row over `rounds` rounds, after which parties refuse.
+
+    `row_bound` is the norm beyond which rows are scaled down; like everything else here it must come from no data.
+    Sent per round and party: WᵀW (k × k) and WᵀX (k × m) with noise. Never sent: X_p, W_p, the number of rows.
+    """
+    multiplier = multiplier_for(epsilon, delta, rounds)
+    return PrivateStatistics(rank, multiplier, row_bound, most=rounds, **settings)
+
+
+def party_private(
+    program: Consensus, *, epsilon: float, delta: float, rounds: int, clip: float = 1.0, kind: str = "gaussian"
+) -> PrivateConsensus:
+    """A consensus with (ε, δ)-differential privacy of each party's data over `rounds` uploads in all.
+
+    Relation: all data of one party are exchanged for any other. `clip` is the most that an H_p with rows of norm 1 may
+    lie from the model; choose it from what is public. "laplace" needs no δ, and clips and adds noise by the L1 norm.
+    Sent: H_p with noise (k × m). Never: X_p, W_p, n_p.
+    """
+    made: Mechanism = MECHANISMS.parse("kind", kind)(clip, multiplier_for(epsilon, delta, rounds, kind))
+    return PrivateConsensus(program, made, rounds)

@@ -1,183 +1,201 @@
-"""Names of federated methods, and what each does unless told otherwise; light enough for a command line to import."""
+"""The registry of methods: `@method` on the function that builds a program is all that a method needs.
+
+    @method("fedavg", privacy=("party",))
+    def fedavg(problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, start: Start = SHARED) -> Program:
+        \"\"\"Parties iterate from the shared H, which is then averaged by position (McMahan et al., 2017).\"\"\"
+
+The signature is the table of parameters (`core.parameters`), the docstring the summary, `upload_spec` of the program
+what is sent. Estimators, command line, experiment.toml, site policies, docs/methods.md and the tables of laws follow.
+`python -m partsong.methods.reference --write` writes the lazy table (`methods/table.py`) and the page.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal, TypeVar
 
-from partsong.core.interfaces import Layout, Message
+from partsong.core.interfaces import Program, Traits
+from partsong.core.parameters import Parameter, nearest, parameters_of, parse_all
+from partsong.errors import ParameterError
+from partsong.methods.table import TABLE
 
-# ---- methods ----------------------------------------------------------------------------------------------------
-
-SKETCHED = ("syn-ssd-u", "syn-ssd-v", "syn-ssd-uv")
-"""Methods whose rounds take several exchanges, of sketches of H and at last of H."""
-
-ASYNCHRONOUS = ("asyn-sd", "asyn-ssd-v")
-"""Methods in which no party waits for another; a round is as many arrivals as there are parties."""
-
-METHODS = (
-    "exact", "fnmf", "fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", *SKETCHED, *ASYNCHRONOUS,
-    "game",
-)  # fmt: skip
-ALIGNMENTS = ("assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax", "identity")
-STARTS = ("common", "independent")
-
-ALIGNED = ("fnmf", "fnmf-alone")
-"""Methods that find out which component is which."""
-
-ALIGNMENT = {"fnmf": "assignment", "fnmf-alone": "sinkhorn"}
-"""How they do so unless told otherwise: on the worst of eight sets nearest to pooling, with strengths tuned for each
-(docs/results/fnmf.md)."""
-
-LONG_ROUNDS = 1
-"""Rounds with which "fnmf" begins; all others are exact (docs/results/fnmf.md, decision 11)."""
-
-LOCAL_ONLY = "local-only"
-"""A baseline of the command line and the demo: local models, averaged once."""
-
-ONE_ROUND = ("ipalm-once", "mur-once", LOCAL_ONLY)
-"""Methods that exchange once, whatever number of rounds is asked for."""
-
-INDEPENDENT = (*ALIGNED, *ONE_ROUND)
-"""Methods whose parties begin with an H of their own unless told otherwise."""
-
-COMMON_ONLY = ("exact", "syn-sd", *SKETCHED, *ASYNCHRONOUS, "game")
-"""Methods whose parties must begin with one H."""
-
-GAME = "game"
-"""A solver of one table, and a method between parties and over ranks."""
-
-SAFE = "safe"
-"""The step of a game that goes by norms and needs no number."""
-
-DSANLS = "dsanls"
-"""Over ranks alone: each needs columns beside its rows."""
-
-RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
-"""Methods over ranks, and the solver that does the same to a table in one process."""
-
-RANK_AVERAGES = ("syn-sd", *SKETCHED)
-"""Methods over ranks in which a rank is a party."""
-
-RANK_METHODS = (*RANK_SOLVERS, DSANLS, *RANK_AVERAGES, *ASYNCHRONOUS, GAME)
-
-WITH_SKETCHES = (DSANLS, *SKETCHED, "asyn-ssd-v")
-
-SENDS_H = ("fnmf-alone", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd")
-"""Methods in which all that a party sends is its own H."""
-
-MOST_ROUNDS, PRIVATE_ROUNDS = 100, 10
-"""Rounds unless told otherwise; noise for privacy grows with the root of their number."""
-
-LOCAL_STEPS = {
-    "exact": 3,
-    "fnmf": 100,
-    "fnmf-alone": 100,
-    "fedavg": 3,
-    "fedprox": 10,
-    "ipalm-once": 1000,
-    "mur-once": 1000,
-    **dict.fromkeys(("syn-sd", *SKETCHED, *ASYNCHRONOUS), 10),
-    "game": 1,
-    LOCAL_ONLY: 100,
-}
-"""What a party does between two exchanges unless told otherwise."""
+Unit = Literal["row", "party"]
+Builder = Callable[..., Program]
+Built = TypeVar("Built", bound=Builder)
 
 
-def alignment_for(method: str, wanted: Any = None) -> Any:
-    """The alignment asked for, or the method's own; a name for any method, since not all of them align."""
-    return wanted if wanted is not None else ALIGNMENT.get(method, "assignment")
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a program is built for. Only the rank is always known before the data are."""
+
+    rank: int
+    n_parties: int | None = None
+    rounds: int | None = None
+    n_rows: int | None = None
 
 
-def start_of(method: str, wanted: str | None) -> str:
-    """The start asked for, or the method's own."""
-    return wanted if wanted is not None else ("independent" if method in INDEPENDENT else "common")
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """How topic models use a method: the most rounds, its name where all texts are in one place, and their options."""
+
+    rounds: int = 50
+    pooled_name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-# ---- program states ---------------------------------------------------------------------------------------------
-#
-# What states of programs are made of: the classes that files of such states may name.
+@dataclass(frozen=True)
+class Method:
+    """A method by name: how its program is built, from which parameters, and where it may be used.
+
+    `rounds`: the most rounds by default, 1 for a method that exchanges once; `compared_rounds` where `compare` gives it
+    fewer. `privacy`: about which units noise can promise something. `texts`: how topic models use it; `only_texts`: no
+    other estimator does. `over_ranks`: one file over the processes of MPI or torch. `counts_exchanges`: options decide
+    how many exchanges a round has, so that sites bound exchanges. `constant_sums`: some sum over an upload is the same
+    in each round, so that two rounds of which one lacks a party tell that party's. `passes_to`: the parameter that
+    names another method, which takes all further options.
+    """
+
+    name: str
+    builder: Builder
+    parameters: Mapping[str, Parameter]
+    summary: str
+    rounds: int = 100
+    compared_rounds: int | None = None
+    privacy: tuple[Unit, ...] = ()
+    texts: Texts | None = None
+    only_texts: bool = False
+    over_ranks: bool = False
+    counts_exchanges: bool = False
+    constant_sums: bool = False
+    passes_to: str | None = None
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether it exchanges once, whatever number of rounds is asked for."""
+        return self.rounds == 1
+
+    def build(self, problem: Problem, options: Mapping[str, Any] | None = None) -> Program:
+        """The program; options are names or values, and what is not given is as the signature says."""
+        return self.builder(problem, **self.parse(options or {}))
+
+    def parse(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options as the builder takes them; one that the method does not take is an error."""
+        parameters = self.parameters_with(options)
+        for name in options:
+            if name not in parameters and (takers := [one for one, entry in TABLE.items() if name in entry.parameters]):
+                where = self._with(options)
+                raise ParameterError(f"{name} is for {', '.join(takers)}; the method is {where}. Leave it out.")
+        return parse_all(parameters, options, f'method="{self.name}"')
+
+    def _with(self, options: Mapping[str, Any]) -> str:
+        """Its name, and that of the method that an option names."""
+        other = None if self.passes_to is None else options.get(self.passes_to)
+        return f'"{self.name}" with {self.passes_to} = "{other}"' if other else repr(self.name)
+
+    def parameters_with(self, options: Mapping[str, Any]) -> Mapping[str, Parameter]:
+        """All that it takes beside these options: also those of the method that one of them names."""
+        other = None if self.passes_to is None else options.get(self.passes_to)
+        if self.passes_to is None or other is None:
+            return self.parameters
+        return {**find(self.parameters[self.passes_to].parse(other)).parameters, **self.parameters}
+
+    def value(self, name: str, options: Mapping[str, Any]) -> Any:
+        """What an option is, as plain data: given, or by default; None where the method does not take it."""
+        parameter = self.parameters_with(options).get(name)
+        if parameter is None:
+            return None
+        value = options[name] if options.get(name) is not None else parameter.default
+        return parameter.plain(value)
+
+    def settings(self, options: Mapping[str, Any], apart: Collection[str] = ()) -> dict[str, Any]:
+        """The options as plain data for a file: those `apart` with what they are by default, all others as given."""
+        parameters = self.parameters_with(options)
+        told = {name: self.value(name, options) for name in apart if name in parameters}
+        others = {name: self.value(name, options) for name in options if name not in apart}
+        return {**told, "method_options": others} if others else told
+
+    @property
+    def required(self) -> dict[str, Any]:
+        """A value for each parameter without a default: what an example of the method is built with."""
+        return {name: one.kind.example for name, one in self.parameters.items() if one.is_required}
+
+    @cached_property
+    def example(self) -> Program:
+        """The program as it is by default, of rank 2."""
+        return self.build(Problem(2), self.required)
+
+    @property
+    def traits(self) -> Traits:
+        """What its program asks of engines, as it is by default."""
+        return self.example.traits
 
 
-@cache
-def program_states() -> tuple[type, ...]:
-    """Of all programs that can be interrupted and go on; a class that is not among these is never made from a file."""
-    from partsong.methods.averaging import ConsensusParty, ConsensusServer
-    from partsong.methods.dsanls import SketchParty, SketchServer
-    from partsong.methods.game import PlayParty, PlayServer
-    from partsong.methods.private import PrivateModel, PrivateParty, PrivateRows
-    from partsong.methods.relay import RelayParty, RelayServer
-    from partsong.methods.secure_sketched import (
-        MeanServer,
-        SketchedStatisticsParty,
-        SketchedStatisticsServer,
-        SteppingParty,
-    )
-    from partsong.solvers.normal_equations import RuleState
-    from partsong.solvers.squared_error import ColumnState, MomentumState, RowState, Trial
-
-    plain = (
-        RowState,
-        ColumnState,
-        RuleState,
-        MomentumState,
-        Trial,
-        ConsensusParty,
-        ConsensusServer,
-        RelayParty,
-        RelayServer,
-    )
-    private = (PrivateParty, PrivateRows, PrivateModel)
-    sketched = (SketchParty, SketchServer, SteppingParty, MeanServer, SketchedStatisticsParty, SketchedStatisticsServer)
-    return (Message, Layout, *plain, *private, *sketched, PlayParty, PlayServer, *_of_topics())
+_REGISTERED: dict[str, Method] = {}
 
 
-def _of_topics() -> tuple[type, ...]:
-    from partsong.aggregation.server_update import Moments
-    from partsong.methods.counts import Counted, Counter, Frequencies, Sender
-    from partsong.methods.fedlda import DocumentTopics, TopicWords
-    from partsong.methods.fednmf import TopicParty, TopicServer
+def method(
+    name: str,
+    *,
+    extends: Builder | None = None,
+    without: tuple[str, ...] = (),
+    **about: Any,
+) -> Callable[[Built], Built]:
+    """Register a function that builds a program; `about` are fields of `Method`.
 
-    return (TopicParty, TopicServer, Moments, DocumentTopics, TopicWords, Counted, Counter, Frequencies, Sender)
+    A function whose last argument is `**options` takes the parameters of `extends` as well, `without` some of them.
+    """
 
+    def register(builder: Built) -> Built:
+        own = parameters_of(builder)
+        inherited = {} if extends is None else parameters_of(extends)
+        parameters = {**{n: one for n, one in inherited.items() if n not in without}, **own}
+        known = _REGISTERED.get(name)
+        if known is not None and (known.builder.__module__, known.builder.__qualname__) != _place(builder):
+            raise ValueError(
+                f"The method {name!r} is registered twice, by {_place(known.builder)} and {_place(builder)}."
+            )
+        _REGISTERED[name] = Method(name, builder, parameters, _summary_of(builder), **about)
+        return builder
 
-def state_types() -> tuple[type, ...]:
-    """All that a checkpoint file may hold: states of programs, and work under way in an asynchronous run."""
-    from partsong.engines.asynchronous import Midway, Piece
-
-    return (*program_states(), Midway, Piece)
-
-
-# ---- topic names ------------------------------------------------------------------------------------------------
-#
-# Names around topic models; light enough for a command line to import.
-
-ALONE = ("nmf", "nmf-sgd", "nmf-sgd-mi", "lda")
-"""Methods for texts that are in one place."""
-
-TOGETHER = ("exact", "fnmf", "fednmf", "fednmf-mi", "fedlda")
-"""Methods between parties."""
-
-DESCENTS = ("fednmf", "fednmf-mi")
-"""Those whose server takes steps of its own, and that can do with some of the parties in a round."""
-
-DESCENDING = ("nmf-sgd", "nmf-sgd-mi", *DESCENTS)
-"""All that take steps on batches of documents, and can take them on a device."""
-
-LANGUAGES = ("english", "german", "french", "spanish", "italian", "none")
-"""Lists of stop words."""
-
-SERVERS = ("average", "adagrad", "yogi", "adam")
-COHERENCES = ("npmi", "c_v", "vectors")
-
-ROUNDS = {"nmf": 200, "exact": 200, "fnmf": 200}
-OTHER_ROUNDS = 50
-"""The most rounds of all others."""
-
-TOP = 10
-"""Words that stand for a topic."""
+    return register
 
 
-def rounds_for(method: object) -> int:
-    """The most rounds unless told otherwise."""
-    return ROUNDS.get(method, OTHER_ROUNDS) if isinstance(method, str) else OTHER_ROUNDS
+def find(name: str) -> Method:
+    """A registered method; its module is imported if need be."""
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name not in TABLE:
+        raise ParameterError(f"method is {str(name)[:60]!r}. {nearest(str(name), TABLE)}")
+    return load(TABLE[name].module)[name]
+
+
+def load(module: str) -> dict[str, Method]:
+    """The methods of a module, by name, in the order in which it has them."""
+    import_module(module)
+    return {name: one for name, one in _REGISTERED.items() if one.builder.__module__ == module}
+
+
+def private_methods(unit: str) -> tuple[str, ...]:
+    """The methods about which noise can promise something, for rows or for parties."""
+    return tuple(one.name for one in every_method() if unit in one.privacy)
+
+
+def every_method() -> list[Method]:
+    """All methods, in the order of the table; all modules that have any are imported."""
+    for name in TABLE:
+        find(name)
+    places = {name: at for at, name in enumerate(TABLE)}
+    return sorted(_REGISTERED.values(), key=lambda one: places.get(one.name, len(places)))
+
+
+def _place(builder: Builder) -> tuple[str, str]:
+    return builder.__module__, builder.__qualname__
+
+
+def _summary_of(builder: Builder) -> str:
+    """The first paragraph of the docstring, in one line."""
+    return " ".join((inspect.getdoc(builder) or "").split("\n\n")[0].split())

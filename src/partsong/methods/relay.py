@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -12,21 +12,24 @@ from partsong import kernels
 from partsong.core.interfaces import (
     Aggregation,
     Array,
-    Form,
+    ArraySpec,
     Layout,
     Message,
     Program,
+    ProgramBase,
     Reducible,
     RowSolver,
     Shard,
     State,
     Traits,
     Turn,
-    traits_of,
-    turn_of,
 )
+from partsong.core.parameters import Choice, Whole
+from partsong.core.states import state
 from partsong.errors import CompositionError, ParameterError
-from partsong.methods.exact import SharedSums
+from partsong.methods.averaging import Consensus
+from partsong.methods.exact import SharedSums, accelerated_sums
+from partsong.methods.registry import Method, Problem, every_method, find, method
 from partsong.privacy.exposure import directions_after, directions_of
 from partsong.solvers.squared_error import RowState
 
@@ -34,6 +37,7 @@ LEG = "leg"
 """What the server adds to a model: 0 for the first program, 1 for the second."""
 
 
+@state("two-stage.party")
 @dataclass(frozen=True, slots=True)
 class RelayParty:
     """The state in whichever program a party was last in, and whether that was the second.
@@ -51,6 +55,7 @@ class RelayParty:
         return self.own if self.is_second else getattr(self.inner, "Ht", None)
 
 
+@state("two-stage.server")
 @dataclass(frozen=True, slots=True)
 class RelayServer:
     """The state in the current program, and how many rounds there have been."""
@@ -87,7 +92,7 @@ class EitherSum(EitherAggregation):
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(ProgramBase):
     """`rounds` rounds of `first`, then SharedSums from its H: few long rounds, and exact ones to the end.
 
         rounds 0 … r−1:  as `first` does
@@ -107,7 +112,7 @@ class Relay:
             raise ParameterError(f"The first leg of a Relay has at least one round; got {self.rounds}.")
         if self.first.rank != self.second.rank:
             raise ParameterError(f"Both legs of a Relay need one rank; got {self.first.rank} and {self.second.rank}.")
-        noisy = [leg for leg in (self.first, self.second) if traits_of(leg).release is not None]
+        noisy = [leg for leg in (self.first, self.second) if leg.traits.release is not None]
         if noisy:
             raise CompositionError(
                 f"{type(noisy[0]).__name__} promises privacy, and a Relay would not account for it: the other leg "
@@ -187,12 +192,16 @@ class Relay:
         first = min(exchanges, self.rounds)
         return directions_after(self.first, first, parties) + directions_after(self.second, exchanges - first, parties)
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        return (*self.first.expects(layout), *self.second.expects(layout))
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
+        return (*self.first.upload_spec(layout), *self.second.upload_spec(layout))
+
+    def exchanges(self, rounds: int, n_parties: int) -> int:
+        """Those of the first leg, and one for each exact round."""
+        return self.rounds + rounds - self.rounds // self.first.exchanges(1, n_parties)
 
     def turn(self, model: Message) -> Turn:
         """As the first leg says of its own; the second has one exchange a round."""
-        return Turn() if _is_second(model) else turn_of(self.first, _unmarked(model))
+        return Turn() if _is_second(model) else self.first.turn(_unmarked(model))
 
 
 def _marked(model: Message, leg: int) -> Message:
@@ -205,3 +214,56 @@ def _unmarked(model: Message) -> Message:
 
 def _is_second(model: Message) -> bool:
     return bool(model[LEG][0])
+
+
+def exact_after(first: Program, exchanges: int) -> Relay:
+    """So many exchanges of a program, then exact sums from the model that it has reached."""
+    return Relay(first, accelerated_sums(first.rank), exchanges)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLeg:
+    """The name of a method with which a run can begin: one whose parties average, and wait for each other."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(one.name for one in every_method() if self._can_begin(one))
+
+    def _can_begin(self, one: Method) -> bool:
+        if one.passes_to is not None or one.only_texts:
+            return False
+        return isinstance(one.example, Consensus) and not one.traits.asynchronous
+
+    @property
+    def example(self) -> str:
+        return self.names[0]
+
+    def __str__(self) -> str:
+        return ", ".join(f'"{name}"' for name in self.names)
+
+    def parse(self, name: str, value: Any) -> str:
+        return str(Choice.of(*self.names).parse(name, value))
+
+    def read(self, text: str) -> str:
+        return text
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+
+@method("then-exact", passes_to="first", counts_exchanges=True)
+def then_exact(
+    problem: Problem, *, first: Annotated[str, FirstLeg()], first_rounds: Annotated[int, Whole()], **options: Any
+) -> Relay:
+    """A few rounds of another method, then exact ones from the model that it has reached.
+
+    `first` is that method, for `first_rounds` rounds; all further options are its own.
+    """
+    if problem.rounds is not None and first_rounds >= problem.rounds:
+        raise ParameterError(
+            f"first_rounds = {first_rounds} leaves none of {problem.rounds} rounds to be exact. Take fewer, or "
+            f'method = "{first}".'
+        )
+    leg = find(first).builder(problem, **options)
+    return exact_after(leg, leg.exchanges(first_rounds, problem.n_parties or 1))

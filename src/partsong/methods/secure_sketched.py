@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 
 from partsong import kernels
 from partsong.aggregation.linear import Mean, Sum, WeightedMean
-from partsong.core.interfaces import Array, Form, Layout, Message, Shard, Traits, Turn
+from partsong.aggregation.server_update import Relaxation
+from partsong.core.interfaces import Array, ArraySpec, Layout, Message, ProgramBase, Shard, Traits, Turn, UpdateRule
+from partsong.core.parameters import SHARE, Above, Choice, Steps, Whole
+from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.methods.averaging import CommonStart
+from partsong.methods.averaging import OWN, Consensus
+from partsong.methods.registry import Problem, method
+from partsong.methods.starts import COMMON, CommonStart, OneStart
 from partsong.sketch.crossing import Proportion
-from partsong.sketch.kinds import CountSketch, Subsampling
+from partsong.sketch.kinds import SKETCHES, CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.operator import Operator, Sketch
-from partsong.sketch.placed import most_sketches
+from partsong.sketch.recovery import most_sketches
+from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, RuleState
 from partsong.solvers.sketched import exact_columns, exact_rows, first_rows, sketched_columns, sketched_rows
-from partsong.solvers.squared_error import NoExtrapolation, SquaredError
-from partsong.solvers.update_rules import ProximalDescent, warn_if_noisy
-
-# ---- sketched consensus -----------------------------------------------------------------------------------------
-#
-# Factorize alone on sketches, and agree on a sketch of H before every step of W.
+from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.update_rules import RULES, ProximalDescent, warn_if_noisy
 
 
+@state("sketched-averaging.party")
 @dataclass(frozen=True, slots=True)
 class SteppingParty:
     """The shared seed, W, the party's own Hᵀ (m × k), what the rule remembers of each, the last outer round begun."""
@@ -40,6 +44,7 @@ class SteppingParty:
     outer: int = -1
 
 
+@state("sketched-averaging.server")
 @dataclass(frozen=True, slots=True)
 class MeanServer:
     """H (k × m) as last agreed on, and the outer round and exchange that come next."""
@@ -50,7 +55,7 @@ class MeanServer:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchedConsensus:
+class SketchedConsensus(ProgramBase):
     """Syn-SSD (Qian et al., 2020, Alg. 5), with H for their U and W for their V: one round is one exchange.
 
         exchange 0:               H_p ← H;                                  H_p ← step_H
@@ -100,9 +105,9 @@ class SketchedConsensus:
         """W fits the mean of all H_p."""
         return Traits(full_participation=True)
 
-    def rounds_for(self, outer: int) -> int:
-        """Exchanges that so many outer rounds take."""
-        return outer * (self.inner + 1)
+    def exchanges(self, rounds: int, n_parties: int) -> int:
+        """A round takes one exchange for each inner iteration, and one for H."""
+        return rounds * (self.inner + 1)
 
     def start_party(self, shard: Shard, layout: Layout) -> SteppingParty:
         """Neither W nor H yet, but the seed of S2."""
@@ -185,15 +190,16 @@ class SketchedConsensus:
         """Nothing: the server sees no error."""
         return {}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """H_p ≥ 0, and H_p S2, which is non-negative where S2 only chooses columns."""
         m = layout.n_features
-        whole = {"H": Form((self.rank, m), non_negative=True, is_factor=True)}
+        whole = {"H": ArraySpec((self.rank, m), non_negative=True, is_factor=True, meaning=OWN)}
         if self.columns_sketch is None:
             return (whole,)
         d = self.columns_sketch.dimension(m, self.rank)
         chooses = isinstance(self.columns_sketch.kind(d), Subsampling)
-        return {"sketch": Form((self.rank, d), non_negative=chooses, is_factor=True)}, whole
+        meaning = "H_p S for an S that all parties know"
+        return {"sketch": ArraySpec((self.rank, d), non_negative=chooses, is_factor=True, meaning=meaning)}, whole
 
     def turn(self, model: Message) -> Turn:
         """The last two exchanges of an outer round belong together under masks, and no others do.
@@ -227,13 +233,12 @@ def _require_begun(shard: Shard, party: SteppingParty, outer: int) -> None:
         )
 
 
-# ---- sketched statistics ----------------------------------------------------------------------------------------
-
 BUDGETS = ("own", "total")
 NOT_KNOWN_YET = 2**31
 """Exchanges of a run whose rows have not been counted yet."""
 
 
+@state("sketched-sums.party")
 @dataclass(frozen=True, slots=True)
 class SketchedStatisticsParty:
     """The shared seed, W (n × k), the rule's memory of it, and how many sketches of its rows have been sent."""
@@ -244,6 +249,7 @@ class SketchedStatisticsParty:
     sent: int = 0
 
 
+@state("sketched-sums.server")
 @dataclass(frozen=True, slots=True)
 class SketchedStatisticsServer:
     """Hᵀ (m × k), the rule's memory of it, the exchange that comes next, and the number of rows (0: not counted)."""
@@ -255,7 +261,7 @@ class SketchedStatisticsServer:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchedStatistics:
+class SketchedStatistics(ProgramBase):
     """DSANLS where parties own rows only ("modified DSANLS in the secure setting", Qian et al., 2020, Sec. 4).
 
         exchange 0:     sent: n_p (1)
@@ -395,7 +401,7 @@ class SketchedStatistics:
             after = replace(server, turn=1, rows=round(float(aggregate["rows"][0])))
             return after, _broadcast(after)
         A, B = aggregate["data"], aggregate["weights"]
-        Ht = kernels.of(A).like(kernels.of(server.Ht).to_numpy(server.Ht), A)
+        Ht = kernels.of(A).cast(kernels.of(server.Ht).to_numpy(server.Ht), A)
         equations = NormalEquations.of(A, B).penalised(self.solver.penalty_H, server.rows)
         Ht, memory = self.solver.rule.step(Ht, equations, server.memory)
         after = replace(server, Ht=Ht, memory=memory, turn=server.turn + 1)
@@ -417,11 +423,12 @@ class SketchedStatistics:
         """All but the first exchange."""
         return max(0, exchanges - 1) * self.rows_sketch.dimension
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """Sketches, which have signs, or the number of rows."""
         d = self.rows_sketch.dimension
-        sketches = {"data": Form((layout.n_features, d)), "weights": Form((self.rank, d))}
-        return sketches, {"rows": Form((1,), non_negative=True)}
+        data = ArraySpec((layout.n_features, d), meaning="X_pᵀ S_p, S_p from the shared seed")
+        weights = ArraySpec((self.rank, d), meaning="W_pᵀ S_p")
+        return {"data": data, "weights": weights}, {"rows": ArraySpec((1,), non_negative=True, meaning="n_p, once")}
 
     def turn(self, model: Message) -> Turn:
         """With a budget of all rows together the whole run is one round under masks, so that every sum is over them.
@@ -438,3 +445,103 @@ class SketchedStatistics:
 
 def _broadcast(server: SketchedStatisticsServer) -> Message:
     return Message({"H": server.Ht.T, "turn": np.array([server.turn, server.rows], np.int64)})
+
+
+# Methods of Qian et al. (2020) between parties who own rows: H is their U, W their V.
+
+Rule = Annotated[UpdateRule, RULES]
+Kind = Annotated[Callable[[int], Sketch], SKETCHES]
+Ratio = Annotated[float, SHARE]
+
+
+@method("syn-sd", privacy=("party",), over_ranks=True)
+def syn_sd(
+    problem: Problem, *, local_steps: Steps = 10, rule: Rule = ProximalDescent(), start: OneStart = COMMON
+) -> Consensus:
+    """As fedavg, with steps that are held back more and more.
+
+    Qian et al. (2020), Alg. 4; W steps first. The paper prints H first, which from a W of their own lets the copies
+    part at once.
+    """
+    return Consensus(problem.rank, SquaredError(rule), local_steps, start, Mean())
+
+
+@method("syn-ssd-u", over_ranks=True)
+def syn_ssd_u(
+    problem: Problem,
+    *,
+    local_steps: Steps = 10,
+    sketch: Kind = Subsampling,
+    sketch_ratio: Ratio = 0.1,
+    rule: Rule = ProximalDescent(),
+    start: OneStart = COMMON,
+) -> SketchedConsensus:
+    """As syn-sd, while W fits a sketch of the mean of all H in every step.
+
+    Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges.
+    """
+    columns = Proportion(sketch, sketch_ratio)
+    return SketchedConsensus(problem.rank, SquaredError(rule), local_steps, None, columns, start=start)
+
+
+@method("syn-ssd-v", extends=syn_ssd_u, over_ranks=True)
+def syn_ssd_v(problem: Problem, **options: Any) -> SketchedConsensus:
+    """As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched."""
+    sketched = syn_ssd_u(problem, **options)
+    return replace(sketched, rows_sketch=sketched.columns_sketch, columns_sketch=None)
+
+
+@method("syn-ssd-uv", extends=syn_ssd_u, over_ranks=True)
+def syn_ssd_uv(problem: Problem, **options: Any) -> SketchedConsensus:
+    """As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched."""
+    sketched = syn_ssd_u(problem, **options)
+    return replace(sketched, rows_sketch=sketched.columns_sketch)
+
+
+@method("asyn-sd", over_ranks=True)
+def asyn_sd(
+    problem: Problem,
+    *,
+    local_steps: Steps = 10,
+    rho: Annotated[float, Above(0)] = 3.0,
+    rule: Rule = ProximalDescent(),
+    start: OneStart = COMMON,
+) -> Consensus:
+    """As syn-sd, but no party waits for another: the server moves towards each H as it comes.
+
+    Qian et al. (2020), Alg. 6: by ω_t = ρ / (ρ + t). Printed is ρ = 1.
+    """
+    steady = syn_sd(problem, local_steps=local_steps, rule=rule, start=start)
+    return replace(steady, server_update=Relaxation(rho), asynchronous=True)
+
+
+@method("asyn-ssd-v", extends=asyn_sd, over_ranks=True)
+def asyn_ssd_v(problem: Problem, *, sketch: Kind = Subsampling, sketch_ratio: Ratio = 0.1, **options: Any) -> Consensus:
+    """As asyn-sd, with steps of H that are sketched, by a sketch that nobody else knows (Alg. 7)."""
+    return replace(asyn_sd(problem, **options), sketch=Proportion(sketch, sketch_ratio))
+
+
+PRIVATE_SKETCHES = Choice(
+    {"gaussian": Gaussian, "hadamard": Hadamard}, reason="Others would send rows of a site as they are."
+)
+
+
+@method("secure-dsanls")
+def secure_dsanls(
+    problem: Problem,
+    *,
+    sketch: Annotated[Callable[[int], Sketch], PRIVATE_SKETCHES] = Gaussian,
+    sketch_dimension: Annotated[int | None, Whole()] = None,
+    columns_sketch: Annotated[Callable[[int], Sketch] | None, SKETCHES] = None,
+    columns_ratio: Annotated[float | None, SHARE] = None,
+) -> SketchedStatistics:
+    """Modified DSANLS: parties with rows alone send sketches of X and W, for as long as these do not give X away.
+
+    Qian et al. (2020), Sec. 4. The sketch has four dimensions for each component by default: the fewer, the more
+    rounds. With `columns_sketch`, steps of W are sketched as well.
+    """
+    if columns_ratio is not None and columns_sketch is None:
+        raise ParameterError("columns_ratio needs columns_sketch: without one, steps of W are exact.")
+    columns = None if columns_sketch is None else Proportion(columns_sketch, columns_ratio or 0.1)
+    dimension = 4 * problem.rank if sketch_dimension is None else sketch_dimension
+    return SketchedStatistics(problem.rank, sketch(dimension), columns_sketch=columns)

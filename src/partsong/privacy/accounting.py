@@ -1,4 +1,14 @@
-"""What has been spent, what may be spent, and how much noise a plan needs."""
+"""What has been spent, what may be spent, and how much noise a plan needs.
+
+Which (ε, δ) Gaussian noise gives, exactly: the curve of μ-GDP, where μ = sensitivity / σ.
+
+    δ(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)          (Balle & Wang, 2018, Theorem 8)
+
+T Gaussian releases, each chosen with the ones before in view, are together as good as one with μ² = Σ μ_t²
+(Dong, Roth & Su, 2022, Corollary 3.3): composition needs no approximation. Any other mixture is composed by privacy
+loss distributions. A composition is a tuple of (kind, noise multiplier, count). No amplification by sampling is
+claimed.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +21,9 @@ from typing import Any
 
 from scipy import optimize, special
 
+from partsong.core.states import state
 from partsong.errors import CompositionError, FormatError, MissingExtra, ParameterError
 from partsong.privacy.randomness import Source, is_secure
-
-# ---- gaussian curve ---------------------------------------------------------------------------------------------
-#
-# Which (ε, δ) Gaussian noise gives, exactly: the curve of μ-GDP, where μ = sensitivity / σ.
-#
-#     δ(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)          (Balle & Wang, 2018, Theorem 8)
-#
-# T Gaussian releases, each chosen with the ones before in view, are together as good as one with μ² = Σ μ_t²
-# (Dong, Roth & Su, 2022, Corollary 3.3): composition needs no approximation.
 
 MARGIN, LOST_DIGITS = 1e-9, 2e-14
 """Relative: δ is taken as this much smaller than asked for, or LOST_DIGITS times the larger of μ and 1/μ. That covers
@@ -29,6 +31,26 @@ the rounding in its formula, where numbers of the size of μ, or as close as μ,
 HALVINGS = 200
 LEAST_DELTA = 1e-300
 """A smaller δ is as good as none."""
+
+Costs = tuple[tuple[str, float, int], ...]
+FINEST_INTERVAL = 1e-4
+FAINTEST, LARGEST_LOSS = 0.01, 1e5
+"""A multiplier of Laplace noise below which, and a sum of ε beyond which, loss distributions run out of numbers."""
+CELLS = 2e5
+"""About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
+KINDS = ("gaussian", "laplace", "none")
+RELATIONS = {
+    ("party", "replace"): "all data of one party are exchanged for any other data",
+    ("party", "zero-out"): "one party's contribution is exchanged for none, that is for the public reference",
+    ("row", "add-or-remove"): "one row is added or taken away",
+    ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
+}
+"""Unit and relation -> which two worlds look alike."""
+LEAST, MOST = 1e-9, 1e15
+"""Between which multipliers lie that can be accounted for without running out of numbers."""
+PRECISION = 1e-4
+"""Relative: to which a multiplier is found by halving; rounded toward more noise."""
+MOST_RELEASES = 1 << 50
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -121,21 +143,6 @@ def _first(holds: Callable[[float], bool], low: float, high: float) -> float:
     return high
 
 
-# ---- composition ------------------------------------------------------------------------------------------------
-#
-# Many releases, one ε: exactly for Gaussian noise, by privacy loss distributions for any mixture.
-#
-# A composition is a tuple of (kind, noise multiplier, count). No amplification by sampling is claimed anywhere.
-
-Costs = tuple[tuple[str, float, int], ...]
-
-FINEST_INTERVAL = 1e-4
-FAINTEST, LARGEST_LOSS = 0.01, 1e5
-"""A multiplier of Laplace noise below which, and a sum of ε beyond which, loss distributions run out of numbers."""
-CELLS = 2e5
-"""About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
-
-
 def composed_epsilon(costs: Costs, delta: float) -> float:
     """The smallest ε that we can prove: all of `costs` together are (ε, δ)-private; ∞ where something has no noise.
 
@@ -226,22 +233,7 @@ def _dp_accounting() -> tuple[Any, Any]:
     return dp_accounting, pld
 
 
-# ---- release ----------------------------------------------------------------------------------------------------
-#
-# What one noisy message costs: the kind of noise, how much of it, and about whom the promise is.
-
-KINDS = ("gaussian", "laplace", "none")
-RELATIONS = {
-    ("party", "replace"): "all data of one party are exchanged for any other data",
-    ("party", "zero-out"): "one party's contribution is exchanged for none, that is for the public reference",
-    ("row", "add-or-remove"): "one row is added or taken away",
-    ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
-}
-"""Unit and relation -> which two worlds look alike."""
-LEAST, MOST = 1e-9, 1e15
-"""Between which multipliers lie that can be accounted for without running out of numbers."""
-
-
+@state("privacy.release")
 @dataclass(frozen=True, slots=True)
 class Release:
     """One use of a mechanism; `noise_multiplier` is the scale of the noise over the sensitivity in its norm.
@@ -301,13 +293,7 @@ def check_relation(unit: str, relation: str) -> None:
         raise ParameterError(f"No promise is made for unit {unit!r} with relation {relation!r}. Known are {known}.")
 
 
-# ---- accounting -------------------------------------------------------------------------------------------------
-
-PRECISION = 1e-4
-"""Relative: to which a multiplier is found by halving; rounded toward more noise."""
-MOST_RELEASES = 1 << 50
-
-
+@state("privacy.ledger")
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Releases about one unit and the number of each, in a canonical order; ledgers of several runs add up."""
@@ -383,6 +369,7 @@ class Ledger:
             raise FormatError(f"This is not a list of releases ({error}); a budget cannot go on from it.") from error
 
 
+@state("privacy.accounts")
 @dataclass(frozen=True, slots=True)
 class Accounts:
     """A ledger for each party by name: a party is charged for the rounds that it uploads in."""

@@ -1,4 +1,9 @@
-"""Whole numbers with a given distribution, from uniform bits and a table of its cumulated probabilities."""
+"""Noise on a public grid: whole numbers are added to whole numbers, and no bit of a float tells what was underneath.
+
+For v on the grid, v + round(N) = round(v + N): a function of v + N alone. Whatever is known of the continuous Gaussian
+(Laplace) mechanism therefore holds for the rounded one, whatever the grid (docs/differential-privacy.md, Theorem 1).
+Whole numbers are drawn from uniform bits and a table of their cumulated probabilities.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,22 @@ import numpy as np
 from partsong.errors import ParameterError
 from partsong.privacy.randomness import Source, words
 
-# ---- tables -----------------------------------------------------------------------------------------------------
-
 BITS = 128
 ONE = 1 << BITS
 DIGITS = 70
 """Decimal digits that tables are computed with; 39 are kept."""
 REACH = 13
 """Standard deviations after which the tail of a Gaussian is folded into the last entry: 2 Φ(−13) < 2⁻¹²⁵."""
+
+SHIFT = 9
+"""Finer parts of a sum come in units that are 2⁻⁹ of the next coarser."""
+OVERLAP = 3
+"""Standard deviation of a finer part, in units of the next coarser one."""
+SMOOTHING = 2.0**-200
+"""Bounds 2 exp(−2π²s²), the relative error of a Gaussian that is a sum of two parts, where s² > 8 (Lemma 2)."""
+WIDEST = 2.0**13
+FINEST, COARSEST = 2.0**55, 64.0
+"""Between which the scale of the noise lies, in units of its grid."""
 
 
 @dataclass(frozen=True)
@@ -172,24 +185,6 @@ def _pi() -> Decimal:
 
     return 16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239)
 
-
-# ---- noise ------------------------------------------------------------------------------------------------------
-#
-# Noise on a public grid: whole numbers are added to whole numbers, and no bit of a float tells what was underneath.
-#
-# For v on the grid, v + round(N) = round(v + N): a function of v + N alone. Whatever is known of the continuous
-# Gaussian
-# (Laplace) mechanism therefore holds for the rounded one, whatever the grid (docs/differential-privacy.md, Theorem 1).
-
-SHIFT = 9
-"""Finer parts of a sum come in units that are 2⁻⁹ of the next coarser."""
-OVERLAP = 3
-"""Standard deviation of a finer part, in units of the next coarser one."""
-SMOOTHING = 2.0**-200
-"""Bounds 2 exp(−2π²s²), the relative error of a Gaussian that is a sum of two parts, where s² > 8 (Lemma 2)."""
-WIDEST = 2.0**13
-FINEST, COARSEST = 2.0**55, 64.0
-"""Between which the scale of the noise lies, in units of its grid."""
 
 Part = tuple[Table, int]
 """A table, and the unit of its numbers."""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partsong.core.interfaces import Shard, traits_of
+from partsong.core.interfaces import Shard
 from partsong.errors import ParameterError
 
 
@@ -165,31 +165,19 @@ class Support:
         raise ParameterError(f"maximum_exposure must be one of {', '.join(LIMITS)}; got {limit!r}.")
 
 
-# Programs say what their uploads are by two methods:
-#
-#     directions(model) -> int          combinations of rows in the upload that answers this model
-#     directions_after(exchanges, parties) -> int    in all uploads of a party; else exchanges × directions(None)
-#
-# One that has neither sends H, for which no law is known.
-
-
 def directions_of(program: Any, model: Any = None) -> int:
     """Count the directions in the upload that answers `model`; 0 where it has noise, or is no combination of rows."""
-    hook = getattr(program, "directions", None)
-    return 0 if hook is None or traits_of(program).release is not None else int(hook(model))
+    return 0 if program.traits.release is not None else int(program.directions(model))
 
 
 def directions_after(program: Any, exchanges: int, parties: int = 1) -> int:
     """Count the directions in all uploads of one of so many parties in so many exchanges."""
-    hook = getattr(program, "directions_after", None)
-    if hook is None or traits_of(program).release is not None:
-        return exchanges * directions_of(program)
-    return int(hook(exchanges, parties))
+    return 0 if program.traits.release is not None else int(program.directions_after(exchanges, parties))
 
 
 def level_of(program: Any, directions: int, support: Support) -> Exposure:
     """The word for a party that has sent so many directions of rows with this support by a program."""
-    if traits_of(program).release is not None:
+    if program.traits.release is not None:
         return Exposure.BOUNDED
     return support.exposure(directions) if directions else Exposure.UNKNOWN
 
@@ -219,8 +207,7 @@ class PartyExposure:
         most = support.rarest // 2
         longest = most_exchanges(program, most, parties)
         highest = 0 if not sent else min(rank, most * rank // sent)
-        among = getattr(program, "exchanges_among", None)
-        per_round = 1 if among is None else int(among(parties))
+        per_round = int(program.exchanges(2, parties) - program.exchanges(1, parties))
         level = level_of(program, sent, support)
         return PartyExposure(party, level, sent, exchanges, rank, support, longest, highest, per_round)
 

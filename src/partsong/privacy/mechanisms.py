@@ -10,15 +10,17 @@ Everything after K + J is computed from it and from public numbers. Unit: the pa
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from partsong import kernels
 from partsong.core.interfaces import Array
+from partsong.core.parameters import Choice
 from partsong.errors import DivergenceError, ParameterError, ShapeError
 from partsong.privacy.accounting import Release, check_relation
 from partsong.privacy.discrete_noise import RoundedGaussian, RoundedLaplace
@@ -57,8 +59,12 @@ class KeepAll:
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedGaussian:
-    """‖d‖₂ ≤ clip over all arrays of the message, then N(0, σ²) on the grid, σ = noise_multiplier · sensitivity."""
+class ClippedNoise(ABC):
+    """A message within `clip` of its reference in one norm, and noise on the grid of noise_multiplier · sensitivity."""
+
+    kind: ClassVar[str]
+    order: ClassVar[int]
+    bits: ClassVar[int]
 
     clip: float
     noise_multiplier: float
@@ -69,66 +75,69 @@ class ClippedGaussian:
 
     @property
     def grid(self) -> float:
-        """A power of two between clip / 2²¹ and clip / 2²⁰: what is cut off is below √size / 10⁶ of the clip."""
-        return _power_below(self.clip, 20)
+        """A power of two between clip / 2^(bits + 1) and clip / 2^bits."""
+        return math.ldexp(1.0, math.frexp(self.clip)[1] - 1 - self.bits)
 
     @property
     def sensitivity(self) -> float:
-        """How far one party can move the clipped vector, in the L2 norm."""
-        return _sensitivity(self.clip, self.relation)
+        """How far one party can move the clipped vector, in the norm that is clipped."""
+        return 2 * self.clip if self.relation == "replace" else self.clip
+
+    @property
+    def release(self) -> Release:
+        return Release(self.kind, self.noise_multiplier, "party", self.relation)
+
+    @property
+    @abstractmethod
+    def noise(self) -> RoundedGaussian | RoundedLaplace:
+        """What is added."""
+
+    @property
+    def _spread(self) -> float:
+        return math.nextafter(self.noise_multiplier * self.sensitivity, math.inf)
+
+    def protect(
+        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
+    ) -> dict[str, Array]:
+        return _protected(arrays, reference, self.clip / self.grid, self.order, self.noise, source)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedGaussian(ClippedNoise):
+    """‖d‖₂ ≤ clip over all arrays of the message, then N(0, σ²) on the grid, σ = noise_multiplier · sensitivity.
+
+    The grid is below clip / 2²⁰: what is cut off is below √size / 10⁶ of the clip.
+    """
+
+    kind, order, bits = "gaussian", 2, 20
 
     @property
     def sigma(self) -> float:
         """The standard deviation of the noise, rounded up."""
-        return math.nextafter(self.noise_multiplier * self.sensitivity, math.inf)
+        return self._spread
 
     @property
-    def release(self) -> Release:
-        return Release("gaussian", self.noise_multiplier, "party", self.relation)
-
-    def protect(
-        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
-    ) -> dict[str, Array]:
-        noise = RoundedGaussian(self.sigma, self.grid)
-        return _protected(arrays, reference, self.clip / self.grid, 2, noise, source)
+    def noise(self) -> RoundedGaussian:
+        return RoundedGaussian(self.sigma, self.grid)
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedLaplace:
-    """‖d‖₁ ≤ clip over all arrays of the message, then Laplace noise on the grid: noise_multiplier · sensitivity."""
+class ClippedLaplace(ClippedNoise):
+    """‖d‖₁ ≤ clip over all arrays of the message, then Laplace noise on the grid: ε = 1 / noise_multiplier a message.
 
-    clip: float
-    noise_multiplier: float
-    relation: str = "replace"
+    The grid is below clip / 2³²: finer than for Gaussian noise, since the L1 norm counts every entry.
+    """
 
-    def __post_init__(self) -> None:
-        _check_settings(self.clip, self.noise_multiplier, self.relation)
-
-    @property
-    def grid(self) -> float:
-        """A power of two between clip / 2³³ and clip / 2³²: finer, since the L1 norm counts every entry."""
-        return _power_below(self.clip, 32)
-
-    @property
-    def sensitivity(self) -> float:
-        """How far one party can move the clipped vector, in the L1 norm."""
-        return _sensitivity(self.clip, self.relation)
+    kind, order, bits = "laplace", 1, 32
 
     @property
     def scale(self) -> float:
         """The scale of the noise, rounded up; its standard deviation is √2 of it."""
-        return math.nextafter(self.noise_multiplier * self.sensitivity, math.inf)
+        return self._spread
 
     @property
-    def release(self) -> Release:
-        """What one message costs: ε = 1 / noise_multiplier."""
-        return Release("laplace", self.noise_multiplier, "party", self.relation)
-
-    def protect(
-        self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
-    ) -> dict[str, Array]:
-        noise = RoundedLaplace(self.scale, self.grid)
-        return _protected(arrays, reference, self.clip / self.grid, 1, noise, source)
+    def noise(self) -> RoundedLaplace:
+        return RoundedLaplace(self.scale, self.grid)
 
 
 def clipped_cells(difference: Any, grid: float, radius: float, order: int) -> Any:
@@ -184,20 +193,12 @@ def _plain(array: Array) -> Any:
 
 
 def _like(values: Any, example: Array) -> Array:
-    return kernels.of(example).like(values, example)
+    return kernels.of(example).cast(values, example)
 
 
 def _power_sum(cells: Any, order: int) -> int:
     """Σ |K|^order; of numbers below 2²² squared, or below 2³⁴, so that int64 holds it."""
     return int((cells * cells).sum() if order == 2 else np.abs(cells).sum())
-
-
-def _power_below(value: float, bits: int) -> float:
-    return math.ldexp(1.0, math.frexp(value)[1] - 1 - bits)
-
-
-def _sensitivity(clip: float, relation: str) -> float:
-    return 2 * clip if relation == "replace" else clip
 
 
 def _check_settings(clip: float, noise_multiplier: float, relation: str) -> None:
@@ -227,3 +228,7 @@ def _check_shapes(private: Mapping[str, Any], public: Mapping[str, Any]) -> None
             raise DivergenceError(f"The public reference of {name!r} has NaN or infinite numbers; nothing was drawn.")
     if not private:
         raise ShapeError("There is nothing to protect: the message has no arrays.")
+
+
+MECHANISMS = Choice({"gaussian": ClippedGaussian, "laplace": ClippedLaplace})
+"""Kinds of noise on what a party sends; the second clips and adds noise by the L1 norm, and needs no δ."""

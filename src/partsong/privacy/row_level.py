@@ -2,7 +2,8 @@
 
 A row adds (λ c w wᵀ, c w xᵀ) with ONE weight 0 < c ≤ 1, of joint norm c ‖w‖ √(λ²‖w‖² + ‖x‖²) ≤ radius. Factors are
 whole numbers of a public unit, so that sums of their products have no rounding error, whatever the order of addition:
-what one row changes is what the theorem says, and not also the last bits of everybody else's.
+what one row changes is what the theorem says, and not also the last bits of everybody else's. A weight w follows from
+its own row and the public H alone, to the last bit: what Theorem 6 assumes.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from partsong.privacy.discrete_noise import RoundedGaussian
 from partsong.privacy.mechanisms import LEAST_MULTIPLIER, MOST_MULTIPLIER
 from partsong.privacy.randomness import Source, system_source
 
-# ---- rows -------------------------------------------------------------------------------------------------------
-
 WEIGHT_BITS, ROW_BITS, BLOCK = 16, 20, 1 << 16
 """Products of such factors, added over a block of rows, stay below 2⁵³: exact in float64."""
 MOST_ROWS = 1 << 26
 SHRINK = 1 - 2.0**-40
+
+COUNT_UNIT = 2.0**-20
+SWEEPS = 30
+MODEL_UNIT = 2.0**-24
+"""Parties round H to it: products of whole numbers of units have no rounding error, whatever rows are beside them."""
+BLOCK_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +183,6 @@ def _scaled(values: Any, factor: Any, owner: Any) -> Any:
     return values * (factor[:, None] if owner is None else factor[owner])
 
 
-# ---- row noise --------------------------------------------------------------------------------------------------
-#
-# Noise for sums over rows, and what makes noisy sums usable again. Unit: the row.
-
-COUNT_UNIT = 2.0**-20
-SWEEPS = 30
-
-
 @dataclass(frozen=True, slots=True)
 class NoisyRows:
     """Gaussian noise on gram, cross and (under add-or-remove) the number of rows, as one release.
@@ -279,15 +276,6 @@ def repaired_gram(gram: Any) -> Any:
     lowest = float(np.linalg.eigvalsh(current).min(initial=0.0))
     slack = 1e-12 * float(np.abs(current).max(initial=0.0))
     return current if lowest >= 0 else current + (slack - lowest) * np.eye(current.shape[0])
-
-
-# ---- row weights ------------------------------------------------------------------------------------------------
-#
-# Weights w of rows, each from its own row and the public H alone, to the last bit: what Theorem 6 assumes.
-
-MODEL_UNIT = 2.0**-24
-"""Parties round H to it: products of whole numbers of units have no rounding error, whatever rows are beside them."""
-BLOCK_ROWS = 1 << 13
 
 
 def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:

@@ -1,4 +1,7 @@
-"""What each section of the report says: findings to tables, charts and captions."""
+"""What a run, or a comparison of runs, found, and the one self-contained page that shows it.
+
+The page opens offline, loads nothing and prints well: results, charts, parts, privacy, every party's own, attacks.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,21 @@ from partsong.errors import ShapeError
 from partsong.evaluation.metrics import AtParty, OwnParts
 from partsong.io.write import replacing
 from partsong.reporting import attack_report
+from partsong.reporting.charts import (
+    Line,
+    Quantity,
+    bar,
+    key,
+    line_chart,
+    picture,
+)
 from partsong.reporting.html import (
     UNKNOWN,
     Column,
-    Line,
     Markup,
-    Quantity,
-    bar,
     document,
     element,
-    key,
-    line_chart,
     percent,
-    picture,
     row,
     section,
     significant,
@@ -39,9 +44,25 @@ from partsong.reporting.html import (
     table,
 )
 
-# ---- findings ---------------------------------------------------------------------------------------------------
-#
-# What a run, or a comparison of runs, found: plain values, ready to be written down.
+MOST_LABELS = 12
+N_STYLES = 8  # colours in the style sheet
+ERROR = Quantity("relative error", percent)
+ROUNDS = Quantity("rounds", lambda value: f"{value:,.0f}", start=0.0, smallest_step=1.0)
+BYTES = Quantity("bytes sent per party", size, start=0.0, smallest_step=1.0)
+SECONDS = Quantity("seconds", significant, start=0.0)
+TOP_FEATURES = 10
+MASKED = "Single uploads were masked: nobody but their senders saw them. The server knows their sums."
+IN_SIMULATION = (
+    "Errors, shares, drifts, numbers of rows and the parties' own parts on this page are known because all parties ran "
+    "in one process. None of them was sent, and none is in the model."
+)
+NO_NOISE = "No noise was added: nothing is promised about rows or parties."
+PLAN = (
+    "ε is what the whole run has cost, over all rounds a party sent in. If it had stopped early for a reason that "
+    "depends on the data, only the ε that it was planned for would be a promise."
+)
+MOST_PARTIES, MOST_PARTS, PARTY_TOP_FEATURES = 20, 32, 3
+NUMBERS = ("Rows", "Error", "Own error", "Drift", "Aligned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +109,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MethodFindings:
+class MethodResult:
     """One method's result: its quality, its cost, its parts `components` (k, m), and all that a party sent.
 
     Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
@@ -99,7 +120,6 @@ class MethodFindings:
     name: str
     description: str
     relative_error: float
-    explained_variance: float
     bytes_up_per_party: float
     bytes_down_per_party: float
     rounds: int
@@ -122,6 +142,11 @@ class MethodFindings:
             )
 
     @property
+    def explained_variance(self) -> float:
+        """1 − ‖X − W H‖² / ‖X‖²."""
+        return 1.0 - self.relative_error * self.relative_error
+
+    @property
     def drift(self) -> float:
         """Σ_p ‖H_p − H‖² / ‖H‖², by position; NaN where parties have no H of their own."""
         return sum(party.drift for party in self.parties) if self.parties else math.nan
@@ -131,7 +156,7 @@ class MethodFindings:
         """The same after alignment."""
         return sum(party.aligned_drift for party in self.parties) if self.parties else math.nan
 
-    def in_order(self, order: Sequence[int]) -> MethodFindings:
+    def in_order(self, order: Sequence[int]) -> MethodResult:
         """The same with component order[a] in place a, here and at every party."""
         return replace(
             self,
@@ -162,7 +187,7 @@ class Report:
     title: str
     lead: str
     parties: tuple[Party, ...]
-    methods: tuple[MethodFindings, ...]
+    methods: tuple[MethodResult, ...]
     image_shape: tuple[int, int] | None
     feature_names: tuple[str, ...] | None
     settings: Mapping[str, str]
@@ -187,23 +212,13 @@ class Report:
                 )
 
 
-# ---- sections ---------------------------------------------------------------------------------------------------
-
-MOST_LABELS = 12
-N_STYLES = 8  # colours in the style sheet
-ERROR = Quantity("relative error", percent)
-ROUNDS = Quantity("rounds", lambda value: f"{value:,.0f}", start=0.0, smallest_step=1.0)
-BYTES = Quantity("bytes sent per party", size, start=0.0, smallest_step=1.0)
-SECONDS = Quantity("seconds", significant, start=0.0)
-
-
-def _best(methods: Sequence[MethodFindings], is_oracle: bool) -> MethodFindings | None:
+def _best(methods: Sequence[MethodResult], is_oracle: bool) -> MethodResult | None:
     """The lowest finite error among the oracles, or among all others with a shared model."""
     ranked = [m for m in methods if m.is_oracle is is_oracle and math.isfinite(m.relative_error) and len(m.components)]
     return min(ranked, key=lambda method: method.relative_error, default=None)
 
 
-def styles(methods: Sequence[MethodFindings]) -> list[str]:
+def styles(methods: Sequence[MethodResult]) -> list[str]:
     """A class of the style sheet for each method: grey for oracles, a colour for each of the others."""
     colours = itertools.cycle(range(N_STYLES))
     return ["oracle" if method.is_oracle else f"s{next(colours)}" for method in methods]
@@ -240,23 +255,23 @@ def results(report: Report) -> list[Markup]:
     return [element("p", _verdict(methods, best, oracle), class_="verdict"), table(caption, columns, rows)]
 
 
-def _rivals(methods: Sequence[MethodFindings]) -> int:
+def _rivals(methods: Sequence[MethodResult]) -> int:
     return sum(not method.is_oracle and len(method.components) > 0 for method in methods)
 
 
-def _name(method: MethodFindings, style: str, is_best: bool) -> Markup:
+def _name(method: MethodResult, style: str, is_best: bool) -> Markup:
     badges = [element("span", "pooled oracle", class_="badge reference")] if method.is_oracle else []
     badges += [element("span", "best", class_="badge")] if is_best else []
     return element("div", key(style), method.name, *badges, element("span", method.description, class_="description"))
 
 
-def _points(method: MethodFindings, oracle: MethodFindings) -> str:
+def _points(method: MethodResult, oracle: MethodResult) -> str:
     """How far the error lies above the oracle's, in percentage points."""
     difference = 100 * (method.relative_error - oracle.relative_error)
     return UNKNOWN if method is oracle or not math.isfinite(difference) else f"{round(difference, 2) + 0.0:+.2f}"
 
 
-def _verdict(methods: Sequence[MethodFindings], best: MethodFindings | None, oracle: MethodFindings | None) -> str:
+def _verdict(methods: Sequence[MethodResult], best: MethodResult | None, oracle: MethodResult | None) -> str:
     if best is None:
         return "Without pooling the rows, no method reached a shared model with a finite error."
     rivals = _rivals(methods)
@@ -284,7 +299,7 @@ def convergence(report: Report) -> list[Markup]:
     return [element("figure", caption, element("ul", *legend, class_="legend"), drawn)]
 
 
-def _over_bytes(methods: Sequence[MethodFindings], over_rounds: Sequence[Line]) -> list[Line]:
+def _over_bytes(methods: Sequence[MethodResult], over_rounds: Sequence[Line]) -> list[Line]:
     """The curves over bytes sent, or none where nothing was sent."""
     most = max((method.curve.bytes_up[-1] for method in methods if _sends(method)), default=0.0)
     if most == 0:
@@ -297,7 +312,7 @@ def _over_bytes(methods: Sequence[MethodFindings], over_rounds: Sequence[Line]) 
     ]
 
 
-def _sends(method: MethodFindings) -> bool:
+def _sends(method: MethodResult) -> bool:
     return not method.is_oracle and any(method.curve.bytes_up)
 
 
@@ -365,13 +380,6 @@ def _listing(caption: str, entries: Mapping[str, str]) -> Markup:
     return table(caption, columns, [row(columns, [name, value]) for name, value in entries.items()])
 
 
-# ---- parts ------------------------------------------------------------------------------------------------------
-#
-# The learned parts, method by method: as pictures, or as lists of their strongest features.
-
-TOP_FEATURES = 10
-
-
 def parts(report: Report) -> list[Markup]:
     """The components of each method, as pictures or as lists of their strongest features."""
     is_picture = report.image_shape is not None
@@ -411,22 +419,6 @@ def _features(values: npt.NDArray[Any], report: Report) -> Markup:
     return element("ol", *items)
 
 
-# ---- privacy section --------------------------------------------------------------------------------------------
-#
-# What a promise of privacy says and has cost, as a section of a page.
-
-MASKED = "Single uploads were masked: nobody but their senders saw them. The server knows their sums."
-IN_SIMULATION = (
-    "Errors, shares, drifts, numbers of rows and the parties' own parts on this page are known because all parties ran "
-    "in one process. None of them was sent, and none is in the model."
-)
-NO_NOISE = "No noise was added: nothing is promised about rows or parties."
-PLAN = (
-    "ε is what the whole run has cost, over all rounds a party sent in. If it had stopped early for a reason that "
-    "depends on the data, only the ε that it was planned for would be a promise."
-)
-
-
 def privacy(report: Report) -> list[Markup]:
     """About whom ε is, what each party has spent, and what is here that no party would release."""
     masked = [element("p", MASKED, class_="kept")] if report.is_masked else []
@@ -451,14 +443,6 @@ def privacy(report: Report) -> list[Markup]:
     ]
 
 
-# ---- voices -----------------------------------------------------------------------------------------------------
-#
-# The parties' own section of the report: how each method fits each of them, and their parts beside the shared ones.
-
-MOST_PARTIES, MOST_PARTS, PARTY_TOP_FEATURES = 20, 32, 3
-NUMBERS = ("Rows", "Error", "Own error", "Drift", "Aligned")
-
-
 def voices(report: Report) -> list[Markup]:
     """The fit of every method at every party; then, method by method, drift, and shares and pictures of each part."""
     told = [method for method in report.methods if method.parties]
@@ -469,17 +453,17 @@ def voices(report: Report) -> list[Markup]:
     return [_fits(told), *(_block(report, method, style, method is shown) for method, style in blocks)]
 
 
-def _has_parts(method: MethodFindings) -> bool:
+def _has_parts(method: MethodResult) -> bool:
     return bool(method.parties) and not method.is_oracle and len(method.components) > 0
 
 
-def _most_telling(methods: Sequence[MethodFindings]) -> MethodFindings | None:
+def _most_telling(methods: Sequence[MethodResult]) -> MethodResult | None:
     """The best of those whose parties began alone, or else of all: the block that is open at first."""
     ranked = [method for method in methods if method.found_alone] or list(methods)
     return min(ranked, key=lambda method: method.relative_error, default=None)
 
 
-def _fits(methods: Sequence[MethodFindings]) -> Markup:
+def _fits(methods: Sequence[MethodResult]) -> Markup:
     alone = next((m for m in methods if m.rounds <= 1 and not math.isnan(m.parties[0].own_error)), None)
     shared = [method for method in methods if len(method.components)]
     columns = [Column("Party", False), Column("Rows"), *([Column("Alone")] if alone else [])]
@@ -497,7 +481,7 @@ def _fits(methods: Sequence[MethodFindings]) -> Markup:
     return table(caption, columns, lines)
 
 
-def _block(report: Report, method: MethodFindings, style: str, is_open: bool) -> Markup:
+def _block(report: Report, method: MethodResult, style: str, is_open: bool) -> Markup:
     title = element("summary", key(style), method.name)
     hint = element("p", _hint(method), class_="note")
     begun = [_alone(report, method)] if method.found_alone else []
@@ -506,7 +490,7 @@ def _block(report: Report, method: MethodFindings, style: str, is_open: bool) ->
     )
 
 
-def _hint(method: MethodFindings) -> str:
+def _hint(method: MethodResult) -> str:
     if all(party.own is None for party in method.parties):
         return "Parties have no parts of their own here. Percentages are the share of each part in what a party fits."
     return (
@@ -518,7 +502,7 @@ def _hint(method: MethodFindings) -> str:
     )
 
 
-def _alone(report: Report, method: MethodFindings) -> Markup:
+def _alone(report: Report, method: MethodResult) -> Markup:
     """Parts after the first round, in the order of the model of the last."""
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *(Column(str(i + 1), False) for i in parts)]
@@ -529,7 +513,7 @@ def _alone(report: Report, method: MethodFindings) -> Markup:
     return table(caption + _left_out(method, len(method.found_alone)), columns, lines)
 
 
-def _final(report: Report, method: MethodFindings) -> Markup:
+def _final(report: Report, method: MethodResult) -> Markup:
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *map(Column, NUMBERS), *(Column(str(i + 1), False) for i in parts)]
     looks = [_look(report, method.components[i], f"Shared part {i + 1}") for i in parts]
@@ -544,7 +528,7 @@ def _final(report: Report, method: MethodFindings) -> Markup:
     return table(caption + _left_out(method, len(method.parties)), columns, lines)
 
 
-def _left_out(method: MethodFindings, parties: int) -> str:
+def _left_out(method: MethodResult, parties: int) -> str:
     """What does not fit on the page."""
     more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "parts")]
     told = [f"{count:,} more {noun}" for count, noun in more if count > 0]
@@ -581,10 +565,6 @@ def _look(report: Report, values: np.ndarray, about: str, style: str = "part") -
     names = [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
     return element("div", ", ".join(names) or "empty", class_=f"{style} words", title=about)
 
-
-# ---- report -----------------------------------------------------------------------------------------------------
-#
-# Findings to one self-contained HTML page: opens offline, loads nothing, prints well.
 
 CONTENTS = (
     ("results", "Results", results),

@@ -13,11 +13,19 @@ import numpy as np
 
 from partsong.evaluation.topic_quality import top_columns, topic_diversity
 from partsong.io.write import replacing
-from partsong.reporting.html import Column, Markup, bar, document, element, percent, row, section, significant, table
+from partsong.reporting.charts import bar
+from partsong.reporting.html import Column, Markup, document, element, percent, row, section, significant, table
 
-# ---- topic map --------------------------------------------------------------------------------------------------
-#
-# Topics in the plane: those with the same words lie close together.
+WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
+SHOWN = 12
+N_STYLES = 8
+LONGEST = 60
+"""Letters of a word that are shown."""
+JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+"""Not printable by themselves, and parts of words in many scripts."""
+LARGEST = 0.075
+"""Radius of the largest topic, in sides of the map; less where there are more than fifty."""
+TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "vocabulary")
 
 
 def distances(H: np.ndarray) -> np.ndarray:
@@ -62,19 +70,6 @@ def apart(places: np.ndarray, radii: np.ndarray, steps: int = 200) -> np.ndarray
     return moved
 
 
-# ---- topic page -------------------------------------------------------------------------------------------------
-
-WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
-SHOWN = 12
-N_STYLES = 8
-LONGEST = 60
-"""Letters of a word that are shown."""
-JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
-"""Not printable by themselves, and parts of words in many scripts."""
-LARGEST = 0.075
-"""Radius of the largest topic, in sides of the map; less where there are more than fifty."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicPage:
     """Topics (k × V) with a name for each column, shares and coherence where they are known, and facts."""
@@ -93,9 +88,6 @@ class TopicPage:
     def size(self, topic: int) -> str:
         """Its share of all, in per cent; a dash where that is not known."""
         return percent(math.nan if self.shares is None else float(self.shares[topic]))
-
-
-TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "vocabulary")
 
 
 def facts_of(settings: Mapping[str, Any], **more: int) -> dict[str, str]:

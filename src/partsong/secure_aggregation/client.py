@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from partsong.core.interfaces import Message
+from partsong.core.states import state
 from partsong.privacy.randomness import Source
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
@@ -65,6 +66,7 @@ from partsong.secure_aggregation.secret_sharing import (
 )
 
 
+@state("secure.client-setup")
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a party keeps of a set-up: secrets in common with each other party; and for each sum that is to come, by
@@ -89,6 +91,7 @@ class Place:
         return Place(self.circle, self.pairs, own, {at: self.held[at] for at in own}) if own else None
 
 
+@state("secure.client-identity")
 @dataclass(frozen=True, slots=True)
 class Member:
     """What a party keeps from sum to sum: its signing key, the others' verifying keys, the last round it was in."""
@@ -101,6 +104,7 @@ class Member:
     place: Place | None = None
 
 
+@state("secure.client-upload")
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a party is about to add, and on which terms it was asked to."""
@@ -110,6 +114,7 @@ class Draft:
     vector: Any = field(repr=False)
 
 
+@state("secure.client-keys")
 @dataclass(frozen=True, slots=True)
 class Dealer:
     """A party in the middle of a set-up: what it has drawn, and what it keeps of it until shares of all have come."""
@@ -122,6 +127,7 @@ class Dealer:
     held: bytes = field(default=b"", repr=False)
 
 
+@state("secure.client")
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A party in the middle of a sum; `phases` are those that it may be asked for next, and it answers each once.

@@ -1,10 +1,14 @@
 """Cryptography of masked sums: key agreement, sealing, masks and Shamir's secret sharing.
 
-The cryptography of masked sums, all of it from the package `cryptography`, which is imported when it is used.
+All of it but the sharing is from the package `cryptography`, which is imported when it is used.
 
 X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) makes a key for one purpose of it, ChaCha20 (RFC 8439)
 makes a mask of a key, ChaCha20-Poly1305 seals shares, Ed25519 (RFC 8032) signs. A key is used for one stream or one
 sealed text only, so that nonces are zero.
+
+A secret in shares, of which t give it back and t − 1 say nothing (Shamir, 1979), is f(0) of a polynomial of degree
+t − 1 over the numbers modulo a prime, its other coefficients drawn uniformly; share x is f(x) for x = 1 … n. For any
+t − 1 shares and any secret there is exactly one such polynomial, so that all secrets are equally likely.
 """
 
 from __future__ import annotations
@@ -18,10 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from partsong.core.states import state
 from partsong.errors import MissingExtra, ParameterError, PartyError
 from partsong.privacy.randomness import Source
-
-# ---- key agreement ----------------------------------------------------------------------------------------------
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -30,7 +33,13 @@ PIECE = 1 << 14
 
 _PRIMITIVES = "cryptography.hazmat.primitives"
 
+PRIME = 2**256 + 297
+"""The smallest prime above 2²⁵⁶: every secret of 32 bytes is a number below it."""
+SHARE_BYTES = 33
+"""Of a number below PRIME."""
 
+
+@state("secure.key-pair")
 @dataclass(frozen=True, slots=True)
 class KeyPair:
     """An X25519 key, used in one sum."""
@@ -163,21 +172,6 @@ def _module(name: str) -> Any:
         raise MissingExtra(
             'Masked sums need the package cryptography, which is not installed: pip install "partsong[privacy]".'
         ) from error
-
-
-# ---- shamir -----------------------------------------------------------------------------------------------------
-#
-# A secret in shares, of which t give it back and t − 1 say nothing (Shamir, 1979).
-#
-# The secret is f(0) of a polynomial of degree t − 1 over the numbers modulo a prime, its other coefficients drawn
-# uniformly; share x is f(x) for x = 1 … n. For any t − 1 shares and any secret there is exactly one such polynomial, so
-# that all secrets are equally likely.
-
-PRIME = 2**256 + 297
-"""The smallest prime above 2²⁵⁶: every secret of 32 bytes is a number below it."""
-
-SHARE_BYTES = 33
-"""Of a number below PRIME."""
 
 
 def split(secret: int, holders: int, threshold: int, source: Source, prime: int = PRIME) -> list[int]:

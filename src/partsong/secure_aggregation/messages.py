@@ -1,6 +1,14 @@
 """What is agreed on before a masked sum, and who is let into it: the same checks at every party and at the server.
 
 A set-up is for a batch of sums, those of the rounds from its own on. Each of them is over all of its parties, or some.
+Every message is a body, signed by its party for one phase of one sum, so that it serves nowhere else:
+
+    phase 0, keys           verifying key | share key | for each sum of the batch a mask key, then commitments to the
+                            seeds
+    phase 1, shares         for each sum and holder two commitments; for each other holder all shares, sealed
+    phase 2, masked upload  numbers modulo 2⁶⁴; beside them the model's fingerprint and the contents
+    phase 3, unmasking      the shares for one list of survivors, to be read when enough have answered it
+                            (`secret_sharing`)
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from partsong.core.interfaces import Array, Message, type_name
+from partsong.core.states import state
 from partsong.errors import PartyError, TooFewParties, UploadError
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
@@ -25,10 +34,6 @@ from partsong.secure_aggregation.crypto import (
     sign,
 )
 
-# ---- contents ---------------------------------------------------------------------------------------------------
-#
-# What is in a message but for its numbers: what parties tell each other before they mask anything.
-
 LIBRARIES = ("numpy", *(f"torch {place}" for place in ("cpu", "cuda", "mps", "xpu")))
 """Where a sum can be returned."""
 
@@ -36,7 +41,15 @@ KINDS = {"bfloat16", *(f"float{width}" for width in (16, 32, 64))}
 KINDS |= {f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)}
 """Number types that a sum can be returned in."""
 
+KEYS, SHARES, UPLOAD, UNMASKING = range(4)
+PHASES = ("keys", "shares", "masked upload", "unmasking")
+NO_WEIGHT = 0.0
+"""The weight of every message: the real one is in the masked vector."""
+Roster = Mapping[str, bytes]
+"""The key by which each party's signatures are known."""
 
+
+@state("secure.array")
 @dataclass(frozen=True, slots=True)
 class Piece:
     """An array of a message without its numbers; `kind` is its number type, `library` is numpy, or torch and where."""
@@ -112,23 +125,6 @@ def library_of(array: Array) -> str:
     return f"torch {array.device.type}"
 
 
-# ---- envelopes --------------------------------------------------------------------------------------------------
-#
-# What is sent in a masked sum: a body, signed by its party for one phase of one sum, so that it serves nowhere else.
-#
-# phase 0, keys           verifying key | share key | for each sum of the batch a mask key, then commitments to the
-# seeds
-# phase 1, shares         for each sum and holder two commitments; for each other holder all shares, sealed
-# phase 2, masked upload  numbers modulo 2⁶⁴; beside them the model's fingerprint and the contents
-# phase 3, unmasking      the shares for one list of survivors, to be read when enough have answered it (`answers`)
-
-KEYS, SHARES, UPLOAD, UNMASKING = range(4)
-PHASES = ("keys", "shares", "masked upload", "unmasking")
-
-NO_WEIGHT = 0.0
-"""The weight of every message: the real one is in the masked vector."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Where something happens: a phase of a sum; `bound_to` is what signatures are for beside it."""
@@ -148,6 +144,7 @@ class Scene:
         return fingerprint("partsong masked sum", self.phase, self.index, self.bound_to, party, about, body)
 
 
+@state("secure.advert")
 @dataclass(frozen=True, slots=True)
 class Advert:
     """A party's keys for all sums of a batch: mask keys, and commitments to the seeds of its own masks, end to end."""
@@ -170,6 +167,7 @@ class Advert:
         return cls(verifying, share_key, b"".join(others[:batch]), b"".join(others[batch:]))
 
 
+@state("secure.context")
 @dataclass(frozen=True, slots=True)
 class About:
     """What goes with an upload in the open: the fingerprint of the model that a party was sent, and its contents."""
@@ -283,12 +281,7 @@ def _bytes(array: Any) -> bytes:
     return array if isinstance(array, bytes) else np.ascontiguousarray(array).tobytes()
 
 
-# ---- admission --------------------------------------------------------------------------------------------------
-
-Roster = Mapping[str, bytes]
-"""The key by which each party's signatures are known."""
-
-
+@state("secure.parameters")
 @dataclass(frozen=True, slots=True)
 class Terms:
     """A set-up, or one sum of it: its round, who was asked, t of them give a secret back, at least so many are in it,
@@ -323,6 +316,7 @@ class Terms:
             )
 
 
+@state("secure.admitted")
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """Those whose keys were heard, in name order, and a fingerprint of all that they have sent."""
@@ -341,6 +335,7 @@ class Admitted:
         return {name: number for number, name in enumerate(self.adverts, 1)}
 
 
+@state("secure.setup-group")
 @dataclass(frozen=True, slots=True)
 class Circle:
     """The parties of a set-up: its terms, whose keys were heard, and who of them has dealt shares to the others."""
@@ -361,6 +356,7 @@ class Circle:
         return Gathering(self, Terms(index, names, terms.threshold, terms.fewest, terms.settings, terms.batch))
 
 
+@state("secure.sum")
 @dataclass(frozen=True, slots=True)
 class Gathering:
     """One sum of a circle; signatures of its phases are bound to who is in the circle, and who takes part."""

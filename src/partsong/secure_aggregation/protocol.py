@@ -113,7 +113,7 @@ class MaskedSum:
         if not isinstance(aggregation, Reducible):
             raise CompositionError(
                 f"{type(aggregation).__name__} reads individual uploads, but MaskedSum lets only sums through. Use "
-                "Mean or WeightedMean (for FNMF: recipes.fnmf_by_sums), or no masks."
+                'Mean or WeightedMean (for FNMF: method="fnmf-by-sums"), or no masks.'
             )
 
     def enrol(self, party: str, secret: int, layout: Layout) -> Member:

@@ -1,9 +1,16 @@
 """Shares of a party's secrets: dealing them to holders, and the answers that reveal them after dropouts.
 
-Shares of a party's secrets of a batch of sums, sealed for each holder, with commitments to all of them.
+Shares are of a batch of sums, sealed for each holder, with commitments to all of them. The commitments are SHA-256 of
+numbers of 256 random bits, which tell nothing that could be searched for. They say who is at fault: a holder that gives
+away another share than it got, or a dealer whose shares do not give the secret back.
 
-The commitments are SHA-256 of numbers of 256 random bits, which tell nothing that could be searched for. They say who
-is at fault: a holder that gives away another share than it got, or a dealer whose shares do not give the secret back.
+Answers to a list of survivors can be read once t parties have answered the same list, and not before. Party v seals its
+shares with a fresh key k_v = f_v(0), a polynomial of degree t − 1, and sends beside them
+
+    f_v(v),   and for each other survivor w   seal(c_vw, f_v(w))   and   c_wv
+
+where c_vw = HKDF(secret of v and w; v, w, list) can be computed by v and w alone, and is sent by w alone. So k_v needs
+the answers of t parties, v among them, that were shown this one list. Nobody answers two. Proof: docs/masked-sums.md.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from partsong.core.states import state
 from partsong.privacy.randomness import Source
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
@@ -32,20 +40,12 @@ from partsong.secure_aggregation.crypto import (
 )
 from partsong.secure_aggregation.messages import UNMASKING, Admitted, Gathering, Scene, chunks, share_bytes, share_of
 
-# ---- answers ----------------------------------------------------------------------------------------------------
-#
-# Answers to a list of survivors that can be read once t parties have answered the same list, and not before.
-#
-# Party v seals its shares with a fresh key k_v = f_v(0), a polynomial of degree t − 1, and sends beside them
-#
-#     f_v(v),   and for each other survivor w   seal(c_vw, f_v(w))   and   c_wv
-#
-# where c_vw = HKDF(secret of v and w; v, w, list) can be computed by v and w alone, and is told by w alone. So k_v
-# needs
-# the answers of t parties, v among them, that were shown this one list. Nobody answers two. Proof: docs/masked-sums.md.
-
 PAIR_BYTES = SHARE_BYTES + SEAL_BYTES + KEY_BYTES
 """What an answer has for each other survivor."""
+
+SEED, KEY = KINDS = ("seed", "key")
+Route = tuple[str, str]
+"""Dealer and holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,7 @@ def _read(name: str, body: bytes, listed: Listed) -> Answer:
     return Answer(sealed, own, parts, {other: pair[-KEY_BYTES:] for other, pair in zip(others, pairs, strict=True)})
 
 
-# ---- dealing ----------------------------------------------------------------------------------------------------
-
-SEED, KEY = KINDS = ("seed", "key")
-
-Route = tuple[str, str]
-"""Dealer and holder."""
-
-
+@state("secure.secrets")
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """What a party has drawn for one sum: the seed of its own mask, and its (private) mask key."""

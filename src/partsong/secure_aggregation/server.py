@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from partsong.core.interfaces import Message
+from partsong.core.states import state
 from partsong.errors import UploadError
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
@@ -61,6 +62,7 @@ from partsong.secure_aggregation.secret_sharing import (
 )
 
 
+@state("secure.key-directory")
 @dataclass(frozen=True, slots=True)
 class Register:
     """What the server keeps from sum to sum: known keys; and of the last set-up its circle, who has all shares of it,
@@ -81,6 +83,7 @@ class Register:
         return is_enough and set(terms.participants) <= set(self.present)
 
 
+@state("secure.server")
 @dataclass(frozen=True, slots=True)
 class Desk:
     """The server in the middle of a sum: who survived, what their uploads are about, and the sum as far as known."""

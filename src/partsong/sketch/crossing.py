@@ -16,21 +16,19 @@ import numpy as np
 
 from partsong import kernels
 from partsong.core import runtime
-from partsong.core.interfaces import Array, Matrix
+from partsong.core.interfaces import Array, Matrix, Sums
 from partsong.core.streams import Name
 from partsong.data.conversion import as_matrix
-from partsong.data.dense import DenseMatrix, Tiles, even_ranges
-from partsong.data.issues import mapping
+from partsong.data.dense import DenseMatrix
 from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
+from partsong.data.tiles import Tiles, even_ranges, mapping
 from partsong.errors import ParameterError
 from partsong.sketch.kinds import ChosenCoordinates, Subsampling
 from partsong.sketch.operator import Operator, Sketch, dimension_for
 from partsong.sketch.placed import spread
 
-# ---- crossing ---------------------------------------------------------------------------------------------------
-
-Update = Callable[[int, int, Array], None]
+Step = Callable[[slice, Array], Sums]
 
 HEIGHT = 1024
 """Rows of a few columns that are multiplied together."""
@@ -59,17 +57,17 @@ class Kept:
         return C[self.first : self.last] * self.weight
 
 
-def walk(S: Operator, matrix: Matrix, C: Array, update: Update) -> None:
-    """For blocks of rows call update(start, stop, X S C of the block), for X (r × size) and C (d × k)."""
+def walk(S: Operator, matrix: Matrix, C: Array, step: Step) -> None:
+    """For blocks of rows call step(rows, X[rows] S C), for X (r × size) and C (d × k)."""
     kept = Kept.of(S, 0, matrix.shape[1])
     if kept is not None and isinstance(matrix, SparseMatrix):
-        SparseMatrix(_csr(matrix.by_row)[:, kept.indices]).walk(kept.of_columns(C), update)
+        SparseMatrix(_csr(matrix.by_row)[:, kept.indices]).walk(kept.of_columns(C), step)
     elif kept is not None and isinstance(matrix, DenseMatrix) and _is_taken_in_tiles(matrix):
-        _walk_dense(matrix, kept.indices, kept.of_columns(C), update)
+        _walk_dense(matrix, kept.indices, kept.of_columns(C), step)
     elif isinstance(matrix, SparseMatrix) and matrix.stored < matrix.shape[0] * S.dimension:
-        matrix.walk(spread(matrix, S, C.T), update)
+        matrix.walk(spread(matrix, S, C.T), step)
     else:
-        as_matrix(S.sketch(matrix)).walk(C, update)
+        as_matrix(S.sketch(matrix)).walk(C, step)
 
 
 def transposed_times(S: Operator, matrix: Matrix, C: Array) -> Array:
@@ -107,17 +105,17 @@ def _is_by_column(matrix: DenseMatrix) -> bool:
     return bool(X.flags.f_contiguous and not X.flags.c_contiguous) and X.dtype == matrix.dtype and mapping(X) is None
 
 
-def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, update: Update) -> None:
+def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, step: Step) -> None:
     """X[:, indices] C; of columns in one piece only these are read."""
     tiles, columns = Tiles(matrix.X, matrix.dtype), matrix.X.T
 
     def by_row(start: int, stop: int) -> None:
         for a, b, tile in tiles.of_rows(start, stop):
-            update(a, b, np.take(tile, indices, axis=1) @ C)
+            step(slice(a, b), np.take(tile, indices, axis=1) @ C)
 
     def by_column(start: int, stop: int) -> None:
         for a, b in even_ranges(start, stop, HEIGHT):
-            update(a, b, columns[indices, a:b].T @ C)
+            step(slice(a, b), columns[indices, a:b].T @ C)
 
     pieces = runtime.ranges(matrix.shape[0], 2.0 * matrix.shape[0] * C.size)
     runtime.over(pieces, by_column if _is_by_column(matrix) else by_row)
@@ -127,11 +125,6 @@ def _csr(side: Any) -> Any:
     from scipy.sparse import csr_array
 
     return csr_array(side)
-
-
-# ---- proportion -------------------------------------------------------------------------------------------------
-#
-# Sketches whose dimension goes with what is sketched.
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,25 @@ import numpy as np
 
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
+from partsong.core.parameters import Choice
 from partsong.core.runtime import once
 from partsong.core.streams import Name
-from partsong.data.dense import DenseMatrix, Tiles
+from partsong.data.dense import DenseMatrix
+from partsong.data.tiles import Tiles
 from partsong.kernels import sketching as compiled
 from partsong.sketch import operator
 from partsong.sketch import placed as placing
 from partsong.sketch.operator import DRAWN_ROWS, GROUP, Operator, Source, require_dimension
 from partsong.sketch.placed import Placed
 
-# ---- count ------------------------------------------------------------------------------------------------------
-#
-# Count sketches.
-
 DRAWN_TOGETHER = 4096
 """Coordinates that share a stream."""
+DRAW_COST = 60.0
+"""What a normal number costs, in floating-point operations."""
+FEW = 64
+"""So few dimensions that a product with the entries of S is faster than a transform."""
+LONGEST = 1024
+"""Coordinates that are transformed together: what fits the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +69,6 @@ class SignedPlaces:
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
         return placing.transposed_times(self, matrix, start)
-
-
-# ---- gaussian ---------------------------------------------------------------------------------------------------
-#
-# Gaussian sketches.
-
-DRAW_COST = 60.0
-"""What a normal number costs, in floating-point operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +130,6 @@ class GaussianEntries:
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
         return operator.transposed_times(self, matrix, start)
-
-
-# ---- hadamard ---------------------------------------------------------------------------------------------------
-
-FEW = 64
-"""So few dimensions that a product with the entries of S is faster than a transform."""
-LONGEST = 1024
-"""Coordinates that are transformed together: what fits the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +214,6 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-# ---- subsampling ------------------------------------------------------------------------------------------------
-#
-# Sketches that keep some of the coordinates.
-
-
 @dataclass(frozen=True, slots=True)
 class Subsampling:
     """d of the n coordinates, without replacement and in their order, each times √(n/d): E[S Sᵀ] = I.
@@ -276,3 +259,7 @@ class ChosenCoordinates:
 
     def transposed_times(self, matrix: Matrix, start: int) -> Array:
         return placing.transposed_times(self, matrix, start)
+
+
+SKETCHES = Choice({"subsampling": Subsampling, "gaussian": Gaussian, "count": CountSketch, "hadamard": Hadamard})
+"""Kinds of random projections S with E[S Sᵀ] = I."""

@@ -21,11 +21,16 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix, type_name
 from partsong.core.streams import Name, stream
 from partsong.data.conversion import as_matrix, float_type
-from partsong.data.dense import DenseMatrix, Tiles
+from partsong.data.dense import DenseMatrix
 from partsong.data.sparse import SparseMatrix
+from partsong.data.tiles import Tiles
 from partsong.errors import ParameterError, ShapeError
 
-# ---- operator ---------------------------------------------------------------------------------------------------
+BYTES = 16 << 20
+"""Entries of S that exist at a time; at least GROUP of its columns, or DRAWN_ROWS of its rows."""
+GROUP = 16
+DRAWN_ROWS = 512
+"""Entries of a Gaussian S are drawn in blocks of these sizes, which are best not cut."""
 
 
 class Sketch(Protocol):
@@ -160,17 +165,6 @@ def _matrix_of(A: Any) -> Matrix:
         by_row = A.astype(float_type(A.dtype), copy=False)
         return SparseMatrix(by_row if by_row.has_sorted_indices else by_row.sorted_indices())
     return as_matrix(A)
-
-
-# ---- products ---------------------------------------------------------------------------------------------------
-#
-# Products with an S whose entries are all there; only as much of it as fits some megabytes exists at a time.
-
-BYTES = 16 << 20
-"""Entries of S that exist at a time; at least GROUP of its columns, or DRAWN_ROWS of its rows."""
-GROUP = 16
-DRAWN_ROWS = 512
-"""Entries of a Gaussian S are drawn in blocks of these sizes, which are best not cut."""
 
 
 def times(S: Pattern, matrix: Matrix, start: int) -> Array:

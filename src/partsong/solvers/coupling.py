@@ -147,13 +147,13 @@ class AlignedProximalTerm:
         weights = self.strength * tether.plan.weights
         if self.prox == "paper":
             moved, memory = rule.step(Ht, equations, state)
-            pulled = (moved + self.strength * tether.aligned) / on.like(1.0 + weights, Ht)
+            pulled = (moved + self.strength * tether.aligned) / on.cast(1.0 + weights, Ht)
             return pulled, memory, tether
         assert isinstance(rule, Proximal)
         pulled, memory = rule.step(Ht, equations, state)
         for weight in np.unique(weights[weights > 0]):
             columns = np.flatnonzero(weights == weight)
-            centre = tether.aligned * on.like(np.array(self.strength / weight), Ht)
+            centre = tether.aligned * on.cast(np.array(self.strength / weight), Ht)
             other, _ = rule.pulled_step(Ht, equations, state, float(weight), centre)
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
         return pulled, memory, tether
@@ -163,7 +163,7 @@ class AlignedProximalTerm:
         tether = self._aligned(Ht, tether)
         assert tether.plan is not None
         turns = min(most, self.every - tether.served + 1)
-        weights = kernels.of(Ht).like(tether.plan.weights, Ht)
+        weights = kernels.of(Ht).cast(tether.plan.weights, Ht)
         towards = Towards("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
         return towards, replace(tether, served=tether.served + turns - 1), turns
 

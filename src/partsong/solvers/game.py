@@ -1,28 +1,25 @@
-"""Non-negative matrix factorization as a game of row players and column players (Singh, 2021)."""
+"""The game between rows of W and columns of H: how far players move, what columns play against themselves, a sweep."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from partsong import kernels
-from partsong.core.interfaces import Array, Matrix
+from partsong.core.interfaces import Array, Matrix, Sums
+from partsong.core.parameters import Above, Choice, WordOrNumber
 from partsong.data.observed import ObservedMatrix
-from partsong.errors import CompositionError, ParameterError, StepTooLarge
+from partsong.errors import CompositionError, ParameterError
 from partsong.kernels import game
-from partsong.solvers.game_orders import LEADERS, Occasion, Stratified, board_of, distance, gram_norm
+from partsong.solvers.game_orders import LEADERS, ORDERS, Occasion, Stratified
 from partsong.solvers.squared_error import start_rows
 
 if TYPE_CHECKING:
     from partsong.solvers.game_orders import Order
-
-
-# ---- self play --------------------------------------------------------------------------------------------------
-#
-# Games that column players play against themselves: they shape H, once per column in each sweep.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +69,13 @@ def _scaled(Ht: Array, choose, factor: float, *, is_chosen: bool) -> Array:  # t
     chosen = np.zeros(values.shape, bool)
     chosen[np.arange(len(values)), choose(values)] = True
     moved = np.where(chosen == is_chosen, values * values.dtype.type(factor), values)
-    return kernels.of(Ht).like(moved, Ht)
+    return kernels.of(Ht).cast(moved, Ht)
 
 
 def _require_share(factor: float) -> None:
     if not isinstance(factor, Real) or isinstance(factor, bool) or not 0 <= factor <= 1:
         raise ParameterError(f"A shrink factor lies between 0 and 1; got {factor!r}.")
 
-
-# ---- step sizes -------------------------------------------------------------------------------------------------
-#
-# How far players of the game move: η as it is given, falling, or safe by the players' own norms.
 
 MOST_SAFE = 1.6
 """Meetings never raise the pair's own error up to a relaxation of 2, at which they may swing for ever."""
@@ -238,15 +231,9 @@ def _require_positive(name: str, value: float) -> None:
         raise ParameterError(f"{name} must be above 0 and finite; got {value!r}.")
 
 
-# ---- game -------------------------------------------------------------------------------------------------------
-
-ORDERS = "Raster(), Shuffled(), Stratified(), Simultaneous() and Alternating()"
-STEPS = "SafeStep(), ConstantStep(0.1) and DecayingStep(0.1, 0.01)"
-SELF_PLAYS = "NoSelfPlay(), ShrinkSmallest() and ShrinkOthers()"
-TWICE = 2.0
-"""Meetings with a constant step settle around a solution; an error of more than twice the least is no settling."""
-NOTHING = 1e-9
-"""A share of ‖X‖² that is nothing but rounding."""
+KNOWN_ORDERS = "Raster(), Shuffled(), Stratified(), Simultaneous() and Alternating()"
+KNOWN_STEPS = "SafeStep(), ConstantStep(0.1) and DecayingStep(0.1, 0.01)"
+KNOWN_SELF_PLAYS = "NoSelfPlay(), ShrinkSmallest() and ShrinkOthers()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +265,31 @@ class Game:
     leader: str | None = None
 
     def __post_init__(self) -> None:
-        _require_part(self.order, ("sweep", "plays_cells"), "order", ORDERS)
-        _require_part(self.step, ("meeting", "is_balanced"), "step", STEPS)
+        _require_part(self.order, ("sweep", "plays_cells"), "order", KNOWN_ORDERS)
+        _require_part(self.step, ("meeting", "is_balanced"), "step", KNOWN_STEPS)
         if not isinstance(self.self_play, SelfPlay):
-            raise ParameterError(f"self_play must be one of {SELF_PLAYS}; got {self.self_play!r}.")
+            raise ParameterError(f"self_play must be one of {KNOWN_SELF_PLAYS}; got {self.self_play!r}.")
         if not (self.leader is None or isinstance(self.leader, str)) or self.leader not in LEADERS:
             raise ParameterError(f'leader must be "rows", "columns" or None; got {self.leader!r}.')
         if self.leader is not None and not self.order.plays_cells:
             raise CompositionError("A leader is for meetings of two; here all players of a side move at once.")
+
+    def settings(self) -> dict[str, Any]:
+        """What a file says of the game: its parts by name, or all of it as text where a part has none."""
+        step, alone = self.step, self.self_play
+        settings = {
+            "play": ORDERS.name_of(self.order),
+            "step": getattr(step, "eta", SAFE),
+            "step_decay": getattr(step, "decay", None),
+            "self_play": next((name for name, one in SELF_PLAYS.values.items() if type(one) is type(alone)), None),
+            "shrink": getattr(alone, "factor", None),
+            "leader": self.leader,
+        }
+        try:
+            is_whole = game_from(settings) == self
+        except (ParameterError, TypeError):
+            is_whole = False
+        return settings if is_whole else {"game": repr(self)}
 
     def sweep(
         self,
@@ -315,54 +319,10 @@ class Game:
         Ht[first:last] = self.self_play(Ht[first:last])
         return Standing(W, Ht, seen)
 
-    def curvature(self, matrix: Matrix, W: Array, Ht: Array) -> float:
-        """1/η of a constant step that is safe from here on.
-
-        For meetings max ‖w‖² + max ‖h‖² + max x: SafeStep's for every pair, since |e| ≤ max(x, w·h). Else SafeStep's
-        for all at once, 2 max(‖WᵀW‖₂, ‖HHᵀ‖₂) + ‖X − W H‖.
-        """
-        if self.order.plays_cells:
-            return largest_size(W) + largest_size(Ht) + board_of(matrix).largest
-        return 2 * max(gram_norm(W), gram_norm(Ht)) + distance(matrix, W, Ht)
-
     @property
-    def shapes_columns(self) -> bool:
-        """Whether columns play against themselves, which may raise the error."""
-        return not isinstance(self.self_play, NoSelfPlay)
-
-    def most_error(self, first_error: float, squared_norm: float) -> float:
-        """The largest squared error that is no run-away from where it began.
-
-        All at once never raise it by a step that is safe. Meetings under a constant step end up near the solution, and
-        may settle a little above where they have been.
-        """
-        if self.shapes_columns:
-            return TWICE * max(first_error, squared_norm)
-        return (TWICE if self.order.plays_cells else 1.0) * first_error + NOTHING * squared_norm
-
-    def oversteps(self, sweep: int, curvature: float) -> bool:
-        """Whether a step was given that is larger in this sweep than what is safe under a curvature."""
-        return not self.step.is_balanced and self.step.meeting(sweep, 1.0)[0] > _safe_step(curvature)
-
-    def too_large(self, told: str, curvature: float, *, has_collapsed: bool = False) -> StepTooLarge:
-        """The error of a game that has run away, with the η that would have been safe where a larger one was given."""
-        is_larger = self.oversteps(0, curvature)
-        way_out = (
-            f"A step of {_safe_step(curvature):.2g} is safe from the same start; SafeStep() needs none to be given."
-        )
-        if has_collapsed and self.shapes_columns:
-            raised = "Raise its factor, take more components, or play without it."
-            cause = f"Self-play by {self.self_play} has shrunk all columns away: {told}. {raised}"
-            return StepTooLarge(f"{cause} {way_out}" if is_larger else cause)
-        if is_larger:
-            return StepTooLarge(f"The step of {self.step} is too large: {told}. {way_out}")
-        if self.shapes_columns:
-            reason = f"Self-play by {self.self_play} or the data are the reason, not the step: raise its factor."
-        elif self.step.is_balanced:
-            reason = "Check the scale of the data."
-        else:
-            reason = f"{self.step} was safe where it began, but wanders about near a solution; SafeStep() settles."
-        return StepTooLarge(f"The game has run away: {told}. {reason}")
+    def way_out(self) -> str:
+        """What to change in a game that has diverged."""
+        return "Check the scale of the data." if self.step.is_balanced else "Take a smaller step, or SafeStep()."
 
 
 def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
@@ -376,19 +336,6 @@ def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str
 def mean_size(factor: Array) -> float:
     """‖·‖² of the players on average."""
     return float(kernels.of(factor).inner(factor, factor)) / max(1, len(factor))
-
-
-def largest_size(factor: Array) -> float:
-    """max ‖·‖² of the players."""
-    values = kernels.of(factor).to_numpy(factor).astype(np.float64)
-    return float(np.einsum("ip,ip->i", values, values).max(initial=0.0))
-
-
-def _safe_step(curvature: float) -> float:
-    """1 / curvature, rounded down to two digits; 1 where there is none."""
-    value = 1 / (curvature or 1.0)
-    unit = 10.0 ** (np.floor(np.log10(value)) - 1) if 0 < value < float("inf") else 1.0
-    return float(np.floor(value / unit) * unit)
 
 
 def balance(W: Array, Ht: Array) -> float:
@@ -416,8 +363,62 @@ def first_weights(matrix: Matrix, Ht: Array) -> Array:
         return W
     gram = kernels.of(Ht).gram(Ht)
 
-    def update(start: int, stop: int, cross: Array) -> None:
-        W[start:stop] = start_rows(gram, cross)
+    def step(at: slice, cross: Array) -> Sums:
+        W[at] = start_rows(gram, cross)
+        return ()
 
-    matrix.walk(Ht, update)
+    matrix.walk(Ht, step)
     return W
+
+
+SELF_PLAYS = Choice({"none": NoSelfPlay(), "min": ShrinkSmallest(), "max": ShrinkOthers()}, needed=("__call__",))
+"""What columns of H do alone, once a sweep."""
+
+SAFE = "safe"
+PACE = WordOrNumber(SAFE, Above(0))
+"""The step of a game: by the players' norms, or η."""
+
+SIDES = Choice.of(*(name for name in LEADERS if name is not None))
+"""Who moves first where two players meet."""
+
+
+def compose_game(
+    order: Any = None,
+    step: str | float | None = None,
+    step_decay: float | None = None,
+    self_play: Any = None,
+    shrink: float | None = None,
+    leader: str | None = None,
+) -> Game:
+    """A game of its parts, by name or as values; what is None is as in any game."""
+    alone = SELF_PLAYS.parse("self_play", "none" if self_play is None else self_play)
+    if step_decay is not None and step in (SAFE, None):
+        raise ParameterError("step_decay needs a number as step: safe steps set their own pace.")
+    if shrink is not None:
+        if isinstance(alone, NoSelfPlay):
+            raise ParameterError('shrink needs self_play = "min" or "max".')
+        alone = replace(alone, factor=shrink)
+    pace: StepSize = SafeStep()
+    if step is not None and step != SAFE:
+        eta = float(step)
+        pace = ConstantStep(eta) if step_decay is None else DecayingStep(eta, step_decay)
+    return Game(ORDERS.parse("order", "stratified" if order is None else order), pace, alone, leader)
+
+
+def game_from(settings: Mapping[str, Any]) -> Game:
+    """The game that `Game.settings` describes; parts that are left out are those of any game."""
+    play, self_play = settings.get("play") or "stratified", settings.get("self_play") or "none"
+    if play not in ORDERS.values or self_play not in SELF_PLAYS.values:
+        raise ParameterError(f"There is no play {play!r} with self-play {self_play!r}.")
+    parts = {name: settings.get(name) for name in ("step", "step_decay", "shrink", "leader")}
+    parts["step_decay"] = None if parts["step"] in (SAFE, None) else parts["step_decay"]
+    return compose_game(play, self_play=self_play, **parts)
+
+
+def game_from_file(settings: Mapping[str, Any]) -> Game | str:
+    """The solver of a model that was learned by a game: "game" for the usual one, and where the file does not say."""
+    try:
+        game = game_from(settings)
+    except (ParameterError, TypeError):
+        return "game"
+    return "game" if game == Game() else game

@@ -1,4 +1,4 @@
-"""Who plays when: the orders in which all cells of a matrix are played once, in one sweep."""
+"""The board and the orders of play: the cells of a matrix as players meet over them, and who plays when."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ import numpy as np
 from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
+from partsong.core.parameters import Choice
 from partsong.data.dense import DenseMatrix
 from partsong.data.observed import ObservedMatrix
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import CompositionError, ParameterError
 from partsong.kernels import game
-from partsong.solvers.squared_error import rounded
 
 if TYPE_CHECKING:
     from partsong.solvers.game import StepSize
 
-
-# ---- board ------------------------------------------------------------------------------------------------------
-#
-# The cells of a matrix as players meet over them: one door to the compiled plays for every form of data.
 
 LEADERS = {None: game.TOGETHER, "rows": game.ROW_LEADS, "columns": game.COLUMN_LEADS}
 CHUNK = 1 << 20
@@ -55,10 +51,6 @@ class Board(Protocol):
     @property
     def row_cells(self) -> np.ndarray:
         """How many cells the rows up to each have, from 0 to all (n + 1 numbers)."""
-
-    @property
-    def largest(self) -> float:
-        """The largest x_ij, and 0 where there is none."""
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
         """These rows against columns first … last − 1, row by row; returns Σ e² as players saw it."""
@@ -89,10 +81,6 @@ class DenseBoard:
     def row_cells(self) -> np.ndarray:
         return np.arange(self.X.shape[0] + 1) * self.X.shape[1]
 
-    @property
-    def largest(self) -> float:
-        return float(self.X.max(initial=0))
-
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
         columns = np.arange(first, last)
         return float(game.play_dense(self.X, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
@@ -120,10 +108,6 @@ class SparseBoard:
     @property
     def row_cells(self) -> np.ndarray:
         return np.arange(self.by_row.shape[0] + 1) * self.by_row.shape[1]
-
-    @property
-    def largest(self) -> float:
-        return float(self.by_row.data.max(initial=0))
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
         side, columns = self.by_row, np.arange(first, last)
@@ -154,10 +138,6 @@ class KnownBoard:
     @property
     def row_cells(self) -> np.ndarray:
         return np.asarray(self.by_row.indptr, np.int64)
-
-    @property
-    def largest(self) -> float:
-        return float(self.by_row.data.max(initial=0))
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
         side = self.by_row
@@ -206,8 +186,6 @@ def _shuffled(draw: np.random.Generator, count: int) -> np.ndarray:
         )
     return draw.permutation(count)
 
-
-# ---- orders -----------------------------------------------------------------------------------------------------
 
 CELL_WORK = 192
 """What a meeting costs for each component, in operations of a dense product: it waits for the one before."""
@@ -405,14 +383,14 @@ def row_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
     """E Hᵀ (n × k) with E = X − W H, over known cells where some are not."""
     if isinstance(matrix, ObservedMatrix):
         return _pull_known(matrix, W, Ht)
-    return matrix.times(Ht) - W @ rounded(kernels.of(Ht).gram(Ht), W)
+    return matrix.times(Ht) - W @ kernels.of(W).cast(kernels.of(Ht).gram(Ht), W)
 
 
 def column_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
     """EᵀW (m × k)."""
     if isinstance(matrix, ObservedMatrix):
-        return _pull_known(matrix.transposed, Ht, W)
-    return matrix.transposed_times(W) - Ht @ rounded(kernels.of(W).gram(W), Ht)
+        return _pull_known(matrix.transposed(), Ht, W)
+    return matrix.transposed_times(W) - Ht @ kernels.of(Ht).cast(kernels.of(W).gram(W), Ht)
 
 
 def _pull_known(matrix: ObservedMatrix, F: Array, other: Array) -> Array:
@@ -446,3 +424,16 @@ def _require_all(matrix: Matrix, first: int, last: int) -> None:
             "Players who all move at once do so over all columns. Between parties that is SharedSums with "
             "ProjectedGradient; play in strata takes an order of single cells."
         )
+
+
+ORDERS = Choice(
+    {
+        "stratified": Stratified(),
+        "sequential": Raster(),
+        "random": Shuffled(),
+        "simultaneous": Simultaneous(),
+        "alternating": Alternating(),
+    },
+    needed=("sweep", "plays_cells"),
+)
+"""Who plays when. The last two move all players of a side at once, which takes all rows in one place."""

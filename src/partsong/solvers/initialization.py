@@ -11,7 +11,7 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.kernels import numpy_backend
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.squared_error import SquaredError, least_penalised, rounded, start_rows
+from partsong.solvers.squared_error import SquaredError, least_penalised, start_rows
 
 ANCHOR_EFFORT = 50_000_000
 """Entries looked at × components, above which anchors are chosen on a sample of rows."""
@@ -51,7 +51,7 @@ def balanced(matrix: Matrix, beginning: InitialFactors, solver: SquaredError) ->
     n, m = matrix.shape
     a, b = _terms(W, solver.penalty_W, m), _terms(beginning.Ht, solver.penalty_H, n)
     scale = least_penalised(*a, *b)
-    up, down = (kernels.of(W).like(values, W) for values in (scale, 1 / scale))
+    up, down = (kernels.of(W).cast(values, W) for values in (scale, 1 / scale))
     return InitialFactors(beginning.Ht * down, W * up)
 
 
@@ -112,7 +112,7 @@ def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Initia
     if len(chosen):
         W[:, : len(chosen)] = matrix.columns(chosen)
     on = kernels.of(W)
-    gram, cross = rounded(on.gram(W), W), matrix.transposed_times(W)
+    gram, cross = on.cast(on.gram(W), W), matrix.transposed_times(W)
     return InitialFactors(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -14,7 +14,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix, type_name
 from partsong.data.conversion import values_of
 from partsong.errors import DataError, ParameterError, ShapeError
-from partsong.kernels import topics as compiled_lda
+from partsong.kernels import lda as compiled_lda
 
 TYPICAL = 10
 """Iterations that a document takes, to judge whether threads are worth it."""
@@ -44,6 +44,7 @@ class TopicRows:
     alpha: float
     iterations: int = 100
     tolerance: float = 1e-3
+    is_mixture: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (0 < self.alpha < math.inf):

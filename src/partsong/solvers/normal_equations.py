@@ -1,18 +1,17 @@
-"""Normal equations: all that an update rule may see of a problem."""
+"""Normal equations: all that an update rule may see of a problem, and what it remembers from step to step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Protocol
+from typing import Any, Protocol
 
 from partsong import kernels
 from partsong.core.interfaces import Array
+from partsong.core.states import state
 from partsong.errors import ParameterError
 from partsong.kernels.fused_steps import Move
-
-# ---- equations --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class NormalEquations:
 
     gram: Array
     cross: Array
-    norm: Callable[[], float] | None = None
+    norm: Callable[[], Array] | None = None
     place: Array | None = None
 
     @staticmethod
@@ -58,53 +57,66 @@ class NormalEquations:
     def __add__(self, other: NormalEquations) -> NormalEquations:
         return NormalEquations(self.gram + other.gram, self.cross + other.cross)
 
-    def curvature(self) -> float:
-        """‖gram‖₂, the Lipschitz constant of the gradient in F."""
+    def curvature(self) -> Array:
+        """‖gram‖₂ as a 0-d array, the Lipschitz constant of the gradient in F."""
         return self.norm() if self.norm is not None else kernels.of(self.gram).largest_eigenvalue(self.gram)
 
-    def penalised(self, penalty: Penalty, size: float) -> NormalEquations:
-        """With size·(l1 ‖F‖₁ + ½ l2 ‖F‖²) added: gram + size·l2·I, cross − size·l1."""
+    def penalised(self, penalty: Penalty, size: Any) -> NormalEquations:
+        """With size·(l1 ‖F‖₁ + ½ l2 ‖F‖²) added: gram + size·l2·I, cross − size·l1, for a number or a 0-d size."""
         if not penalty:
             return self
-        gram = kernels.of(self.gram).plus_diagonal(self.gram, penalty.l2 * size)
-        cross = self.cross - penalty.l1 * size if penalty.l1 else self.cross
+        on = kernels.of(self.gram)
+        gram = on.plus_diagonal(self.gram, penalty.l2 * size)
+        cross = self.cross - on.cast(penalty.l1 * size, self.cross) if penalty.l1 else self.cross
         return NormalEquations(gram, cross)
 
-    def damped(self, amount: float, centre: Array) -> NormalEquations:
-        """With ½ amount ‖F − centre‖² added: gram + amount·I, cross + amount·centre."""
-        if amount == 0:
-            return self
-        return NormalEquations(kernels.of(self.gram).plus_diagonal(self.gram, amount), self.cross + amount * centre)
+    def damped(self, amount: Any, centre: Array) -> NormalEquations:
+        """With ½ amount ‖F − centre‖² added: gram + amount·I, cross + amount·centre; a number or a 0-d array."""
+        on = kernels.of(self.gram)
+        return NormalEquations(on.plus_diagonal(self.gram, amount), self.cross + on.cast(amount, centre) * centre)
 
     def objective(self, F: Array) -> float:
         """½ tr(F gram Fᵀ) − ⟨F, cross⟩, in float64: the squared error up to the constant ½‖A‖²."""
         on = kernels.of(F)
-        return 0.5 * on.inner(F @ self.gram, F) - on.inner(F, self.cross)
+        return float(0.5 * on.inner(F @ self.gram, F) - on.inner(F, self.cross))
 
 
-# ---- rules ------------------------------------------------------------------------------------------------------
-#
-# Rule state shared by all rules: a step count, the previous factor where a rule looks back, a scale it has seen.
-
-
+@state("update-rule.memory")
 @dataclass(frozen=True, slots=True)
 class RuleState:
     """How often a rule has stepped, the factor before the last step (None where it is not used), and a problem's scale.
 
-    The scale is 0 before the first step, and wherever a rule does not ask for it.
+    The scale is 0 before the first step, and wherever a rule does not ask for it. Both numbers are 0-d values beside
+    the factor, or plain numbers before the first step.
     """
 
-    count: int = 0
+    count: Array = 0
     previous: Array | None = None
-    scale: float = 0.0
+    scale: Array = 0.0
 
-    def rows(self, start: int, stop: int) -> RuleState:
+    @staticmethod
+    def at_start(factor: Array, previous: Array | None = None) -> RuleState:
+        """Before the first step on a factor."""
+        zero = kernels.of(factor).scalar(0, factor)
+        return RuleState(zero, previous, zero)
+
+    def beside(self, example: Array) -> RuleState:
+        """In the number type and place of an array."""
+        on = kernels.of(example)
+        previous = None if self.previous is None else on.cast(self.previous, example)
+        return RuleState(on.scalar(self.count, example), previous, on.scalar(self.scale, example))
+
+    def steps(self, like: Array) -> Array:
+        """`count` as a 0-d array beside an array."""
+        return kernels.of(like).scalar(self.count, like)
+
+    def rows(self, at: slice) -> RuleState:
         """The state of a block of rows."""
-        return self if self.previous is None else replace(self, previous=self.previous[start:stop])
+        return self if self.previous is None else replace(self, previous=self.previous[at])
 
-    def advanced(self, previous: Array | None = None) -> RuleState:
-        """One step later."""
-        return RuleState(self.count + 1, previous, self.scale)
+    def advanced(self, previous: Array | None = None, by: int = 1) -> RuleState:
+        """One step later, or several."""
+        return RuleState(self.count + by, previous, self.scale)
 
 
 class PlainRule(Protocol):

@@ -10,7 +10,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import ShapeError
-from partsong.kernels import game
+from partsong.kernels import observed as compiled
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.squared_error import SquaredError
 
@@ -48,7 +48,7 @@ class ObservedRows:
 
     def solve_columns(self, matrix: ObservedMatrix, W: Array, *, exactly: bool = True) -> Array:
         """Hᵀ (m × k) for W (n × k): the same on the transpose, with the penalty on H."""
-        return _respond(matrix.transposed, W, self.complete.penalty_H, exactly)
+        return _respond(matrix.transposed(), W, self.complete.penalty_H, exactly)
 
 
 def _respond(matrix: ObservedMatrix, Ht: np.ndarray, penalty: Penalty, exactly: bool) -> np.ndarray:
@@ -63,5 +63,5 @@ def _respond(matrix: ObservedMatrix, Ht: np.ndarray, penalty: Penalty, exactly: 
     fixed = np.ascontiguousarray(Ht, np.float64)
     entries = side.indptr, side.indices, side.data, fixed, (float(penalty.l1), float(penalty.l2)), exactly
     pieces = matrix.pieces(0.5 * rank * rank, ROW_COST * rank * rank)
-    runtime.over(pieces, lambda a, b: game.respond(*entries, a, b, out))
+    runtime.over(pieces, lambda a, b: compiled.respond(*entries, a, b, out))
     return out

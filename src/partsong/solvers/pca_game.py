@@ -16,9 +16,8 @@ penalises nobody. Vectors are in float64; products with the data are in the type
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +26,6 @@ from partsong.core.interfaces import Outcome
 from partsong.core.streams import stream
 from partsong.data.centered import Centred
 from partsong.errors import ParameterError
-
-# ---- pca game ---------------------------------------------------------------------------------------------------
 
 PLAYS = ("sequential", "simultaneous")
 
@@ -134,18 +131,6 @@ class Profile:
         return np.array(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """A profile after all have moved once, what each move gained its player against the parents it saw, and promised.
-
-    The promise is α‖∇‖² / (1 + α²‖∇‖²), for the safe step where that is shorter; safe steps gain at least half of it.
-    """
-
-    profile: Profile
-    gains: np.ndarray
-    promises: np.ndarray
-
-
 @dataclass(frozen=True, slots=True)
 class EigenGame:
     """The rules: who sees what, and how far a move goes.
@@ -157,7 +142,8 @@ class EigenGame:
 
     v + α ∇ is (A_i + s I) v times 2 α, with s = 1/(2 α) − u_i: a move is a turn of power iteration, shifted by s. Where
     A_i + s I ⪰ 0 such a turn never lowers ⟨v, A_i v⟩ = u_i. The safe step is the longest that is known to be so:
-    s = c_i. Any α ≤ 1 / (2 λ_max(M)) is as safe once parents do not overlap, but slow for players of little variance.
+    s = c_i, and gains at least half of α‖∇‖² / (1 + α²‖∇‖²). Any α ≤ 1 / (2 λ_max(M)) is as safe once parents do not
+    overlap, but slow for players of little variance.
     """
 
     play: str = "sequential"
@@ -178,62 +164,37 @@ class EigenGame:
         drawn = [stream(seed, "pca-game", "start", i).standard_normal(n_features) for i in range(rank)]
         return np.column_stack([direction / np.linalg.norm(direction) for direction in drawn])
 
-    def move(self, profile: Profile, covariance: Covariance, time: int = 0) -> Moved:
+    def move(self, profile: Profile, covariance: Covariance, time: int = 0) -> Profile:
         """Every player moves once; `profile` is not changed."""
         play = self._in_turn if self.play == "sequential" else self._at_once
         with np.errstate(over="ignore", invalid="ignore"):
             return play(profile, covariance, self.decay * time)
 
-    def _in_turn(self, profile: Profile, covariance: Covariance, decayed: float) -> Moved:
+    def _in_turn(self, profile: Profile, covariance: Covariance, decayed: float) -> Profile:
         fresh = Profile(profile.V.copy(), profile.pulled.copy())
-        gains, promises = np.zeros((2, profile.V.shape[1]))
-        for i in range(gains.size):
-            view = fresh.view(i)
-            utility, v, promises[i] = self._turn(view, decayed)
-            pulled = covariance(v[:, None])[:, 0]
-            gains[i] = view.utility(v, pulled) - utility
-            fresh.V[:, i], fresh.pulled[:, i] = v, pulled
-        return Moved(fresh, gains, promises)
+        for i in range(profile.V.shape[1]):
+            fresh.V[:, i] = self._turn(fresh.view(i), decayed)
+            fresh.pulled[:, i] = covariance(fresh.V[:, [i]])[:, 0]
+        return fresh
 
-    def _at_once(self, profile: Profile, covariance: Covariance, decayed: float) -> Moved:
-        views = [profile.view(i) for i in range(profile.V.shape[1])]
-        before, vectors, promises = zip(*(self._turn(view, decayed) for view in views), strict=True)
-        V = np.column_stack(vectors)
-        fresh = Profile(V, covariance(V))
-        after = [view.utility(V[:, i], fresh.pulled[:, i]) for i, view in enumerate(views)]
-        return Moved(fresh, np.subtract(after, before), np.array(promises))
+    def _at_once(self, profile: Profile, covariance: Covariance, decayed: float) -> Profile:
+        V = np.column_stack([self._turn(profile.view(i), decayed) for i in range(profile.V.shape[1])])
+        return Profile(V, covariance(V))
 
-    def _turn(self, view: View, decayed: float) -> tuple[float, np.ndarray, float]:
-        """A player's utility, where it goes to (it stays where all is rounding), and what it may expect of that."""
+    def _turn(self, view: View, decayed: float) -> np.ndarray:
+        """Where a player goes to; it stays where all is rounding."""
         utility, gradient = view.gradient()
-        length = _length(gradient)
-        if length <= 2 * view.floor:
-            return utility, view.v, 0.0
-        safe = 1 / (2 * max(utility + view.shift(), view.floor))
-        step = (safe if self.step is None else self.step) / (1 + decayed)
-        moved = view.v + step * gradient
-        way = min(step, safe) * length
-        return utility, moved / _length(moved), way * length / (1 + way * way)
+        if _length(gradient) <= 2 * view.floor:
+            return view.v
+        step = 1 / (2 * max(utility + view.shift(), view.floor)) if self.step is None else self.step
+        moved = view.v + step / (1 + decayed) * gradient
+        return moved / _length(moved)
 
 
 def _length(vector: np.ndarray) -> float:
     """‖vector‖, also where squares leave the range of numbers."""
     largest = float(np.abs(vector).max())
     return largest * float(np.linalg.norm(vector / largest)) if largest > 0 else 0.0
-
-
-# ---- pca passes -------------------------------------------------------------------------------------------------
-#
-# The PCA game played over data: one move after another until nobody wants to move, and a watch over steps too long.
-
-WINDOW = 10
-"""Passes over which a step is judged."""
-
-LEAST_GAIN = 0.1
-"""The share of what a step promises that it has to bring; a safe one brings half."""
-
-JUDGED = 1e-12
-"""Promises below this share of the largest variance are too close to rounding to be judged."""
 
 
 class PassRow(NamedTuple):
@@ -249,7 +210,7 @@ class PassRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """How a game ended; the profile is the last, or that of the largest total utility where the game diverged."""
+    """How a game ended; the profile is the last, or that of the largest total utility where it did not converge."""
 
     profile: Profile
     outcome: Outcome
@@ -278,16 +239,16 @@ class Match:
         is_interrupted: Callable[[], bool] = lambda: False,
     ) -> Played:
         """From random vectors to the end; the same bytes for the same seed."""
-        began, judge = time.perf_counter(), Judge(self.tol)
+        began = time.perf_counter()
         history: list[PassRow] = []
         V = self.game.start(data.shape[1], self.rank, self.seed)
         profile = best = Profile(V, data.covariance_times(V))
         most = float(best.utilities().sum())
         for index in range(self.max_iter):
-            moved = self._pass(data, profile, index)
-            if not moved.profile.is_finite:
+            profile = self._pass(data, profile, index)
+            if not profile.is_finite:
                 return Played(best, Outcome.DIVERGED, tuple(history))
-            profile, utilities, residuals = moved.profile, moved.profile.utilities(), moved.profile.residuals()
+            utilities, residuals = profile.utilities(), profile.residuals()
             if (total := float(utilities.sum())) >= most:
                 best, most = profile, total
             row = PassRow(index + 1, time.perf_counter() - began, float(residuals.max()), tuple(map(float, utilities)))
@@ -295,61 +256,23 @@ class Match:
             watch(row)
             if self.tol > 0 and row.residual <= self.tol:
                 return Played(profile, Outcome.CONVERGED, tuple(history))
-            if judge.is_lost(moved, residuals):
-                return Played(best, Outcome.DIVERGED, tuple(history))
             if is_interrupted():
                 return Played(profile, Outcome.INTERRUPTED, tuple(history))
-        return Played(profile, Outcome.MAX_ROUNDS, tuple(history))
+        return Played(profile if self.game.step is None else best, Outcome.MAX_ROUNDS, tuple(history))
 
-    def _pass(self, data: Centred, profile: Profile, index: int) -> Moved:
+    def _pass(self, data: Centred, profile: Profile, index: int) -> Profile:
         if self.batch_size is None:
             return self.game.move(profile, data.covariance_times, index)
-        V, gains, promises = profile.V, np.zeros(self.rank), np.zeros(self.rank)
-        count = data.shape[0] // self.batch_size
+        count, V = data.shape[0] // self.batch_size, profile.V
         for number, rows in enumerate(self._batches(data.shape[0], count, index)):
             batch = data.rows(rows)
-            moved = self.game.move(
-                Profile(V, batch.covariance_times(V)), batch.covariance_times, index * count + number
-            )
-            V, gains, promises = moved.profile.V, gains + moved.gains, promises + moved.promises
-            if not moved.profile.is_finite:
+            seen = Profile(V, batch.covariance_times(V))
+            moved = self.game.move(seen, batch.covariance_times, index * count + number)
+            if not moved.is_finite:
                 return moved
-        return Moved(Profile(V, data.covariance_times(V)), gains, promises)
+            V = moved.V
+        return Profile(V, data.covariance_times(V))
 
     def _batches(self, n: int, count: int, index: int) -> Iterator[np.ndarray]:
         order = stream(self.seed, "pca-game", "batches", index).permutation(n)
         return (np.sort(rows) for rows in np.array_split(order, count))
-
-
-@dataclass(slots=True)
-class Judge:
-    """Whether a step is too long for the first player that is not at rest.
-
-    Its parents are, so that its game stands still, and no safe step of it gains less than half of what it promises
-    (`Moved`). A step too long overshoots: over a few passes it gains next to nothing, or loses.
-    """
-
-    tol: float
-    player: int = -1
-    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-
-    def is_lost(self, moved: Moved, residuals: np.ndarray) -> bool:
-        """Note a pass; whether the latest few have shown that this leads nowhere."""
-        restless = np.flatnonzero(residuals > self.tol)
-        first = int(restless[0]) if restless.size else -1
-        if first != self.player:
-            self.player = first
-            self.seen.clear()
-        if first < 0:
-            return False
-        self.seen.append((float(moved.gains[first]), float(moved.promises[first])))
-        gain, promise = map(sum, zip(*self.seen, strict=True))
-        is_judged = len(self.seen) == WINDOW and promise > JUDGED * float(moved.profile.variances.max())
-        return bool(is_judged and gain < LEAST_GAIN * promise)
-
-
-def safe_step(data: Centred, seed: int) -> float:
-    """1 / (2 λ_max(M)), a step that is safe for all players once they are apart; λ_max by a short game of one."""
-    first = Match(EigenGame(), 1, seed, max_iter=50, tol=0.01).play(data)
-    largest = float(first.profile.variances[0])
-    return 1 / (2 * largest * (1 + float(first.profile.residuals()[0])))

@@ -15,17 +15,19 @@ from partsong.sketch.operator import Operator
 from partsong.sketch.placed import placed, places_of, spread
 from partsong.solvers.coupling import Coupling, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
-from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, rounded, start_rows
+from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, start_rows
 
 
 def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
     """The equations for W without a sketch: gram = H Hᵀ, cross = X Hᵀ."""
-    return NormalEquations(rounded(kernels.of(Ht).gram(Ht, exactly=False), Ht), matrix.times(Ht))
+    on = kernels.of(Ht)
+    return NormalEquations(on.cast(on.gram(Ht, exactly=False), Ht), matrix.times(Ht))
 
 
 def exact_columns(matrix: Matrix, W: Array) -> NormalEquations:
     """The equations for Hᵀ without a sketch: gram = WᵀW, cross = XᵀW."""
-    return NormalEquations(rounded(kernels.of(W).gram(W), W), matrix.transposed_times(W))
+    on = kernels.of(W)
+    return NormalEquations(on.cast(on.gram(W), W), matrix.transposed_times(W))
 
 
 def sketched_rows(matrix: Matrix, S: Operator, B: Array) -> NormalEquations:

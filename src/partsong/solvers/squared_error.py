@@ -7,154 +7,28 @@ centralised NMF; many parties and one server are the same computation with a sum
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol, cast, runtime_checkable
+from types import ModuleType
+from typing import Any, Literal
 
 import numpy as np
 
 from partsong import kernels
-from partsong.core.interfaces import Array, Matrix, UpdateRule
-from partsong.core.streams import stream
-from partsong.errors import ParameterError
-from partsong.kernels.fused_steps import Move, Turns
-from partsong.solvers.coupling import Coupling, ProximalAnchor, SteadyPull
-from partsong.solvers.normal_equations import NormalEquations, Penalty, PlainRule, RuleState
+from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Shard, Sums, Traits, UpdateRule
+from partsong.core.states import state
+from partsong.solvers.extrapolation import Extrapolation, MomentumState, NoExtrapolation
+from partsong.solvers.fused_steps import longest_call, take_fused_steps
+from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
+from partsong.solvers.revival import Revival, Trial
 from partsong.solvers.update_rules import CoordinateDescent
 
-# ---- momentum ---------------------------------------------------------------------------------------------------
-#
-# Extrapolation of both factors between half-steps, with restart.
+KNOWN = {"float64": 1e-13, "float32": 1e-8}
+"""The least squared error, as a share of ‖X‖², that sums can tell from zero."""
 
-
-@dataclass(frozen=True, slots=True)
-class MomentumState:
-    """How far to extrapolate next, the largest amount allowed, the last amount that helped, the least objective so far.
-
-    `must_restart`: the last step raised the objective and was taken back.
-    """
-
-    amount: float
-    ceiling: float
-    trusted: float
-    objective: float = float("inf")
-    must_restart: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Extrapolation:
-    """Y = max(0, F + β (F − F⁻)), with β grown while the objective falls and cut when it rises (Ang & Gillis, 2019).
-
-    A step that rises above the least objective so far is taken back: H returns to its last accepted value, W is fitted
-    to that once without extrapolation, and β is divided by `cut`. (The paper goes on from the worse point, where
-    components pushed to zero may never come back. It begins with β = 0.5; from a good start, smaller first steps end in
-    better minima.)
-    """
-
-    start: float = 0.3
-    growth: float = 1.05
-    ceiling_growth: float = 1.01
-    cut: float = 1.5
-
-    def __post_init__(self) -> None:
-        if not (0 < self.start < 1 and self.cut > self.growth > self.ceiling_growth >= 1):
-            raise ParameterError(
-                f"Extrapolation needs 0 < start < 1 and cut > growth > ceiling_growth ≥ 1; got {self}."
-            )
-
-    def begin(self) -> MomentumState:
-        """The pace of the first iteration."""
-        return MomentumState(self.start, 1.0, self.start)
-
-    def next(self, pace: MomentumState, objective: float) -> MomentumState:
-        """The pace after an iteration that ended at `objective`."""
-        if objective > pace.objective:
-            return MomentumState(pace.amount / self.cut, pace.trusted, pace.trusted, pace.objective, must_restart=True)
-        return MomentumState(
-            min(pace.ceiling, pace.amount * self.growth),
-            min(1.0, pace.ceiling * self.ceiling_growth),
-            pace.amount,
-            objective,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class NoExtrapolation:
-    """Plain alternation."""
-
-    def begin(self) -> MomentumState:
-        """At rest."""
-        return MomentumState(0.0, 0.0, 0.0)
-
-    def next(self, pace: MomentumState, objective: float) -> MomentumState:
-        """Still at rest."""
-        return replace(pace, objective=objective)
-
-
-# ---- trials -----------------------------------------------------------------------------------------------------
-#
-# Components that a penalised step has set to zero in both factors cannot come back by themselves.
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A split that is being tried: Hᵀ before it (None: no trial is on), its objective, steps so far, trials so far."""
-
-    before: Array | None = None
-    objective: float = float("inf")
-    steps: int = 0
-    count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Revival:
-    """Split the strongest components into those that are zero, go on, and return if that is no better.
-
-    A split halves the features of h_a at random: h_j takes some of them and h_a keeps the others, so that W can fit
-    both as before. It is tried once steps gain less than `slow`, for `patience` steps; whether zero components are a
-    loss or what the penalties want is then known. H alone is looked at: it works wherever H is updated from sums.
-    """
-
-    slow: float = 2e-4
-    patience: int = 15
-    most: int = 3
-
-    def is_due(self, trial: Trial, sizes: np.ndarray, before: float, now: float) -> bool:
-        """Whether to split now; `sizes` (k) are ‖w_j‖ ‖h_j‖, and the objective has fallen from `before` to `now`."""
-        is_slow = before - now <= self.slow * abs(now)
-        some_are_zero = 0 < int((sizes == 0).sum()) < len(sizes)
-        return trial.before is None and trial.count < self.most and is_slow and some_are_zero
-
-    def split(self, Ht: Array, sizes: np.ndarray, count: int) -> Array:
-        """Hᵀ (m × k) with the strongest components shared out to those that are zero."""
-        values = np.array(kernels.of(Ht).to_numpy(Ht))
-        strong = [j for j in np.argsort(-sizes, kind="stable") if sizes[j] > 0]
-        for place, j in enumerate(np.flatnonzero(sizes == 0)):
-            source = strong[place % len(strong)]
-            goes = stream(0, "split", count, int(j)).random(len(values)) < 0.5
-            values[:, j] = values[:, source] * goes
-            values[:, source] *= ~goes
-        return kernels.of(Ht).like(values, Ht)
-
-    def is_won(self, trial: Trial, now: float) -> bool:
-        """Whether the split has led below where it began, by more than such steps gain."""
-        return now < trial.objective - self.slow * abs(trial.objective)
-
-
-def least_penalised(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
-    """Where c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c² is least: the slope in log c rises, and bisection finds its zero."""
-    has_both = ((a1 + a2) > 0) & ((b1 + b2) > 0)
-    low, high = np.full(len(a1), -BALANCE_RANGE), np.full(len(a1), BALANCE_RANGE)
-    for _ in range(60):
-        middle = (low + high) / 2
-        c = np.exp(middle)
-        rises = c * a1 + c**2 * a2 > b1 / c + b2 / c**2
-        low, high = np.where(rises, low, middle), np.where(rises, middle, high)
-    return np.where(has_both, np.exp((low + high) / 2), 1.0)
-
-
-# ---- alternate --------------------------------------------------------------------------------------------------
+TRUSTED = {"float64": 1e-11, "float32": 1e-5}
+"""A squared error, as a share of ‖X‖², that sums tell well."""
 
 REVIVAL = Revival()
 
@@ -165,6 +39,7 @@ SUPPORT_SWEEPS = 20
 """Sweeps that find most of the support before an exact solve."""
 
 
+@state("squared-error.rows")
 @dataclass(frozen=True, slots=True)
 class RowState:
     """A party's half: W (n × k), the extrapolated point it steps from next (None: W itself), the rule's memory.
@@ -177,72 +52,123 @@ class RowState:
     memory: RuleState | None = None
 
 
+@state("squared-error.columns")
 @dataclass(frozen=True, slots=True)
 class ColumnState:
-    """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' objective.
+    """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' error.
 
-    `reported` is the objective where it is not that of the pace, which begins again with a split. Under penalties a
-    start `is_unscaled` until its first sums tell on which scale they are least; W is then multiplied by `scale`.
+    `basis` tells over what the latest sums were, as 0-d sums that are the same for the same rows and differ for others:
+    Σu and Σu‖x‖². Objectives are compared only on one basis. `reported` is the objective where it is not that of the
+    pace, which begins again with a split. Under penalties a start `is_unscaled` until its first sums tell on which
+    scale they are least; W is then multiplied once by `scale`, which is None otherwise.
     """
 
     Ht: Array
     point: Array
     memory: RuleState
     pace: MomentumState
-    squared_error: float = float("nan")
-    squared_norm: float = float("nan")
+    squared_error: Array
+    basis: tuple[Array, Array]
     trial: Trial = Trial()
-    reported: float = float("nan")
+    reported: Array | None = None
     is_unscaled: bool = False
-    scale: float = 1.0
+    scale: Array | None = None
 
     @property
-    def objective(self) -> float:
+    def objective(self) -> Array:
         """Of the latest sums."""
-        return self.pace.objective if math.isnan(self.reported) else self.reported
+        return self.pace.objective if self.reported is None else self.reported
+
+    @property
+    def squared_norm(self) -> Array:
+        """‖X‖² of the latest sums."""
+        return self.basis[1]
+
+    def beside(self, example: Array) -> ColumnState:
+        """In the number type and place of an array: H follows the sums, and before the first it cannot know these."""
+        if type(self.Ht) is type(example) and self.Ht.dtype == example.dtype and _device(self.Ht) == _device(example):
+            return self
+        on = kernels.of(example)
+        Ht, point = on.cast(self.Ht, example), on.cast(self.point, example)
+        return replace(self, Ht=Ht, point=point, memory=self.memory.beside(example), pace=self.pace.beside(example))
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """What a party adds to the sums: gram = WᵀW (k × k), cross = XᵀW (m × k), rows n, energy ‖X‖², mass ΣW.
+class RowFacts:
+    """What a pass needs to know of the rows beside their products with H.
 
-    The gram is in float64 whatever the data: the error is a small difference of large numbers.
+    Weights u (n) or None, Σu, Σu‖x‖², and whether the sums of W come in float64 from the first product on.
     """
 
-    gram: Array
-    cross: Array
-    rows: float
-    energy: float
-    mass: float
+    shape: tuple[int, int]
+    weights: Array | None
+    total_weight: float
+    squared_norm: Array
+    is_exact: bool
 
-    def equations(self) -> NormalEquations:
-        """The problem that they state for H, in the type of the cross product."""
-        return NormalEquations(rounded(self.gram, self.cross), self.cross)
+    @staticmethod
+    def of(X: Matrix, k: int) -> RowFacts:
+        """Of a matrix, for k components."""
+        return RowFacts(X.shape, X.row_weights, X.total_weight, X.squared_norm, X.gram_is_cheap(k))
+
+
+@dataclass(frozen=True, slots=True)
+class RowPass:
+    """One pass over rows for one model, to be driven by `Matrix.visit`, alone or beside others.
+
+    `step` fills A[rows] from X[rows] Hᵀ and returns addends; `done` makes of XᵀA and Σ addends the party's state and
+    what is sent. `lead` (n × k) is the W that the sums are of, and `A` is u∘lead: what goes into XᵀA, in memory of the
+    caller's choice, such as a column slice of a buffer that several models share.
+    """
+
+    step: Callable[[slice, Array], Sums]
+    done: Callable[[Array, Sums], tuple[RowState, dict[str, Array]]]
+    A: Array
+    lead: Array
 
 
 @dataclass(frozen=True, slots=True)
 class ProposedStep:
-    """A step of H not yet accepted: Hᵀ (m × k), the rule's memory, ‖X − W H‖², the objective, ‖X‖², all ‖w_j‖ ‖h_j‖."""
+    """A step of H not yet accepted: Hᵀ (m × k), the rule's memory, ‖X − W H‖², the objective, the basis of both.
+
+    `sizes` are all ‖w_j‖ ‖h_j‖ under penalties, on the host.
+    """
 
     Ht: Array
     memory: RuleState
-    squared_error: float
-    objective: float
-    energy: float
+    squared_error: Array
+    objective: Array
+    basis: tuple[Array, Array]
     sizes: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SquaredError:
-    """X ≈ W H by turns: W from the rows and H, H from WᵀW and WᵀX.
+    """‖X − W H‖² by half-steps: W from the rows and H, H from WᵀW and WᵀX.
 
-    The same rule serves both factors, each through its own normal equations with its own penalty.
+        row_step:     W ← rule(W; H Hᵀ, X Hᵀ)      sums: gram = WᵀW (k × k), cross = WᵀX (k × m), rows n, energy ‖X‖²,
+                                                         mass ΣW if it is penalised
+        column_step:  H ← rule(H; WᵀW, WᵀX)        broadcast: H (k × m), how far to extrapolate, whether to restart
+
+    The same rule serves both factors, each through its own normal equations with its own penalty. With row weights u
+    each row counts u_i times: sums are of u∘w and n is Σu. The gram is in float64 whatever the data: the error is a
+    small difference of large numbers.
     """
 
     rule: UpdateRule = field(default_factory=lambda: CoordinateDescent(sweeps=3))
     penalty_W: Penalty = Penalty()
     penalty_H: Penalty = Penalty()
     momentum: Extrapolation | NoExtrapolation = NoExtrapolation()
+
+    @property
+    def traits(self) -> Traits:
+        """H is fitted to the sums alone."""
+        return Traits(full_participation=True)
+
+    @property
+    def scale(self) -> Literal["l2", "fixed"]:
+        """Rows of H may get norm 1 at the end, unless penalties tell on which scale they are least."""
+        return "fixed" if self.is_penalised else "l2"
 
     @property
     def is_penalised(self) -> bool:
@@ -259,53 +185,127 @@ class SquaredError:
         """The same steps on the error alone."""
         return replace(self, penalty_W=Penalty(), penalty_H=Penalty())
 
-    def begin(self, Ht: Array) -> ColumnState:
-        """The shared half before the first step."""
-        return ColumnState(Ht, Ht, self.rule.init(Ht), self.momentum.begin())
+    def begin(self, Ht: Array, *, is_scaled: bool = True) -> ColumnState:
+        """The shared half before the first step; a random start is not `is_scaled`, which matters under penalties."""
+        unknown = kernels.of(Ht).scalar(float("nan"), Ht)
+        pace, is_unscaled = self.momentum.begin(Ht), self.has_scale and not is_scaled
+        return ColumnState(Ht, Ht, self.rule.init(Ht), pace, unknown, (unknown, unknown), is_unscaled=is_unscaled)
 
-    def row_step(self, matrix: Matrix, rows: RowState, columns: ColumnState) -> tuple[RowState, Totals]:
+    def begin_rows(self, shard: Shard, layout: Layout, W: Array | None = None) -> RowState:
+        """No W yet, if none is given: it starts from H and each row alone, in the first step."""
+        return RowState(W)
+
+    def broadcast(self, columns: ColumnState) -> Mapping[str, Array]:
+        """The point that W steps from, how far to extrapolate W (0-d), whether to restart from W itself (0-d).
+
+        Once, under penalties, also the `scale` (0-d) that W is multiplied by before it is stepped from.
+        """
+        on, pace = kernels.of(columns.point), columns.pace
+        numbers = {"amount": pace.amount, "restart": pace.must_restart}
+        if columns.scale is not None:
+            numbers["scale"] = columns.scale
+        return {"H": columns.point.T} | {name: on.scalar(value, columns.point) for name, value in numbers.items()}
+
+    def sums_spec(self, k: Any, m: Any) -> dict[str, ArraySpec]:
+        """Products and totals of non-negative matrices; the mass only where a penalty needs it."""
+        spec = {
+            "gram": ArraySpec(
+                (k, k), non_negative=True, meaning="W_pᵀW_p: how weights vary together, summed over rows"
+            ),
+            "cross": ArraySpec((k, m), non_negative=True, meaning="W_pᵀX_p: rows summed up by weight"),
+            "rows": ArraySpec((), non_negative=True, meaning="n_p: the number of rows"),
+            "energy": ArraySpec((), non_negative=True, meaning="‖X_p‖²"),
+        }
+        mass = ArraySpec((), non_negative=True, meaning="ΣW_p: the sum of all weights")
+        return {**spec, "mass": mass} if self.penalty_W.l1 else spec
+
+    def row_step(self, X: Matrix, rows: RowState, model: Mapping[str, Array]) -> tuple[RowState, dict[str, Array]]:
         """One pass over the data: W ← rule(W; H), and the sums of the (extrapolated) W that H needs next."""
-        return self.row_step_at(matrix, rows, columns.point, columns.pace.amount, columns.pace.must_restart)
+        H = X.native(model["H"])
+        on = kernels.of(H)
+        Ht = on.rows_of(H)
+        if "scale" in model and rows.W is not None:
+            rows = RowState(rows.W * on.cast(model["scale"], rows.W))
+        amount, restart = (on.scalar(model[name], Ht) for name in ("amount", "restart"))
+        run = self.row_pass(RowFacts.of(X, Ht.shape[1]), rows, Ht, amount, restart)
+        return run.done(*X.visit(Ht, run.A, run.step))
 
-    def row_step_at(
-        self, matrix: Matrix, rows: RowState, Ht: Array, amount: float, must_restart: bool
-    ) -> tuple[RowState, Totals]:
-        """`row_step` from what a server sends: the point Hᵀ, how far to extrapolate, whether to start again from W."""
-        if rows.W is None and self.has_scale:  # the scale of a start says nothing, and on a wrong one W would be zero
-            return self.without_penalties._row_step(matrix, rows, Ht, amount, must_restart, has_mass=True)
-        return self._row_step(matrix, rows, Ht, amount, must_restart, has_mass=bool(self.penalty_W.l1))
+    def row_pass(
+        self, facts: RowFacts, rows: RowState, Ht: Array, amount: Array, restart: Array, place: Array | None = None
+    ) -> RowPass:
+        """The pass from a point Hᵀ (m × k); `amount` and `restart` are 0-d, and `place` (n × k) is memory for A."""
+        is_first = (
+            rows.W is None and self.has_scale
+        )  # the scale of a start says nothing: on a wrong one W would be zero
+        solver = self.without_penalties if is_first else self
+        return solver._row_pass(facts, rows, Ht, amount, restart, place, has_mass=bool(self.penalty_W.l1))
 
-    def _row_step(
-        self, matrix: Matrix, rows: RowState, Ht: Array, amount: float, must_restart: bool, *, has_mass: bool
-    ) -> tuple[RowState, Totals]:
-        on = kernels.of(Ht)
-        point = rows.W if must_restart or rows.point is None else rows.point
-        W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
-        ahead = on.empty_like(W) if amount > 0 and rows.W is not None and not must_restart else W
-        looks_back = self.rule.init(Ht).previous is not None
-        memory = replace(rows.memory or RuleState(), previous=on.empty_like(W) if looks_back else None)
-        scales = [memory.scale]
-        solve = self._row_solver(rounded(on.gram(Ht, exactly=False), Ht), matrix.shape[1])
+    def _row_pass(
+        self,
+        facts: RowFacts,
+        rows: RowState,
+        Ht: Array,
+        amount: Array,
+        restart: Array,
+        place: Array | None,
+        *,
+        has_mass: bool,
+    ) -> RowPass:
+        on, before = kernels.of(Ht), rows.W
+        W = on.empty((facts.shape[0], Ht.shape[1]), Ht)
+        point, beyond = self._start(on, rows, amount, restart)
+        lead = W if beyond is None else on.empty(W.shape, Ht)
+        A = place
+        if A is None:
+            A = lead if facts.weights is None else on.empty(W.shape, Ht)
+        memory = rows.memory or self.rule.init(Ht)
+        memory = replace(memory, previous=None if memory.previous is None else on.empty(W.shape, Ht))
+        seen = [memory.scale]
+        solve = self._row_solver(on.cast(on.gram(Ht, exactly=False), Ht), facts.shape[1])
 
-        def update(start: int, stop: int, cross: Array) -> None:
-            old = None if point is None else point[start:stop]
-            past = None if rows.memory is None else rows.memory.rows(start, stop)
-            place = W[start:stop]
-            moved, after = solve(old, cross, past, place)
-            if moved is not place:
-                place[:] = moved
-            if looks_back:
-                memory.previous[start:stop] = after.previous  # type: ignore[index]
-            scales[0] = after.scale  # the same in all blocks, which share one gram
-            if ahead is not W:
-                ahead[start:stop] = on.extrapolate(W[start:stop], rows.W[start:stop], amount)  # type: ignore[index]
+        def step(at: slice, cross: Array) -> Sums:
+            old = None if point is None else point[at]
+            past = None if rows.memory is None else rows.memory.rows(at)
+            room = W[at]
+            moved, after = solve(old, cross, past, room)
+            if moved is not room:
+                W[at] = moved
+            if memory.previous is not None:
+                memory.previous[at] = after.previous
+            seen[0] = after.scale  # the same in all blocks, which share one gram
+            if beyond is not None:
+                lead[at] = on.extrapolate(W[at], before[at], beyond)  # type: ignore[index]
+            ahead = lead[at]
+            if facts.weights is None:
+                sums = (on.gram(ahead, facts.is_exact),)
+                if A is not lead:
+                    A[at] = ahead
+            else:
+                counts = facts.weights[at, None]
+                A[at] = counts * ahead
+                sums = (on.gram(counts**0.5 * ahead, facts.is_exact),)
+            return (*sums, on.total(A[at])) if has_mass else sums
 
-        gram, cross = matrix.visit(Ht, update, ahead)
-        mass = float(ahead.sum()) if has_mass else 0.0
-        totals = Totals(gram, cross, float(matrix.shape[0]), matrix.squared_norm, mass)
-        return RowState(
-            W, None if ahead is W else ahead, replace(memory, count=memory.count + 1, scale=scales[0])
-        ), totals
+        def done(cross: Array, sums: Sums) -> tuple[RowState, dict[str, Array]]:
+            sent = {"gram": sums[0], "cross": cross.T}
+            sent |= {"rows": on.scalar(facts.total_weight, Ht), "energy": on.scalar(facts.squared_norm, Ht)}
+            sent |= {"mass": on.scalar(sums[1], Ht)} if has_mass else {}
+            after = replace(memory.advanced(memory.previous), scale=seen[0])
+            return RowState(W, None if lead is W else lead, after), sent
+
+        return RowPass(step, done, A, lead)
+
+    def _start(
+        self, on: ModuleType, rows: RowState, amount: Array, restart: Array
+    ) -> tuple[Array | None, Array | None]:
+        """The point that W steps from (None: the start of each row), and how far it is extrapolated (None: nowhere)."""
+        if isinstance(self.momentum, NoExtrapolation) or rows.W is None:
+            return rows.W if rows.point is None else rows.point, None
+        point, is_back = rows.W, restart > 0
+        if rows.point is not None:
+            point = on.where(is_back, rows.W, rows.point)
+        beyond = on.where(is_back, 0.0, amount)
+        return point, None if on.is_known_false(beyond > 0) else beyond
 
     def _row_solver(
         self, gram: Array, n_features: int
@@ -313,7 +313,7 @@ class SquaredError:
         """One rule step for a block of rows; all blocks share the gram and its norm."""
         bare = NormalEquations(gram, gram)
         shared = bare.penalised(self.penalty_W, n_features).gram
-        norm = cache(lambda: float(kernels.of(shared).largest_eigenvalue(shared)))
+        norm = cache(lambda: kernels.of(shared).largest_eigenvalue(shared))
         shift = self.penalty_W.l1 * n_features
 
         def solve(old: Array | None, cross: Array, past: RuleState | None, place: Array) -> tuple[Array, RuleState]:
@@ -323,67 +323,75 @@ class SquaredError:
 
         return solve
 
-    def settle_scale(self, columns: ColumnState, totals: Totals) -> ColumnState:
-        """The first step of H, on the error alone, and the scale c on which penalties of c W and H / c are least."""
-        moved = self.without_penalties.move_columns(columns, totals)
-        on, n, m = kernels.of(moved.Ht), totals.rows, moved.Ht.shape[0]
-        a = m * self.penalty_W.l1 * totals.mass, m * self.penalty_W.l2 * float(totals.gram.diagonal().sum())
-        b = n * self.penalty_H.l1 * float(moved.Ht.sum()), n * self.penalty_H.l2 * on.inner(moved.Ht, moved.Ht)
-        scale = float(least_penalised(*(np.array([term]) for term in (*a, *b)))[0])
-        start = self.begin(moved.Ht * on.like(np.array(1 / scale), moved.Ht))
-        penalties = scale * a[0] + 0.5 * scale**2 * a[1] + b[0] / scale + 0.5 * b[1] / scale**2
-        return replace(
-            start,
-            pace=replace(start.pace, must_restart=start.pace.amount > 0),
-            squared_error=moved.squared_error,
-            squared_norm=moved.energy,
-            reported=0.5 * moved.squared_error + penalties,
-            scale=scale,
-        )
+    def column_step(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
+        """H ← rule(H; WᵀW, WᵀX), from sums alone, taken or taken back, and the point to step from next."""
+        columns = columns.beside(sums["cross"])
+        if columns.is_unscaled:
+            return self._settle_scale(columns, sums)
+        proposed = self._propose(columns, sums)
+        del sums  # as large as H, and not needed for its extrapolation
+        return self._settle(columns, proposed)
 
-    def column_step(self, columns: ColumnState, totals: Totals) -> ColumnState:
-        """H ← rule(H; WᵀW, WᵀX), from sums alone, and the point to step from next."""
-        return self.settle(columns, self.move_columns(columns, totals))
+    def column_equations(self, sums: Mapping[str, Array]) -> NormalEquations:
+        """The problem that sums state for Hᵀ, in the type of the cross product."""
+        cross = kernels.of(sums["cross"]).rows_of(sums["cross"])
+        return self._equations(sums, cross)
 
-    def move_columns(self, columns: ColumnState, totals: Totals) -> ProposedStep:
+    def _equations(self, sums: Mapping[str, Array], cross: Array) -> NormalEquations:
+        gram = kernels.of(cross).cast(sums["gram"], cross)
+        return NormalEquations(gram, cross).penalised(self.penalty_H, sums["rows"])
+
+    def _propose(self, columns: ColumnState, sums: Mapping[str, Array]) -> ProposedStep:
         """The rule's step, before it is accepted; its error comes by the trace formula:
 
         ‖X − W H‖² = ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩
         """
         on = kernels.of(columns.Ht)
-        equations = totals.equations().penalised(self.penalty_H, totals.rows)
-        Ht, memory = self.rule.step(columns.point, equations, columns.memory)
-        gram = on.gram(Ht)
-        error = totals.energy - 2 * on.inner(Ht, totals.cross) + on.inner(totals.gram, gram)
-        sizes = _sizes(totals.gram, gram) if self.is_penalised else None
-        return ProposedStep(Ht, memory, error, 0.5 * error + self._penalties(totals, Ht, gram), totals.energy, sizes)
+        cross = on.rows_of(sums["cross"])
+        Ht, memory = self.rule.step(columns.point, self._equations(sums, cross), columns.memory)
+        gram, basis = on.gram(Ht), (sums["rows"], sums["energy"])
+        error = sums["energy"] - 2 * on.inner(Ht, cross) + on.inner(sums["gram"], gram)
+        objective, sizes = 0.5 * error, None
+        if self.is_penalised:
+            objective, sizes = objective + self._penalties(sums, Ht, gram), _sizes(sums["gram"], gram)
+        return ProposedStep(Ht, memory, error, objective, basis, sizes)
 
-    def settle(self, columns: ColumnState, moved: ProposedStep) -> ColumnState:
-        """The step taken or taken back, as the objective says; the sums are not needed any more."""
-        before = columns.pace
-        if moved.energy != columns.squared_norm:  # other parties than last time: objectives cannot be compared
-            before = replace(before, objective=float("inf"))
-        pace = self.momentum.next(before, moved.objective)
-        if pace.must_restart:
-            Ht = point = columns.Ht
-        elif columns.pace.must_restart or columns.pace.amount == 0:
-            Ht = point = moved.Ht
-        else:
-            Ht = moved.Ht
-            point = kernels.of(Ht).extrapolate(Ht, columns.Ht, columns.pace.amount)
-        after = ColumnState(Ht, point, moved.memory, pace, moved.squared_error, moved.energy, columns.trial)
-        return after if moved.sizes is None else self._tried(after, moved.sizes, before.objective, moved.objective)
+    def _penalties(self, sums: Mapping[str, Array], Ht: Array, gram: Array) -> Array:
+        on_W = self.penalty_W.l1 * sums.get("mass", 0.0) + 0.5 * self.penalty_W.l2 * sums["gram"].diagonal().sum()
+        on_H = self.penalty_H.l1 * kernels.of(Ht).total(Ht) + 0.5 * self.penalty_H.l2 * gram.diagonal().sum()
+        return Ht.shape[0] * on_W + sums["rows"] * on_H
 
-    def _tried(self, after: ColumnState, sizes: np.ndarray, before: float, now: float) -> ColumnState:
-        """Under penalties: begin a trial of components that are zero, go on with it, or end it."""
-        trial = after.trial
+    def _settle(self, columns: ColumnState, proposed: ProposedStep) -> ColumnState:
+        """The step taken or taken back, as the objective says."""
+        on, pace = kernels.of(proposed.Ht), columns.pace
+        is_same = (proposed.basis[0] == columns.basis[0]) & (proposed.basis[1] == columns.basis[1])
+        least = on.where(is_same, pace.objective, float("inf"))
+        after = self.momentum.next(replace(pace, objective=least), proposed.objective)
+        Ht = point = proposed.Ht
+        if not isinstance(self.momentum, NoExtrapolation):
+            is_back, is_plain = after.must_restart, pace.must_restart | (pace.amount == 0)
+            Ht = on.where(is_back, columns.Ht, proposed.Ht)
+            point = on.choose(
+                is_back | is_plain, lambda: Ht, lambda: on.extrapolate(proposed.Ht, columns.Ht, pace.amount)
+            )
+        state = ColumnState(Ht, point, proposed.memory, after, proposed.squared_error, proposed.basis, columns.trial)
+        return state if proposed.sizes is None else self._tried(state, proposed, least)
+
+    def _tried(self, after: ColumnState, proposed: ProposedStep, before: Array) -> ColumnState:
+        """Under penalties: begin a trial of components that are zero, go on with it, or end it.
+
+        Trials are decided on the host: a penalised fit on a device waits for it once an iteration.
+        """
+        trial, sizes = after.trial, proposed.sizes
+        assert sizes is not None
         if trial.before is not None:
-            if REVIVAL.is_won(trial, after.pace.objective):
+            if REVIVAL.is_won(trial, float(after.pace.objective)):
                 return replace(after, trial=Trial(count=trial.count + 1))
             if trial.steps < REVIVAL.patience:
                 return replace(after, trial=replace(trial, steps=trial.steps + 1))
             return self._begun_again(after, trial.before, Trial(count=trial.count + 1))
-        if after.pace.must_restart or not REVIVAL.is_due(trial, sizes, before, now):
+        now = float(proposed.objective)
+        if after.pace.must_restart or not REVIVAL.is_due(trial, sizes, float(before), now):
             return after
         split = REVIVAL.split(after.Ht, sizes, trial.count)
         return self._begun_again(after, split, Trial(after.Ht, now, 0, trial.count))
@@ -391,16 +399,50 @@ class SquaredError:
     def _begun_again(self, after: ColumnState, Ht: Array, trial: Trial) -> ColumnState:
         """Step from another Hᵀ next; the model stays what the sums were about."""
         start = self.begin(Ht)
-        pace = replace(start.pace, must_restart=start.pace.amount > 0)
-        return replace(after, point=Ht, memory=start.memory, pace=pace, trial=trial, reported=after.objective)
+        return replace(
+            after, point=Ht, memory=start.memory, pace=_restarting(start.pace), trial=trial, reported=after.objective
+        )
 
-    def _penalties(self, totals: Totals, Ht: Array, gram: Array) -> float:
-        n, m = totals.rows, Ht.shape[0]
-        on_W = self.penalty_W.l1 * totals.mass + 0.5 * self.penalty_W.l2 * float(totals.gram.diagonal().sum())
-        on_H = self.penalty_H.l1 * float(Ht.sum()) + 0.5 * self.penalty_H.l2 * float(gram.diagonal().sum())
-        return m * on_W + n * on_H
+    def _settle_scale(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
+        """The first step of H, on the error alone, and the scale c on which penalties of c W and H / c are least."""
+        moved = self.without_penalties._propose(columns, sums)
+        on, n, m = kernels.of(moved.Ht), float(sums["rows"]), moved.Ht.shape[0]
+        mass, squares = float(sums.get("mass", 0.0)), float(sums["gram"].diagonal().sum())
+        a = m * self.penalty_W.l1 * mass, m * self.penalty_W.l2 * squares
+        size, energy = float(on.total(moved.Ht)), float(on.inner(moved.Ht, moved.Ht))
+        b = n * self.penalty_H.l1 * size, n * self.penalty_H.l2 * energy
+        scale = float(least_penalised(*(np.array([term]) for term in (*a, *b)))[0])
+        start = self.begin(moved.Ht * on.cast(np.array(1 / scale), moved.Ht))
+        penalties = scale * a[0] + 0.5 * scale**2 * a[1] + b[0] / scale + 0.5 * b[1] / scale**2
+        return replace(
+            start,
+            pace=_restarting(start.pace),
+            squared_error=moved.squared_error,
+            basis=moved.basis,
+            reported=0.5 * moved.squared_error + penalties,
+            scale=on.scalar(scale, moved.Ht),
+        )
 
-    def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array:
+    def components(self, columns: ColumnState) -> Array:
+        """H (k × m): the last accepted one."""
+        return columns.Ht.T
+
+    def metrics(self, columns: ColumnState) -> Mapping[str, float]:
+        """‖X − W H‖ / ‖X‖ over the rows that took part, and the objective over ½‖X‖², known from the sums.
+
+        For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
+        of it, and to 1e-7 where sparse rows have fewer entries than there are components: an error of 1e-3 to about
+        1e-5 (1e-4). What is below `KNOWN` cannot be told from sums, and is stated as that.
+        """
+        norm, error = float(columns.squared_norm), float(columns.squared_error)
+        if norm <= 0:
+            return {"relative_error": 0.0, "objective": 0.0}
+        squared = error / norm
+        stated = max(squared, KNOWN["float32" if "float32" in str(columns.Ht.dtype) else "float64"])
+        penalties = 2 * float(columns.objective) / norm - squared
+        return {"relative_error": math.sqrt(stated), "objective": stated + penalties}
+
+    def solve_rows(self, X: Matrix, Ht: Array, rows: RowState | None = None, *, exactly: bool = True) -> Array:
         """W for given H: the non-negative least squares solution of each row, from its own start.
 
         What `transform` does, and how a fit ends. A few sweeps find most of the support, pivoting the exact solution;
@@ -408,23 +450,66 @@ class SquaredError:
         """
         on = kernels.of(Ht)
         gram = on.gram(Ht)
-        shared = NormalEquations(gram, gram).penalised(self.penalty_W, matrix.shape[1]).gram
-        rough = rounded(shared, Ht)
-        shift = self.penalty_W.l1 * matrix.shape[1]
-        W = on.empty((matrix.shape[0], Ht.shape[1]), Ht)
+        shared = NormalEquations(gram, gram).penalised(self.penalty_W, X.shape[1]).gram
+        rough = on.cast(shared, Ht)
+        shift = self.penalty_W.l1 * X.shape[1]
+        W = on.empty((X.shape[0], Ht.shape[1]), Ht)
 
-        def update(start: int, stop: int, cross: Array) -> None:
+        def step(at: slice, cross: Array) -> Sums:
             target = cross - shift if shift else cross
             near = on.sweep(start_rows(gram, cross), rough, target, SUPPORT_SWEEPS)
-            W[start:stop] = on.solve_exactly(near, shared, target) if exactly else near
+            W[at] = on.solve_exactly(near, shared, target) if exactly else near
+            return ()
 
-        matrix.walk(Ht, update)
+        X.walk(Ht, step)
         return W
 
+    def loss(self, X: Matrix, W: Array, Ht: Array) -> Mapping[str, Array]:
+        """‖X − W H‖² and ‖X‖², as sums over rows."""
+        on = kernels.of(Ht)
+        numbers = {"squared_error": X.squared_distance(W, Ht), "squared_norm": X.squared_norm}
+        return {name: on.scalar(number, Ht) for name, number in numbers.items()}
 
-def rounded(gram: Array, factor: Array) -> Array:
-    """A gram, which is summed in float64, in the type and place of a factor: what a rule works with."""
-    return kernels.of(factor).like(kernels.of(gram).to_numpy(gram), factor)
+    def iterate(self, X: Matrix, rows: RowState, columns: ColumnState, count: int) -> tuple[RowState, ColumnState]:
+        """`count` times a row step and a column step on all rows, of which compiled code takes all but the last.
+
+        That one is taken singly, so that the objective is known. Steps that are extrapolated or penalised are not
+        fused: each depends on the objective of the one before.
+        """
+        fused = count - 1
+        is_plain = not self.is_penalised and isinstance(self.momentum, NoExtrapolation) and rows.W is not None
+        if fused > 0 and is_plain and longest_call(X, self.rule, None, columns.Ht):
+            memories = rows.memory or self.rule.init(rows.W), columns.memory
+            penalties, factors = (self.penalty_W, self.penalty_H), (rows.W, columns.Ht)
+            W, Ht, of_W, of_H = take_fused_steps(X, self.rule, penalties, factors, memories, fused)
+            rows, columns, count = RowState(W, None, of_W), replace(columns, Ht=Ht, point=Ht, memory=of_H), 1
+        for _ in range(count):
+            rows, sums = self.row_step(X, rows, self.broadcast(columns))
+            handed_over = [sums]
+            del sums  # XᵀA is as large as H: the column step lets go of it when it can
+            columns = self.column_step(columns, handed_over.pop())
+        return rows, columns
+
+
+def _restarting(pace: MomentumState) -> MomentumState:
+    """A pace whose next step begins from W itself, if it is extrapolated at all."""
+    return replace(pace, must_restart=pace.amount > 0)
+
+
+def _device(array: Array) -> str:
+    return str(getattr(array, "device", "cpu"))
+
+
+def least_penalised(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    """Where c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c² is least: the slope in log c rises, and bisection finds its zero."""
+    has_both = ((a1 + a2) > 0) & ((b1 + b2) > 0)
+    low, high = np.full(len(a1), -BALANCE_RANGE), np.full(len(a1), BALANCE_RANGE)
+    for _ in range(60):
+        middle = (low + high) / 2
+        c = np.exp(middle)
+        rises = c * a1 + c**2 * a2 > b1 / c + b2 / c**2
+        low, high = np.where(rises, low, middle), np.where(rises, middle, high)
+    return np.where(has_both, np.exp((low + high) / 2), 1.0)
 
 
 def _sizes(*grams: Array) -> np.ndarray:
@@ -435,102 +520,6 @@ def _sizes(*grams: Array) -> np.ndarray:
 
 def start_rows(gram: Array, cross: Array) -> Array:
     """w = c·1 with the c ≥ 0 that fits the row best: Σ_j cross_j / Σ_jl gram_jl. From H and the row alone."""
-    total = float(gram.sum())
-    scale = cross.sum(1) / total if total > 0 else cross.sum(1) * 0
-    return kernels.of(cross).tile(scale, cross.shape[1])
-
-
-# ---- turns ------------------------------------------------------------------------------------------------------
-#
-# Several turns of W and H at one party, between two exchanges.
-
-
-@runtime_checkable
-class TurnsAtOnce(Protocol):
-    """A matrix that can do many turns in one compiled call."""
-
-    def most_turns(self, rank: int, move: Move) -> int:
-        """How many turns one call should do at most, so that it can be interrupted after it; 0: do them singly."""
-
-    def take_turns(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, turns: Turns) -> None:
-        """All of `turns`, in place; the factors before the last step are kept where the rule looks back."""
-
-
-def run_local_steps(
-    solver: SquaredError,
-    matrix: Matrix,
-    rows: RowState,
-    columns: ColumnState,
-    coupling: Coupling,
-    tether: ProximalAnchor,
-    count: int,
-) -> tuple[RowState, ColumnState]:
-    """`count` times: W ← rule(W; H), then H ← rule(H; WᵀW, WᵀX), pulled to the tether.
-
-    Rules and couplings that say so take many turns in one compiled call on data in memory; all others, and all tensors,
-    take them singly.
-    Both are the same computation up to rounding.
-    """
-    move = _known(solver, coupling)
-    if move is None or rows.W is None or not isinstance(matrix, TurnsAtOnce):
-        return run_steps_one_by_one(solver, matrix, rows, columns, coupling, tether, count)
-    most = matrix.most_turns(columns.Ht.shape[1], move)
-    if not most:
-        return run_steps_one_by_one(solver, matrix, rows, columns, coupling, tether, count)
-    pull = cast(SteadyPull, coupling)
-    n, m = matrix.shape
-    W, Ht = rows.W + 0, columns.Ht + 0
-    W_before, Ht_before = (_past(state, F) for state, F in ((rows.memory, W), (columns.memory, Ht)))
-    on_W, on_H = solver.penalty_W, solver.penalty_H
-    left = count
-    while left > 0:
-        towards, tether, several = pull.compiled_pull(Ht, tether, min(left, most))
-        turns = Turns(several, move, on_W.l1 * m, on_W.l2 * m, on_H.l1 * n, on_H.l2 * n, towards)
-        matrix.take_turns(W, W_before, Ht, Ht_before, turns)
-        left -= several
-    after = replace(columns, Ht=Ht, point=Ht, memory=_later(columns.memory, Ht_before, count))
-    return RowState(W, None, _later(rows.memory or solver.rule.init(W), W_before, count)), after
-
-
-def _known(solver: SquaredError, coupling: Coupling) -> Move | None:
-    """The rule's step, where compiled code knows that step, that coupling, and of nothing else that happens.
-
-    What a subclass inherits says nothing of its own steps.
-    """
-    rule = solver.rule
-    says = "compiled_move" in vars(type(rule)) and "compiled_pull" in vars(type(coupling))
-    if not says or not isinstance(solver.momentum, NoExtrapolation):
-        return None
-    return cast(PlainRule, rule).compiled_move
-
-
-def run_steps_one_by_one(
-    solver: SquaredError,
-    matrix: Matrix,
-    rows: RowState,
-    columns: ColumnState,
-    coupling: Coupling,
-    tether: ProximalAnchor,
-    count: int,
-) -> tuple[RowState, ColumnState]:
-    """The same, one step after the other: what many turns in one call mean."""
-    for _ in range(count):
-        rows, totals = solver.row_step(matrix, rows, columns)
-        if not isinstance(solver.momentum, NoExtrapolation):
-            columns = solver.column_step(columns, totals)
-            continue
-        equations = totals.equations().penalised(solver.penalty_H, totals.rows)
-        moved, memory, tether = coupling.step(solver.rule, columns.Ht, equations, columns.memory, tether)
-        columns = replace(columns, Ht=moved, point=moved, memory=memory)
-    return rows, columns
-
-
-def _past(state: RuleState | None, factor: Array) -> Array:
-    """The factor one step ago where a rule looks back; else memory that nobody reads."""
-    if state is None or state.previous is None:
-        return kernels.of(factor).empty((0, factor.shape[1]), factor)
-    return state.previous + 0
-
-
-def _later(state: RuleState, before: Array, count: int) -> RuleState:
-    return replace(state, count=state.count + count, previous=None if state.previous is None else before)
+    on, sums = kernels.of(cross), cross.sum(1)
+    total = on.cast(gram.sum(), sums)
+    return on.tile(on.choose(total > 0, lambda: sums / total, lambda: sums * 0), cross.shape[1])

@@ -10,13 +10,10 @@ from typing import Any
 
 from partsong import kernels
 from partsong.core.interfaces import Array, Claim
+from partsong.core.parameters import Choice
 from partsong.errors import ParameterError
 from partsong.kernels.fused_steps import Move
 from partsong.solvers.normal_equations import NormalEquations, RuleState
-
-# ---- coordinate -------------------------------------------------------------------------------------------------
-#
-# Coordinate descent (HALS), plain and proximal.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +48,15 @@ class CoordinateDescent:
 
     def init(self, factor: Array) -> RuleState:
         """Only steps are counted, for μ_t."""
-        return RuleState()
+        return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
-        problem = equations.damped(self.alpha + self.beta * state.count, factor)
+        problem = equations
+        if self.alpha > 0 or self.beta > 0:
+            problem = equations.damped(self.alpha + self.beta * state.steps(factor), factor)
         moved = kernels.of(factor).sweep(factor, problem.gram, problem.cross, self.sweeps, equations.place)
         return moved, state.advanced()
-
-
-# ---- gradient ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class ProjectedGradient:
 
     def init(self, factor: Array) -> RuleState:
         """Only steps are counted, for η_t."""
-        return RuleState()
+        return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
@@ -101,9 +97,9 @@ class ProjectedGradient:
         eta = self._eta(equations, state)
         return _descend_towards(factor, equations, eta, weight, centre), state.advanced()
 
-    def _eta(self, equations: NormalEquations, state: RuleState) -> float:
+    def _eta(self, equations: NormalEquations, state: RuleState) -> Array:
         scale = 1.0 if self.absolute else _lipschitz(equations)
-        return self.step_size / scale / (1 + self.decay * state.count)
+        return self.step_size / scale / (1 + self.decay * state.steps(equations.gram))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +129,7 @@ class InertialPalm:
 
     def init(self, factor: Array) -> RuleState:
         """At rest: the previous factor is the factor."""
-        return RuleState(previous=factor if self.inertia > 0 else None)
+        return RuleState.at_start(factor, factor if self.inertia > 0 else None)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
@@ -151,25 +147,26 @@ class InertialPalm:
     def _point(self, factor: Array, state: RuleState) -> Array:
         return factor if self.inertia == 0 else factor + self.inertia * (factor - state.previous)
 
-    def _eta(self, equations: NormalEquations) -> float:
+    def _eta(self, equations: NormalEquations) -> Array:
         beta = self.inertia
         return (1.0 if beta == 0 else 2 * (1 - beta) / (1 + 2 * beta)) / _lipschitz(equations)
 
 
-def _descend_towards(point: Array, equations: NormalEquations, eta: float, weight: float, centre: Array) -> Array:
+def _descend_towards(point: Array, equations: NormalEquations, eta: Array, weight: float, centre: Array) -> Array:
     """[(Z + ηγC)/(1 + ηγ)]₊ with Z = Y − η(Y gram − cross): a step of η/(1 + ηγ) on the equations damped by γ at C."""
     damped = equations.damped(weight, centre)
     return kernels.of(point).descend(point, damped.gram, damped.cross, eta / (1 + eta * weight))
 
 
-def _lipschitz(equations: NormalEquations) -> float:
+def _lipschitz(equations: NormalEquations) -> Array:
     """‖gram‖₂, or 1 for a problem without any component: its gradient is −cross = 0 and no step moves it."""
-    return equations.curvature() or 1.0
+    return _or_else(equations.curvature(), 1.0)
 
 
-# ---- multiplicative ---------------------------------------------------------------------------------------------
-#
-# Multiplicative updates.
+def _or_else(value: Array, other: Any) -> Array:
+    """A 0-d value, or another one where it is zero."""
+    on = kernels.of(value)
+    return on.where(value != 0, value, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +190,7 @@ class Multiplicative:
 
     def init(self, factor: Array) -> RuleState:
         """Nothing is remembered."""
-        return RuleState()
+        return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
@@ -201,11 +198,6 @@ class Multiplicative:
         for _ in range(self.steps):
             factor = on.multiply(factor, equations.gram, equations.cross)
         return factor, state.advanced()
-
-
-# ---- pivoting ---------------------------------------------------------------------------------------------------
-#
-# Exact non-negative least squares.
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +219,11 @@ class BlockPivoting:
 
     def init(self, factor: Array) -> RuleState:
         """Nothing is remembered."""
-        return RuleState()
+        return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """The exact solution."""
         return kernels.of(factor).solve_exactly(factor, equations.gram, equations.cross), state.advanced()
-
-
-# ---- proximal ---------------------------------------------------------------------------------------------------
-#
-# Coordinate descent that is held back more and more: what problems need that are sketched anew in every step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,18 +251,22 @@ class ProximalDescent:
 
     def init(self, factor: Array) -> RuleState:
         """No scale seen yet."""
-        return RuleState()
+        return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
         """One application of the rule."""
-        seen = replace(state, scale=state.scale or _mean_diagonal(equations.gram))
-        inner = CoordinateDescent(self.sweeps, self.alpha * seen.scale, self.beta * seen.scale)
-        return inner.step(factor, equations, seen)
+        on = kernels.of(factor)
+        scale = _or_else(on.scalar(state.scale, factor), _mean_diagonal(equations.gram))
+        problem = equations
+        if self.alpha > 0 or self.beta > 0:
+            problem = equations.damped(self.alpha * scale + self.beta * scale * state.steps(factor), factor)
+        moved = on.sweep(factor, problem.gram, problem.cross, self.sweeps, equations.place)
+        return moved, replace(state.advanced(), scale=scale)
 
 
-def _mean_diagonal(gram: Array) -> float:
+def _mean_diagonal(gram: Array) -> Array:
     """Zero for a problem without any component, whose scale is then asked for again."""
-    return float(gram.diagonal().sum()) / gram.shape[0]
+    return kernels.of(gram).scalar(gram.diagonal().sum(), gram) / gram.shape[0]
 
 
 def converges_when_sketched(alpha: float, beta: float) -> bool:
@@ -315,3 +306,21 @@ def warn_if_noisy(rule: Any) -> None:
 def damping_grid(values: Sequence[float] = (0.1, 1.0, 10.0), *, sweeps: int = 1) -> list[CoordinateDescent]:
     """All pairs alpha, beta of these values, in the units of the data, as Qian et al. (2020) try them."""
     return [CoordinateDescent(sweeps, alpha, beta) for alpha in values for beta in values]
+
+
+SWEEPS = 5
+"""Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning.py)."""
+
+RULES = Choice(
+    {
+        "hals": CoordinateDescent(sweeps=SWEEPS),
+        "cd": CoordinateDescent(),
+        "mu": Multiplicative(),
+        "pg": ProjectedGradient(),
+        "ipalm": InertialPalm(inertia=0.3),
+        "bpp": BlockPivoting(),
+        "sanls": ProximalDescent(),
+    },
+    needed=("init", "step"),
+)
+"""One step per product unless the name says otherwise; "sanls" is for sketched products."""

@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from partsong.errors import DataError, DataTypeError, FileError, FormatError, ParameterError
-from partsong.io.opening import DELIMITER_NAMES, delimiter_of, is_gzipped, open_bytes, open_text, place_of
-
-# ---- encodings --------------------------------------------------------------------------------------------------
-#
-# How texts are written in files, and where they are not written so.
+from partsong.io.delimited import DELIMITER_NAMES, delimiter_of
+from partsong.io.opening import is_gzipped, open_bytes, open_text, place_of
 
 CHUNK = 1 << 20
 OF_TEXTS = (
@@ -27,6 +24,8 @@ OF_TEXTS = (
 )
 OF_LISTS = "Save it as UTF-8: lists of words are always read so, in whatever encoding the texts are."
 """Ways out."""
+
+KINDS = ".csv, .tsv, .jsonl or .txt (each also as .gz), or a folder of .txt files"
 
 
 def codec_named(encoding: str) -> str:
@@ -58,11 +57,6 @@ def encoding_fault(place: Path, encoding: str, way_out: str) -> str:
                 break
             start += len(chunk)
     return f"{place}: its bytes are not {name} text, first at byte position {at}. {way_out}"
-
-
-# ---- documents --------------------------------------------------------------------------------------------------
-
-KINDS = ".csv, .tsv, .jsonl or .txt (each also as .gz), or a folder of .txt files"
 
 
 def read_documents(path: str | os.PathLike[str], *, column: str = "text", encoding: str = "utf-8") -> list[str]:

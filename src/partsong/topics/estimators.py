@@ -6,7 +6,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -14,13 +14,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver, traits_of
+from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import sampled
 from partsong.errors import DataError, ParameterError
-from partsong.estimators.parameters import precision_of, require_verbosity, solver_told, stop_of
 from partsong.estimators.persistence import penalties_told
-from partsong.estimators.validation import whole_seed
+from partsong.estimators.validation import precision_of, require_verbosity, solver_told, stop_of, whole_seed
 from partsong.evaluation.topic_quality import (
     Coherence,
     Cooccurrence,
@@ -33,22 +32,26 @@ from partsong.evaluation.topic_quality import (
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import SERVER_RATE
 from partsong.methods.privacy_request import masks_for
-from partsong.methods.registry import ALONE, COHERENCES, TOGETHER, TOP, rounds_for
 from partsong.privacy.exposure import PartyExposure, Support, worst_party
 from partsong.reporting.topic_page import TopicPage, facts_of, render_topics, write_topic_page
+from partsong.topics import COHERENCES, TOP
 from partsong.topics.agreement.protocol import Agreement
 from partsong.topics.documents import as_documents
 from partsong.topics.fitting import (
+    ALONE,
     OF_DESCENTS,
+    TOGETHER,
     Course,
     Topics,
     counted_together,
+    errors_of_topics,
     is_mixture,
     learn,
     require_device,
     require_method,
     require_server,
     require_words,
+    rounds_for,
     topic_program,
     weighting_of,
     without_empty,
@@ -60,22 +63,21 @@ from partsong.topics.shared_vocabulary import (
     HASH,
     LONGEST,
     Prepared,
-    prepared_alone,
-    prepared_together,
+    prepare,
     word_rule,
 )
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, Weighing, matrix_of, texts_by_party, words_of
 from partsong.training.loop import progress
-from partsong.training.stopping import HistoryRow
-
-# ---- fitted topics ----------------------------------------------------------------------------------------------
-#
-# What a learned topic model can do, however it was learned.
+from partsong.training.stopping import HistoryRow, StoppingRule
 
 
-class FittedTopics(ABC):
-    """Topics of a model: their words, how coherent they are, weights of new texts, a file, a page."""
+class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+    """What both models of topics share: parameters, the way they are fitted, and what a fitted model can do."""
+
+    _methods: ClassVar[tuple[str, ...]]
+    _word_options: ClassVar[tuple[str, ...]]
+    _least_documents: ClassVar[int]
 
     weighing_: Weighing
     solver_: RowSolver
@@ -85,6 +87,55 @@ class FittedTopics(ABC):
     seed_: int
     n_iter_: int | None
     n_topics_: int
+
+    def _store(self, arguments: Mapping[str, Any]) -> None:
+        """Keep the arguments of the constructor under their own names, as scikit-learn expects."""
+        for name in self._get_param_names():
+            setattr(self, name, arguments[name])
+
+    @abstractmethod
+    def _texts(self, texts: Any) -> dict[str, list[str]]:
+        """Documents by party, checked."""
+
+    @abstractmethod
+    def _most_rounds(self) -> int | None: ...
+
+    def _source(self) -> Any:
+        return self.vocabulary
+
+    def _check_settings(self) -> StoppingRule:
+        require_method(self.method, self._methods)
+        require_verbosity(self.verbose)
+        return stop_of(self.tol, self.time_budget)
+
+    def _descent(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OF_DESCENTS}
+
+    def _schedule(self, program: Any, parties: list[str], rounds: int, seed: int) -> tuple[Any, Reduction]:
+        """Who is absent from which round, and how uploads are summed."""
+        return None, InTheOpen()
+
+    def _fit(self, texts: Any) -> tuple[Program, Prepared]:
+        """Check the settings, prepare words and rows, learn, and keep what was found."""
+        stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
+        asked = {name: getattr(self, name) for name in self._word_options}
+        rule = word_rule(self._source(), asked, self._least_documents)
+        seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
+        program = topic_program(self.method, self.n_topics, self._descent(), self._methods)
+        dtype = precision_of(self.dtype)
+        require_device(self.device, program)
+        parties, most = self._texts(texts), self._most_rounds()
+        rounds = rounds_for(self.method) if most is None else int(most)
+        absent, reduction = self._schedule(program, list(parties), rounds, seed)
+        with errors_of_topics():
+            prepared = prepare(rule, parties, options, seed, weighting)
+        require_words(program, prepared.weighing.vocabulary.n_columns)
+        course = Course(rounds, seed, stop, absent, reduction, device=self.device, weighting=weighting)
+        label = f"topics of {sum(map(len, parties.values()))} texts"
+        with progress(self.verbose, rounds, self.time_budget, label) as bar:
+            found = learn(program, prepared.rows, course, dtype, bar)
+        self._keep(found, prepared, program.solver, seed)
+        return program, prepared
 
     def topics(self, n: int = TOP) -> list[list[str]]:
         """The n strongest words of each topic, strongest first; the largest topic first, where sizes are known.
@@ -111,6 +162,15 @@ class FittedTopics(ABC):
             W = self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
         return without_empty(W, counted)
 
+    def coherence(self, kind: str = "npmi", texts: Any = None, *, n: int = TOP, vectors: Any = None) -> Coherence:
+        """Do the n strongest words of each topic belong together: `.mean`, and `.topics` for each.
+
+        "npmi" and "c_v" by how often they occur together in `texts`, given and summed as at the fit, or else in those
+        of the fit (where C_v takes each for one window); "vectors" by the cosines of word vectors, a path or a mapping.
+        """
+        by_party = None if texts is None else self._texts(texts)
+        return self._judged(kind, self._rows(kind, by_party), n, vectors)
+
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str | None:
         """A page: a map of topics, their words, sizes and coherence; without documents, and it loads nothing.
 
@@ -133,6 +193,17 @@ class FittedTopics(ABC):
         check_is_fitted(self, "components_")
         save_fitted_topics(self, path, self.settings_)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, words: Words | None = None) -> Self:
+        """A model from the file of either kind, ready to show and to transform.
+
+        `words` is needed only where it was fitted with a pattern of its own.
+        """
+        model = cls()
+        settings = fill_with_topics(model, path, words)
+        told = {"method": settings.get("method")} if settings.get("method") in cls._methods else {}
+        return model.set_params(n_topics=model.n_topics_, **told)
+
     @property
     def vocabulary_(self) -> list[str]:
         """The words of the columns of `components_`; hashed ones have none."""
@@ -142,15 +213,15 @@ class FittedTopics(ABC):
             raise AttributeError("Words of a hashed vocabulary are not known: a column may stand for several.")
         return list(columns.words)
 
-    @abstractmethod
-    def _told(self) -> dict[str, Any]: ...
-
     @property
     def settings_(self) -> dict[str, Any]:
         """What there is to say of the fit, in plain values: that of the file, where the model comes from one."""
         check_is_fitted(self, "components_")
         origin = vars(self).get("_origin")
         return dict(self._told() if origin is None else origin.settings)
+
+    @abstractmethod
+    def _told(self) -> dict[str, Any]: ...
 
     def _judged(self, kind: str, rows: Mapping[str, Any] | None, n: int, vectors: Any) -> Coherence:
         """A coherence by rows of texts of each party, or without them by what was counted at the fit."""
@@ -183,8 +254,8 @@ class FittedTopics(ABC):
         see = self.weighing_.windows if kind == "c_v" else lambda own: self.weighing_.counted(own).rows
         return {name: see(own) for name, own in texts.items()}
 
-    def _keep(self, found: Topics, prepared: Prepared, solver: RowSolver, seed: int, counts_words: bool) -> None:
-        vars(self).pop("_origin", None)
+    def _keep(self, found: Topics, prepared: Prepared, solver: RowSolver, seed: int) -> None:
+        self.__dict__.pop("_origin", None)
         self.weighing_ = prepared.weighing
         self.solver_ = solver if is_mixture(solver) else solver_told(penalties_told(solver))
         self.components_, self.topic_shares_ = found.H, np.asarray(found.shares, np.float64)
@@ -194,7 +265,7 @@ class FittedTopics(ABC):
         self.n_iter_, self.outcome_ = found.n_rounds, Outcome(found.outcome)
         self.history_: list[HistoryRow] = list(found.history)
         rows = {name: own.rows for name, own in prepared.counted.items()}
-        self._together = counted_together(found.H, rows, seed) if counts_words else None
+        self._together = counted_together(found.H, rows, seed) if self.counts_words else None
         self.coherence_ = self._npmi()
 
     def _npmi(self) -> np.ndarray | None:
@@ -207,253 +278,7 @@ class FittedTopics(ABC):
             return None
 
 
-# ---- federated topic model --------------------------------------------------------------------------------------
-
-OF_WORDS = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
-
-
-class FederatedTopicModel(FittedTopics, BaseEstimator):  # type: ignore[misc]
-    """Topics that parties p learn together, X_p ≈ W_p H, while texts and weights W_p stay where they are.
-
-    First the parties agree on words: those in at least `min_documents` documents at each of at least `min_parties`
-    parties. A word held by fewer never leaves them, but with a probability below 1e-6 (`agreement_`). Then they learn:
-    method="exact" sums WᵀW and WᵀX, and gives what one place with all texts would; "fnmf" begins with local models that
-    are matched; "fednmf" averages (or steps adaptively) after epochs at the parties, "fednmf-mi" as well while weights
-    keep mutual information with the documents (Si et al., 2022); "fedlda" sums expected counts of LDA. A Program may be
-    given instead of a name. At last they sum how often the strongest words of a topic occur together, for `coherence`.
-
-    Counts of words (agreement, document frequencies, coherence) are masked from three parties on, which takes the extra
-    "privacy". This is a simulation: all parties run in this process, and their keys come from random_state.
-
-    Parameters
-    ----------
-    n_topics, weighting, max_share, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
-dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_first, counts_words, device :
-        As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
-        "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
-        (docs/what-leaves-a-party.md), and `masked` hides single ones.
-    method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
-        How the parties work together.
-    server, server_rate : {"average", "adagrad", "yogi", "adam"}, float
-        "fednmf", "fednmf-mi": how the average of the parties moves the model, and how far; "average" has no rate.
-    participation : float in (0, 1]
-        C, the share of parties that are drawn for each round; below 1 for "fednmf", "fednmf-mi" and "fedlda" only.
-    rounds : int or None
-        The most rounds: 200 for "exact" and "fnmf", 50 for all others.
-    vocabulary : "agree", "hash", path, list of words or Vocabulary
-        Where words come from. With hashes, columns have no words to show, and whoever has the model has their key.
-    min_documents, min_parties : int, int or None
-        The rule of "agree"; None is two parties. One party alone keeps its words in min_documents documents. Refused
-        with a vocabulary, which is taken as it is.
-    longest_word : int
-        Of "agree": words of more bytes of UTF-8 than this stay at their parties, and are no words of the model. A
-        letter that is not plain takes two bytes or more. More costs bytes for each word that is not of up to eleven
-        plain letters.
-    masked : bool or MaskedSum
-        Whether uploads of the rounds are masked as well, so that nobody sees a single one (three parties or more in
-        each round).
-
-    Attributes
-    ----------
-    components_, topic_shares_, coherence_, vocabulary_, weighing_, n_topics_, n_documents_, relative_error_, \
-history_, n_iter_, outcome_, seed_ :
-        As in `TopicModel`, over all parties' texts; `history_` tells bytes_up (all parties) and bytes_down (each).
-    agreement_ : Agreement or None
-        How the words were found: rule, probability of a false pass, bytes.
-    exposure_, exposures_ :
-        As in `FederatedNMF`. Most words are in few documents, so that exact sums of texts give "rows".
-    parties_ : list of str
-    empty_documents_ : dict of arrays of bool
-        By party, which texts have no word of the vocabulary. They are kept, with weights of zero; a party of which all
-        are empty takes part with rows of zeros, and an UnknownWordsWarning names it.
-    """
-
-    def __init__(
-        self,
-        n_topics: int | None = None,
-        *,
-        method: str | Program = "exact",
-        server: str = "average",
-        server_rate: float = SERVER_RATE,
-        participation: float = 1.0,
-        rounds: int | None = None,
-        vocabulary: Any = AGREE,
-        min_documents: int = 1,
-        min_parties: int | None = None,
-        longest_word: int = LONGEST,
-        max_share: float = 1.0,
-        max_words: int | None = None,
-        weighting: str | None = None,
-        masked: Any = False,
-        language: str = "english",
-        stop_words: Iterable[str] = (),
-        words: Words | None = None,
-        tol: float = 1e-6,
-        time_budget: float | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        dtype: Any = "float64",
-        epochs: int = 10,
-        batch: int = 64,
-        rate: float = 0.05,
-        strength: float = 0.1,
-        critic: str = "concat",
-        mi_gradient: str = "dv",
-        critic_rate: float | None = None,
-        fits_first: bool = False,
-        counts_words: bool = True,
-        device: str | None = None,
-    ) -> None:
-        self.n_topics = n_topics
-        self.method = method
-        self.server = server
-        self.server_rate = server_rate
-        self.participation = participation
-        self.rounds = rounds
-        self.vocabulary = vocabulary
-        self.min_documents = min_documents
-        self.min_parties = min_parties
-        self.longest_word = longest_word
-        self.max_share = max_share
-        self.max_words = max_words
-        self.weighting = weighting
-        self.masked = masked
-        self.language = language
-        self.stop_words = stop_words
-        self.words = words
-        self.tol = tol
-        self.time_budget = time_budget
-        self.random_state = random_state
-        self.verbose = verbose
-        self.dtype = dtype
-        self.epochs = epochs
-        self.batch = batch
-        self.rate = rate
-        self.strength = strength
-        self.critic = critic
-        self.mi_gradient = mi_gradient
-        self.critic_rate = critic_rate
-        self.fits_first = fits_first
-        self.counts_words = counts_words
-        self.device = device
-
-    def fit(self, texts: Any, y: Any = None) -> FederatedTopicModel:
-        """Learn topics from a list with one list of texts per party, or a mapping of names to such lists."""
-        stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
-        rule = word_rule(self.vocabulary, {name: getattr(self, name) for name in OF_WORDS}, least=1)
-        seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
-        steps = {name: getattr(self, name) for name in (*OF_DESCENTS, "server", "server_rate")}
-        program, dtype = topic_program(self.method, self.n_topics, steps, TOGETHER), precision_of(self.dtype)
-        require_device(self.device, program)
-        parties = texts_by_party(texts)
-        rounds = rounds_for(self.method) if self.rounds is None else int(self.rounds)
-        absent = sampled(list(parties), rounds, float(self.participation), seed)
-        reduction = self._reduction(len(parties), absent)
-        self._require_everyone(program, bool(absent))
-        prepared = prepared_together(rule, parties, options, seed, weighting)
-        require_words(program, prepared.weighing.vocabulary.n_columns)
-        course = Course(rounds, seed, stop, absent, reduction, device=self.device, weighting=weighting)
-        with progress(self.verbose, rounds, self.time_budget, f"topics, {len(parties)} parties") as bar:
-            found = learn(program, prepared.rows, course, dtype, bar)
-        self._keep(found, prepared, program.solver, seed, self.counts_words)
-        self._keep_parties(prepared)
-        rows = prepared.rows.items()
-        self.exposures_ = {
-            name: PartyExposure.of(name, program, len(found.history), Support.of(own.rows), len(rows))
-            for name, own in rows
-        }
-        self.exposure_ = worst_party(self.exposures_.values()).level
-        return self
-
-    def coherence(self, kind: str = "npmi", texts: Any = None, *, n: int = TOP, vectors: Any = None) -> Coherence:
-        """Do the n strongest words of each topic belong together: `.mean`, and `.topics` for each.
-
-        "npmi" and "c_v" by how often they occur together in `texts`, given by party and summed as at the fit, or else
-        in those of the fit (where C_v takes each for one window); "vectors" by the cosines of word vectors.
-        """
-        by_party = None if texts is None else texts_by_party(texts)
-        return self._judged(kind, self._rows(kind, by_party), n, vectors)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, words: Words | None = None) -> FederatedTopicModel:
-        """A model from its file, ready to show and to transform at any party."""
-        model = cls()
-        settings = fill_with_topics(model, path, words)
-        told = {"method": settings.get("method")} if settings.get("method") in TOGETHER else {}
-        return model.set_params(n_topics=model.n_topics_, **told)
-
-    def _check_settings(self) -> Any:
-        require_method(self.method, TOGETHER)
-        require_server(self.method, self.server, self.server_rate)
-        require_verbosity(self.verbose)
-        if self.rounds is not None:
-            whole_number("rounds", self.rounds)
-        if self.masked and isinstance(self.method, str) and self.method == "fnmf":
-            raise ParameterError("fnmf compares single models of parties, which masks would hide. Take method='exact'.")
-        if not 0 < real_number("participation", self.participation) <= 1:
-            raise ParameterError(f"participation must be above 0 and at most 1; got {self.participation!r}.")
-        return stop_of(self.tol, self.time_budget)
-
-    def _reduction(self, n_parties: int, absent: Any) -> Reduction:
-        if not self.masked:
-            return InTheOpen()
-        present = n_parties - max((len(away) for away in absent.values()), default=0)
-        if present < FEWEST_MASKED:
-            raise ParameterError(
-                f"Masks take at least {FEWEST_MASKED} parties in every round, and there are {present}: each of two "
-                "would know what the other has sent. Let more take part, or run without masks."
-            )
-        masks: Reduction = masks_for(None, n_parties) if self.masked is True else self.masked
-        return masks
-
-    def _require_everyone(self, program: Any, is_sampled: bool) -> None:
-        """Refuse to draw parties where sums over some of them mean nothing, or tell each one's words."""
-        if is_sampled and traits_of(program).full_participation:
-            raise ParameterError(
-                f"participation={self.participation} is for methods that can do with some of the parties in a round, "
-                "fednmf, fednmf-mi and fedlda. Take one of these, or participation=1."
-            )
-        if is_sampled and self.masked and isinstance(program, FederatedLDA):
-            raise ParameterError(
-                "Sums of fedlda over other parties each time differ by the words of single parties, and masks would "
-                "hide nothing. Take participation=1, or another method."
-            )
-
-    def _keep_parties(self, prepared: Prepared) -> None:
-        self.agreement_: Agreement | None = prepared.agreement
-        self.parties_ = list(prepared.counted)
-        self.n_parties_ = len(self.parties_)
-        self.empty_documents_ = {name: np.asarray(own.is_empty) for name, own in prepared.counted.items()}
-        for name, is_empty in self.empty_documents_.items():
-            if is_empty.all():
-                warnings.warn(
-                    f"Party {name!r}: none of its {len(is_empty)} documents has a word of the vocabulary. It took part "
-                    "with rows of zeros. Check its language and the options of words.",
-                    UnknownWordsWarning,
-                    stacklevel=3,
-                )
-
-    def _told(self) -> dict[str, Any]:
-        named = self.method if isinstance(self.method, str) else type(self.method).__name__
-        is_named = isinstance(self.vocabulary, str) and self.vocabulary in (AGREE, HASH)
-        told: dict[str, Any] = {
-            "method": named,
-            "parties": self.n_parties_,
-            "participation": float(self.participation),
-            "weighting": self.weighing_.weighting,
-            "vocabulary": self.vocabulary if is_named else "given",
-            "masked": bool(self.masked),
-            "tol": float(self.tol),
-        }
-        return told | ({"server": self.server} if named in ("fednmf", "fednmf-mi") else {})
-
-
-# ---- topic model ------------------------------------------------------------------------------------------------
-#
-# `partsong.TopicModel`: topics of texts that you hold.
-
-
-class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FittedTopics, BaseEstimator):  # type: ignore[misc]
+class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimator):  # type: ignore[misc]
     """Topics of texts: X ≈ W H, with a row of X for each text and a row of H for each topic.
 
     method="nmf" factorizes tf-idf by alternating sweeps; it is fast, and was best on short titles (docs/topics.md).
@@ -509,6 +334,10 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FittedTopics
         Which texts have no word of the vocabulary; they are kept, and their weights are zero.
     """
 
+    _methods = ALONE
+    _word_options = ("min_documents", "max_words", "max_share")
+    _least_documents = 2
+
     def __init__(
         self,
         n_topics: int | None = None,
@@ -539,42 +368,19 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FittedTopics
         counts_words: bool = True,
         device: str | None = None,
     ) -> None:
-        self.n_topics = n_topics
-        self.method = method
-        self.weighting = weighting
-        self.vocabulary = vocabulary
-        self.min_documents = min_documents
-        self.max_share = max_share
-        self.max_words = max_words
-        self.language = language
-        self.stop_words = stop_words
-        self.words = words
-        self.max_iter = max_iter
-        self.tol = tol
-        self.time_budget = time_budget
-        self.random_state = random_state
-        self.verbose = verbose
-        self.dtype = dtype
-        self.epochs = epochs
-        self.batch = batch
-        self.rate = rate
-        self.strength = strength
-        self.critic = critic
-        self.mi_gradient = mi_gradient
-        self.critic_rate = critic_rate
-        self.fits_first = fits_first
-        self.counts_words = counts_words
-        self.device = device
+        self._store(locals())
 
     def fit(self, texts: Any, y: Any = None) -> TopicModel:
         """Learn topics from a list of texts; None and NaN are texts without words."""
-        self._fit(texts)
+        _, prepared = self._fit(texts)
+        self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in self.history_]
+        self.empty_documents_ = np.asarray(prepared.counted["all"].is_empty)
         return self
 
     def fit_transform(self, texts: Any, y: Any = None) -> np.ndarray:
         """Learn topics and return the weights of the texts, as `transform` gives them."""
         documents = as_documents(texts)
-        self._fit(documents)
+        self.fit(documents)
         return super().transform(documents)
 
     def transform(self, texts: Any) -> np.ndarray:
@@ -594,51 +400,16 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FittedTopics
         tags.transformer_tags.preserves_dtype = []
         return tags
 
-    def coherence(self, kind: str = "npmi", texts: Any = None, *, n: int = TOP, vectors: Any = None) -> Coherence:
-        """Do the n strongest words of each topic belong together: `.mean`, and `.topics` for each.
-
-        "npmi" and "c_v" by how often they occur together, in `texts` or else in those of the fit (where C_v takes each
-        for one window); "vectors" by the cosines of word vectors, a path or a mapping.
-        """
-        by_party = None if texts is None else {"all": as_documents(texts)}
-        return self._judged(kind, self._rows(kind, by_party), n, vectors)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, words: Words | None = None) -> TopicModel:
-        """A model from the file of this or a federated one, ready to show and to transform.
-
-        `words` is needed only where it was fitted with a pattern of its own.
-        """
-        model = cls()
-        settings = fill_with_topics(model, path, words)
-        told = {"method": settings.get("method")} if settings.get("method") in ALONE else {}
-        return model.set_params(n_topics=model.n_topics_, **told)
-
-    def _fit(self, texts: Any) -> None:
-        stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
-        asked = {name: getattr(self, name) for name in ("min_documents", "max_words", "max_share")}
-        rule = word_rule(self._source(), asked, least=2)
-        seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
-        steps = {name: getattr(self, name) for name in OF_DESCENTS}
-        program, dtype = topic_program(self.method, self.n_topics, steps, ALONE), precision_of(self.dtype)
-        require_device(self.device, program)
-        documents = as_documents(texts)
-        prepared = prepared_alone(rule, documents, options, seed, weighting)
-        require_words(program, prepared.weighing.vocabulary.n_columns)
-        rounds = rounds_for(self.method) if self.max_iter is None else int(self.max_iter)
-        course = Course(rounds, seed, stop, device=self.device, weighting=weighting)
-        with progress(self.verbose, rounds, self.time_budget, f"topics of {len(documents)} texts") as bar:
-            found = learn(program, prepared.rows, course, dtype, bar)
-        self._keep(found, prepared, program.solver, seed, self.counts_words)
-        self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in self.history_]
-        self.empty_documents_ = np.asarray(prepared.counted["all"].is_empty)
-
-    def _check_settings(self) -> Any:
-        require_method(self.method, ALONE)
-        require_verbosity(self.verbose)
+    def _check_settings(self) -> StoppingRule:
         if self.max_iter is not None:
             whole_number("max_iter", self.max_iter)
-        return stop_of(self.tol, self.time_budget)
+        return super()._check_settings()
+
+    def _texts(self, texts: Any) -> dict[str, list[str]]:
+        return {"all": as_documents(texts)}
+
+    def _most_rounds(self) -> int | None:
+        return self.max_iter
 
     def _source(self) -> Any:
         if isinstance(self.vocabulary, str) and self.vocabulary == AGREE:
@@ -648,3 +419,193 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FittedTopics
     def _told(self) -> dict[str, Any]:
         named = self.method if isinstance(self.method, str) else type(self.method).__name__
         return {"method": named, "weighting": self.weighing_.weighting, "tol": float(self.tol)}
+
+
+class FederatedTopicModel(TopicEstimator):
+    """Topics that parties p learn together, X_p ≈ W_p H, while texts and weights W_p stay where they are.
+
+    First the parties agree on words: those in at least `min_documents` documents at each of at least `min_parties`
+    parties. A word held by fewer never leaves them, but with a probability below 1e-6 (`agreement_`). Then they learn:
+    method="exact" sums WᵀW and WᵀX, and gives what one place with all texts would; "fnmf" begins with local models that
+    are matched; "fednmf" averages (or steps adaptively) after epochs at the parties, "fednmf-mi" as well while weights
+    keep mutual information with the documents (Si et al., 2022); "fedlda" sums expected counts of LDA. A Program may be
+    given instead of a name. At last they sum how often the strongest words of a topic occur together, for `coherence`.
+
+    Counts of words (agreement, document frequencies, coherence) are masked from three parties on, which takes the extra
+    "privacy". This is a simulation: all parties run in this process, and their keys come from random_state.
+
+    Parameters
+    ----------
+    n_topics, weighting, max_share, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
+dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_first, counts_words, device :
+        As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
+        "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
+        (docs/what-leaves-a-party.md), and `masked` hides single ones.
+    method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
+        How the parties work together.
+    server, server_rate : {"average", "adagrad", "yogi", "adam"}, float
+        "fednmf", "fednmf-mi": how the average of the parties moves the model, and how far; "average" has no rate.
+    participation : float in (0, 1]
+        C, the share of parties that are drawn for each round; below 1 for "fednmf", "fednmf-mi" and "fedlda" only.
+    rounds : int or None
+        The most rounds: 200 for "exact" and "fnmf", 50 for all others.
+    vocabulary : "agree", "hash", path, list of words or Vocabulary
+        Where words come from. With hashes, columns have no words to show, and whoever has the model has their key.
+    min_documents, min_parties : int, int or None
+        The rule of "agree"; None is two parties. One party alone keeps its words in min_documents documents. Refused
+        with a vocabulary, which is taken as it is.
+    longest_word : int
+        Of "agree": words of more bytes of UTF-8 than this stay at their parties, and are no words of the model. A
+        letter that is not plain takes two bytes or more. More costs bytes for each word that is not of up to eleven
+        plain letters.
+    masked : bool or MaskedSum
+        Whether uploads of the rounds are masked as well, so that nobody sees a single one (three parties or more in
+        each round).
+
+    Attributes
+    ----------
+    components_, topic_shares_, coherence_, vocabulary_, weighing_, n_topics_, n_documents_, relative_error_, \
+history_, n_iter_, outcome_, seed_ :
+        As in `TopicModel`, over all parties' texts; `history_` tells bytes_up (all parties) and bytes_down (each).
+    agreement_ : Agreement or None
+        How the words were found: rule, probability of a false pass, bytes.
+    exposure_, exposures_ :
+        As in `FederatedNMF`. Most words are in few documents, so that exact sums of texts give "rows".
+    parties_ : list of str
+    empty_documents_ : dict of arrays of bool
+        By party, which texts have no word of the vocabulary. They are kept, with weights of zero; a party of which all
+        are empty takes part with rows of zeros, and an UnknownWordsWarning names it.
+    """
+
+    _methods = TOGETHER
+    _word_options = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
+    _least_documents = 1
+
+    def __init__(
+        self,
+        n_topics: int | None = None,
+        *,
+        method: str | Program = "exact",
+        server: str = "average",
+        server_rate: float = SERVER_RATE,
+        participation: float = 1.0,
+        rounds: int | None = None,
+        vocabulary: Any = AGREE,
+        min_documents: int = 1,
+        min_parties: int | None = None,
+        longest_word: int = LONGEST,
+        max_share: float = 1.0,
+        max_words: int | None = None,
+        weighting: str | None = None,
+        masked: Any = False,
+        language: str = "english",
+        stop_words: Iterable[str] = (),
+        words: Words | None = None,
+        tol: float = 1e-6,
+        time_budget: float | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        dtype: Any = "float64",
+        epochs: int = 10,
+        batch: int = 64,
+        rate: float = 0.05,
+        strength: float = 0.1,
+        critic: str = "concat",
+        mi_gradient: str = "dv",
+        critic_rate: float | None = None,
+        fits_first: bool = False,
+        counts_words: bool = True,
+        device: str | None = None,
+    ) -> None:
+        self._store(locals())
+
+    def fit(self, texts: Any, y: Any = None) -> FederatedTopicModel:
+        """Learn topics from a list with one list of texts per party, or a mapping of names to such lists."""
+        program, prepared = self._fit(texts)
+        self._keep_parties(prepared)
+        rows = prepared.rows
+        self.exposures_ = {
+            name: PartyExposure.of(name, program, len(self.history_), Support.of(own.rows), len(rows))
+            for name, own in rows.items()
+        }
+        self.exposure_ = worst_party(self.exposures_.values()).level
+        return self
+
+    def _check_settings(self) -> StoppingRule:
+        stop = super()._check_settings()
+        require_server(self.method, self.server, self.server_rate)
+        if self.rounds is not None:
+            whole_number("rounds", self.rounds)
+        if self.masked and isinstance(self.method, str) and self.method == "fnmf":
+            raise ParameterError("fnmf compares single models of parties, which masks would hide. Take method='exact'.")
+        if not 0 < real_number("participation", self.participation) <= 1:
+            raise ParameterError(f"participation must be above 0 and at most 1; got {self.participation!r}.")
+        return stop
+
+    def _texts(self, texts: Any) -> dict[str, list[str]]:
+        return texts_by_party(texts)
+
+    def _most_rounds(self) -> int | None:
+        return self.rounds
+
+    def _descent(self) -> dict[str, Any]:
+        return super()._descent() | {"server": self.server, "server_rate": self.server_rate}
+
+    def _schedule(self, program: Any, parties: list[str], rounds: int, seed: int) -> tuple[Any, Reduction]:
+        absent = sampled(parties, rounds, float(self.participation), seed)
+        reduction = self._reduction(len(parties), absent)
+        self._require_everyone(program, bool(absent))
+        return absent, reduction
+
+    def _reduction(self, n_parties: int, absent: Any) -> Reduction:
+        if not self.masked:
+            return InTheOpen()
+        present = n_parties - max((len(away) for away in absent.values()), default=0)
+        if present < FEWEST_MASKED:
+            raise ParameterError(
+                f"Masks take at least {FEWEST_MASKED} parties in every round, and there are {present}: each of two "
+                "would know what the other has sent. Let more take part, or run without masks."
+            )
+        masks: Reduction = masks_for(None, n_parties) if self.masked is True else self.masked
+        return masks
+
+    def _require_everyone(self, program: Any, is_sampled: bool) -> None:
+        """Refuse to draw parties where sums over some of them mean nothing, or tell each one's words."""
+        if is_sampled and program.traits.full_participation:
+            raise ParameterError(
+                f"participation={self.participation} is for methods that can do with some of the parties in a round, "
+                "fednmf, fednmf-mi and fedlda. Take one of these, or participation=1."
+            )
+        if is_sampled and self.masked and isinstance(program, FederatedLDA):
+            raise ParameterError(
+                "Sums of fedlda over other parties each time differ by the words of single parties, and masks would "
+                "hide nothing. Take participation=1, or another method."
+            )
+
+    def _keep_parties(self, prepared: Prepared) -> None:
+        self.agreement_: Agreement | None = prepared.agreement
+        self.parties_ = list(prepared.counted)
+        self.n_parties_ = len(self.parties_)
+        self.empty_documents_ = {name: np.asarray(own.is_empty) for name, own in prepared.counted.items()}
+        for name, is_empty in self.empty_documents_.items():
+            if is_empty.all():
+                warnings.warn(
+                    f"Party {name!r}: none of its {len(is_empty)} documents has a word of the vocabulary. It took part "
+                    "with rows of zeros. Check its language and the options of words.",
+                    UnknownWordsWarning,
+                    stacklevel=3,
+                )
+
+    def _told(self) -> dict[str, Any]:
+        named = self.method if isinstance(self.method, str) else type(self.method).__name__
+        is_named = isinstance(self.vocabulary, str) and self.vocabulary in (AGREE, HASH)
+        told: dict[str, Any] = {
+            "method": named,
+            "parties": self.n_parties_,
+            "participation": float(self.participation),
+            "weighting": self.weighing_.weighting,
+            "vocabulary": self.vocabulary if is_named else "given",
+            "masked": bool(self.masked),
+            "tol": float(self.tol),
+        }
+        return told | ({"server": self.server} if named in ("fednmf", "fednmf-mi") else {})

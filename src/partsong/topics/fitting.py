@@ -1,122 +1,98 @@
-"""Methods for topics by name: the program that each stands for, and what it takes to follow it."""
+"""Topics from parties' rows: methods by name, the device, the run, and advice where steps are too large."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from partsong import kernels
+from partsong import kernels, methods
 from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.server_update import Replace
 from partsong.core import runtime
 from partsong.core.interfaces import Engine, Matrix, Outcome, Program, Reduction, Round, Schedule, Shard
-from partsong.core.parameters import real_number
 from partsong.core.runtime import held
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
-from partsong.errors import MissingExtra, ParameterError
-from partsong.estimators.parameters import PROGRAM, alignment_of, program_of
+from partsong.engines.rounds import WAYS_ON
+from partsong.engines.upload_checks import WAYS_ON_WITH_ALL
+from partsong.errors import DivergenceError, MissingExtra, ParameterError, PartsongError, UploadError
+from partsong.estimators.parties import PROGRAM
 from partsong.evaluation.topic_quality import Cooccurrence, count_pairs, top_columns
 from partsong.methods.counts import CooccurrenceSums
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import SERVER_RATE, TopicRounds, fednmf, fednmf_mi
-from partsong.methods.recipes import shared_statistics
-from partsong.methods.registry import (
-    ALONE,
-    DESCENDING,
-    DESCENTS,
-    LOCAL_STEPS,
-    SERVERS,
-    TOGETHER,
-    TOP,
-    alignment_for,
-    start_of,
-)
+from partsong.methods.fednmf import SERVER_RATE, TopicRounds
+from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation
+from partsong.methods.registry import Problem, Texts
 from partsong.solvers.lda import TopicRows
-from partsong.topics.shared_vocabulary import Advising, only_round, warn_of_no_topics
+from partsong.topics import TOP
+from partsong.topics.shared_vocabulary import only_round
 from partsong.topics.vocabulary import COUNTS, TFIDF, WEIGHTINGS, Counted, matrix_of
-from partsong.training.loop import Task, conclude, pursue, warn_of_divergence
-from partsong.training.simulation import simulation_by_name
-from partsong.training.stopping import HistoryRow, Run, Stop
+from partsong.training.loop import (
+    EmptyModelWarning,
+    Training,
+    Watch,
+    finish,
+    is_zero,
+    run,
+    warn_if_model_is_zero,
+    warn_of_divergence,
+)
+from partsong.training.result import FitResult
+from partsong.training.simulation import FederatedFit, simulation_of_rounds
+from partsong.training.stopping import HistoryRow, StoppingRule
 
-# ---- topic device -----------------------------------------------------------------------------------------------
-#
-# Where descents compute: by NumPy and compiled loops, or with torch on a device of its own.
+TOGETHER = methods.names(methods.TEXTS)
+"""Methods between parties."""
 
-
-def require_device(device: Any, program: Any) -> None:
-    """Refuse a device that torch cannot use here, and programs that have nothing to do on one; None is NumPy."""
-    if device is None:
-        return
-    if not isinstance(device, str):
-        raise ParameterError(
-            f'device must be the name of a device that torch knows, such as "cuda" or "cpu", or None; got {device!r}.'
-        )
-    if not isinstance(program, TopicRounds):
-        raise ParameterError(
-            f"device={device!r} is for descents, nmf-sgd, nmf-sgd-mi, fednmf and fednmf-mi: all other methods are "
-            "computed by NumPy and compiled loops. Leave it out, or take one of these."
-        )
-    _require_usable(device)
-
-
-def rows_on(device: str | None, rows: Any, dtype: Any = None) -> Matrix:
-    """Sparse rows behind products, by NumPy, or as a tensor on a device."""
-    side = sparse.csr_array(rows)
-    if device is None:
-        return as_matrix(side, dtype)
-    import torch
-
-    if dtype is not None:
-        side = side.astype(dtype, copy=False)
-    parts = [side.indptr.astype(np.int64), side.indices.astype(np.int64), side.data]
-    on_device = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its sparse tensors a beta
-        return as_matrix(torch.sparse_csr_tensor(*on_device, side.shape))
-
-
-def _require_usable(device: str) -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtra(
-            f'device={device!r} needs PyTorch, which is not installed: pip install "partsong[torch]". Without it, '
-            "leave device out."
-        ) from error
-    try:
-        is_here = float(torch.ones(2, device=device).sum()) == 2.0
-    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0].rstrip(".")
-        raise ParameterError(
-            f"device={device!r} cannot be used here: {reason}. Take another one, or none for NumPy."
-        ) from None
-    if not is_here:
-        raise ParameterError(f"device={device!r} does not compute. Take another one, or none for NumPy.")
-
-
-# ---- topic methods ----------------------------------------------------------------------------------------------
-
-SAME_AS = {"nmf": "exact", "nmf-sgd": "fednmf", "nmf-sgd-mi": "fednmf-mi", "lda": "fedlda"}
+SAME_AS = methods.pooled_names()
 """What a method does with all documents in one place is what its federated counterpart does with one party."""
 
-WEIGHT_STEP = "document"
-"""Each document moves by its own error: better topics in as many epochs (docs/topics.md)."""
+ALONE = tuple(SAME_AS)
+"""Methods for texts that are in one place."""
+
+DESCENTS = methods.taking("epochs", TOGETHER)
+"""Methods whose server takes steps of its own, and that can do with some of the parties in a round."""
+
+SERVERS = methods.CHOICES["server"]
 
 OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "fits_first")
 OF_A_CRITIC = ("critic", "mi_gradient", "critic_rate")
-WITH_CRITIC = tuple(one for one in DESCENDING if one.endswith("-mi"))
-TAKEN_BY = {"fits_first": DESCENDING, **dict.fromkeys(OF_A_CRITIC, WITH_CRITIC)}
-"""Settings that others than these methods refuse."""
+
+
+def taking(parameter: str) -> tuple[str, ...]:
+    """The methods that have it, by all names that they have."""
+    meant = methods.taking(parameter, TOGETHER)
+    return (*(name for name, same in SAME_AS.items() if same in meant), *meant)
+
+
+def rounds_for(method: object) -> int:
+    """The most rounds by default."""
+    if not isinstance(method, str):
+        return Texts().rounds
+    texts = methods.method(SAME_AS.get(method, method)).texts
+    return Texts().rounds if texts is None else texts.rounds
+
 
 AS_PRINTED: Mapping[str, Any] = {"critic": "concat", "mi_gradient": "dv", "critic_rate": None, "fits_first": False}
 """What they are unless told otherwise: those of Si et al. (2022)."""
+
+NEGLIGIBLE = 1e-6
+"""A share of a topic's strongest word below which a word does not belong to it: iterations end with such traces."""
+
+OF_ENGINES = (WAYS_ON, WAYS_ON_WITH_ALL)
+"""What engines advise, and a topic model does not have: leaving a party out, and checkpoints."""
+
+BEYOND = 1e9
+"""Rows of topics have no such numbers, unless by steps that are too large; it is what masks let pass by themselves."""
 
 
 def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any], known: Any) -> Program:
@@ -126,23 +102,12 @@ def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any],
     if not isinstance(method, str):
         return _given(method, n_topics)
     rank = require_topics(n_topics)
-    for name in ("rate", "strength", "server_rate"):
-        real_number(name, options.get(name, 0))
-    if options.get("critic_rate") is not None:
-        real_number("critic_rate", options["critic_rate"])
-    match SAME_AS.get(method, method):
-        case "exact":
-            return shared_statistics(rank, accelerate=True)
-        case "fnmf":
-            align = alignment_of(alignment_for("fnmf", None))
-            return program_of("fnmf", rank, steps=LOCAL_STEPS["fnmf"], align=align, start=start_of("fnmf", None))
-        case "fednmf":
-            settings = {name: value for name, value in options.items() if name not in ("strength", *OF_A_CRITIC)}
-            return fednmf(rank, weight_step=WEIGHT_STEP, **settings)
-        case "fednmf-mi":
-            return fednmf_mi(rank, weight_step=WEIGHT_STEP, **options)
-        case _:
-            return FederatedLDA(rank)
+    chosen = methods.method(SAME_AS.get(method, method))
+    own = {} if chosen.texts is None else chosen.texts.options
+    given = {name: value for name, value in options.items() if name in chosen.parameters}
+    if given.get("server", SERVERS[0]) == SERVERS[0]:
+        given.pop("server_rate", None)
+    return chosen.build(Problem(rank), {**own, **given})
 
 
 def require_method(method: Any, known: tuple[str, ...]) -> None:
@@ -202,27 +167,43 @@ def is_mixture(solver: Any) -> bool:
     return isinstance(solver, TopicRows)
 
 
-def followed(task: Task, is_sampled: bool) -> Task:
-    """The task with what can be known of its rounds without asking more of parties than they send.
+@dataclass(frozen=True, slots=True)
+class TopicMeasures:
+    """What can be known of a round without asking more of parties than they send: no error, and of LDA with everybody
+    in each round the perplexity.
 
-    Of LDA with everybody in each round it is the perplexity that falls; of other sums that the server cannot judge,
-    and of rounds over other parties each time, nothing: all of them are run, and the last model is kept.
+    Nothing falls where the server cannot judge, or where rounds are over other parties each time: all of them are run.
     """
-    program = task.program
-    if isinstance(program, FederatedLDA) and not is_sampled:
-        return replace(task, error_of=_unknown, objective_of=_perplexity)
-    if isinstance(program, FederatedLDA | TopicRounds):
-        return replace(task, error_of=_unknown, objective_of=_level, stop=Stop(0.0, task.stop.time_budget))
-    return task
+
+    has_perplexity: bool
+
+    def error(self, done: Round) -> float:
+        return math.nan
+
+    def objective(self, done: Round, error: float) -> float:
+        return float(done.metrics["perplexity"]) if self.has_perplexity else 0.0
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        return math.nan, math.nan
+
+
+def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:
+    """The fit with what can be known of its rounds; where that is nothing, the last model is kept."""
+    if isinstance(fit.program, FederatedLDA) and not is_sampled:
+        return replace(fit, measures=TopicMeasures(True))
+    if isinstance(fit.program, FederatedLDA | TopicRounds):
+        return replace(fit, measures=TopicMeasures(False), stop=StoppingRule(0.0, fit.stop.time_budget))
+    return fit
 
 
 def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
     """Refuse settings of critics and descents with a method that has none."""
-    for name, methods in TAKEN_BY.items():
+    for name in ("fits_first", *OF_A_CRITIC):
         value = options.get(name, AS_PRINTED[name])
-        if value == AS_PRINTED[name] or (isinstance(method, str) and method in methods):
+        takers = taking(name)
+        if value == AS_PRINTED[name] or (isinstance(method, str) and method in takers):
             continue
-        those = [one for one in methods if one in known]
+        those = [one for one in takers if one in known]
         raise ParameterError(
             f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Take method={those[0]!r}, or "
             f"leave {name} out."
@@ -244,26 +225,55 @@ def _name(method: Any) -> str:
     return repr(method) if isinstance(method, str) else type(method).__name__
 
 
-def _unknown(done: Round) -> float:
-    return math.nan
+def require_device(device: Any, program: Any) -> None:
+    """Refuse a device that torch cannot use here, and programs that have nothing to do on one; None is NumPy."""
+    if device is None:
+        return
+    if not isinstance(device, str):
+        raise ParameterError(
+            f'device must be the name of a device that torch knows, such as "cuda" or "cpu", or None; got {device!r}.'
+        )
+    if not isinstance(program, TopicRounds):
+        raise ParameterError(
+            f"device={device!r} is for descents, nmf-sgd, nmf-sgd-mi, fednmf and fednmf-mi: all other methods are "
+            "computed by NumPy and compiled loops. Leave it out, or take one of these."
+        )
+    _require_usable(device)
 
 
-def _perplexity(done: Round, error: float) -> float:
-    return float(done.metrics["perplexity"])
+def rows_on(device: str | None, rows: Any, dtype: Any = None) -> Matrix:
+    """Sparse rows behind products, by NumPy, or as a tensor on a device."""
+    side = sparse.csr_array(rows)
+    if device is None:
+        return as_matrix(side, dtype)
+    import torch
+
+    if dtype is not None:
+        side = side.astype(dtype, copy=False)
+    parts = [side.indptr.astype(np.int64), side.indices.astype(np.int64), side.data]
+    on_device = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its sparse tensors a beta
+        return as_matrix(torch.sparse_csr_tensor(*on_device, side.shape))
 
 
-def _level(done: Round, error: float) -> float:
-    return 0.0
-
-
-# ---- topic fitting ----------------------------------------------------------------------------------------------
-#
-# From parties' rows to topics: run the program, put topics in order, and count which words occur together.
-
-NEGLIGIBLE = 1e-6
-"""A share of a topic's strongest word below which a word does not belong to it: iterations end with such traces."""
-
-Watch = Callable[[Round, HistoryRow], None]
+def _require_usable(device: str) -> None:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra(
+            f'device={device!r} needs PyTorch, which is not installed: pip install "partsong[torch]". Without it, '
+            "leave device out."
+        ) from error
+    try:
+        is_here = float(torch.ones(2, device=device).sum()) == 2.0
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise ParameterError(
+            f"device={device!r} cannot be used here: {reason}. Take another one, or none for NumPy."
+        ) from None
+    if not is_here:
+        raise ParameterError(f"device={device!r} does not compute. Take another one, or none for NumPy.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +285,7 @@ class Course:
 
     rounds: int
     seed: int
-    stop: Stop = Stop()
+    stop: StoppingRule = StoppingRule()
     absent: Mapping[int, frozenset[str]] | None = None
     reduction: Reduction = InTheOpen()
     engine: Engine | None = None
@@ -285,7 +295,7 @@ class Course:
     def engine_for(self, n_parties: int) -> Engine:
         """Parties take turns on a device, and run side by side without one."""
         takes_turns = n_parties == 1 or self.device is not None
-        return Advising(self.engine or (Sequential() if takes_turns else Parallel()), self.weighting)
+        return self.engine or (Sequential() if takes_turns else Parallel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +323,15 @@ def learn(program: Any, rows: Mapping[str, Counted], course: Course, dtype: Any,
     absent = course.absent or {}
     schedule = Schedule(course.rounds, course.seed, absent=absent, kernel_threads=workers)
     engine = course.engine_for(len(shards))
-    named = (program, program, shards, course.rounds, schedule, course.stop, engine, course.reduction)
-    task = followed(simulation_by_name(*named), is_sampled=bool(absent))
+    named = (program, shards, course.rounds, schedule, course.stop, engine, course.reduction)
+    fit = with_topic_measures(simulation_of_rounds(*named), is_sampled=bool(absent))
     with held() as interrupts:
-        run = pursue(task, watch=watch, interrupts=interrupts)
-        return _mixture(task, run, rows, dtype) if is_mixture(program.solver) else _factors(task, run, course)
+        with errors_of_topics(program, course):
+            training = run(fit, watch=watch, interrupts=interrupts)
+        training.trouble = _trouble_of_topics(training, program, course)
+        if is_mixture(program.solver):
+            return _mixture(fit, training, rows, dtype)
+        return _factors(fit, training, course)
 
 
 def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int = TOP) -> Cooccurrence | None:
@@ -329,34 +343,98 @@ def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int =
     if len(rows) == 1:
         return count_pairs(next(iter(rows.values())), program.asked)
     shards = [Shard(name, matrix_of(own), key(seed, "secret", name)) for name, own in rows.items()]
-    return program.counts(only_round(Advising(Parallel()), program, shards, seed).checkpoint.server)
+    with errors_of_topics():
+        return program.counts(only_round(program, shards, seed).checkpoint.server)
 
 
-def _factors(task: Task, run: Run, course: Course) -> Topics:
-    warn_of_divergence(run)
-    done = conclude(task, run)
-    warn_of_no_topics(task, done, course.weighting)
+def _factors(fit: FederatedFit, training: Training, course: Course) -> Topics:
+    warn_of_divergence(training)
+    done = finish(fit, training)
+    warn_of_no_topics(fit.program, done, course.weighting)
     least = NEGLIGIBLE * done.H.max(axis=1, keepdims=True)
     H = np.where(least < done.H, done.H, np.zeros((), done.H.dtype))
-    return Topics(H, done.shares, done.relative_error, run.outcome, run.history, run.rounds)
+    return Topics(H, done.shares, done.relative_error, training.outcome, tuple(training.history), training.rounds)
 
 
-def _mixture(task: Task, run: Run, rows: Mapping[str, Counted], dtype: Any) -> Topics:
+def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, Counted], dtype: Any) -> Topics:
     """Topics as probabilities of words, by the documents that they make up; without a word there is no topic."""
-    warn_of_divergence(run)
-    program = task.program
-    topics = program.components(run.best)
+    warn_of_divergence(training)
+    program = fit.program
+    topics = program.components(training.best)
     H = np.asarray(kernels.of(topics).to_numpy(topics))
     Ht = np.ascontiguousarray(H.T)
-    with runtime.kernels_on(task.threads):
-        found = {shard.name: program.solver.solve_rows(shard.matrix, Ht) for shard in task.shards}
+    with runtime.kernels_on(fit.threads):
+        found = {shard.name: program.solver.solve_rows(shard.matrix, Ht) for shard in fit.shards}
     weights = [without_empty(own, rows[name]) for name, own in found.items()]
     totals = np.sum([W.sum(axis=0, dtype=np.float64) for W in weights], axis=0)
     order = np.argsort(-totals, kind="stable")
     kept = H[order].astype(H.dtype if dtype is None else dtype, copy=False)
-    return Topics(kept, totals[order] / totals.sum(), None, run.outcome, run.history, run.rounds)
+    return Topics(kept, totals[order] / totals.sum(), None, training.outcome, tuple(training.history), training.rounds)
 
 
 def without_empty(W: Any, counted: Counted) -> Any:
     """W with zeros for documents without a known word."""
     return np.where(np.asarray(counted.is_empty)[:, None], np.zeros((), W.dtype), W)
+
+
+@contextmanager
+def errors_of_topics(program: Any = None, course: Course | None = None) -> Iterator[None]:
+    """Within this block errors of engines end with what the caller of a topic model can do."""
+    try:
+        yield
+    except PartsongError as error:
+        notes = [note for note in getattr(error, "__notes__", ()) if note not in OF_ENGINES]
+        if course is not None and isinstance(program, TopicRounds) and _has_run_away(error, course.reduction):
+            diverged = DivergenceError(told_of_steps(program, course.weighting))
+            diverged.__notes__ = notes
+            raise diverged from None
+        error.__notes__ = notes
+        raise
+
+
+def _trouble_of_topics(training: Training, program: Any, course: Course) -> str:
+    """What went wrong in a run that diverged after its first round, with the same advice."""
+    if training.outcome is Outcome.DIVERGED and isinstance(program, TopicRounds):
+        return told_of_steps(program, course.weighting)
+    return reduce(lambda trouble, note: trouble.replace(note, ""), OF_ENGINES, training.trouble).strip()
+
+
+def _has_run_away(error: PartsongError, reduction: Reduction) -> bool:
+    """Numbers that are not finite, all zero, or beyond what wide masks let pass."""
+    is_beyond = isinstance(error, UploadError) and getattr(reduction, "bound", 0.0) >= BEYOND
+    return is_beyond or isinstance(error, DivergenceError)
+
+
+def told_of_steps(program: TopicRounds, weighting: str) -> str:
+    """That the steps of a descent are too large, and what to do about it."""
+    descent, rate = program.descent, getattr(program.descent.information, "rate", None)
+    critic = "" if rate is None else f", critic_rate={rate:g}"
+    return (
+        "Numbers grew beyond all measure, or all topics have fallen to zero: the steps are too large for these texts "
+        f"(rate={descent.rate:g}, batch={descent.batch}{critic}). {_smaller_steps(program, weighting)}"
+    )
+
+
+def warn_of_no_topics(program: Any, done: FitResult, weighting: str) -> None:
+    """Warn where W H is zero and X is not."""
+    if not isinstance(program, TopicRounds):
+        warn_if_model_is_zero(program.solver, done)
+    elif is_zero(done):
+        message = f"The topics are zero: they explain nothing of these texts. {_smaller_steps(program, weighting)}"
+        warnings.warn(message, EmptyModelWarning, stacklevel=2)
+
+
+def _smaller_steps(program: TopicRounds, weighting: str) -> str:
+    """Settings that make them smaller. The largest eigenvalue of W_SᵀW_S/b, which bounds steps of H, is convex: over
+    larger batches it is smaller on average.
+    """
+    information, ways = program.descent.information, ["a smaller rate", "a larger batch"]
+    if isinstance(information, MutualInformation):
+        ways.append("a smaller critic_rate")
+        if not isinstance(information.bound, JensenShannon):
+            ways.append("mi_gradient='js'")
+    if not isinstance(program.server_update, Replace):
+        ways.append("a smaller server_rate")
+    if weighting == COUNTS:
+        ways.append("weighting='tfidf', by which all rows have norm 1")
+    return f"Take {', '.join(ways[:-1])} or {ways[-1]}."

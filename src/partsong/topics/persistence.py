@@ -10,10 +10,11 @@ from typing import Any
 
 from partsong.core.interfaces import RowSolver
 from partsong.errors import DataError, FormatError, ParameterError, PartsongError
-from partsong.estimators.parameters import count_told, solver_told
 from partsong.estimators.persistence import penalties_told
+from partsong.estimators.validation import count_told, solver_told
 from partsong.io import model_file
-from partsong.io.model_file import JSON, TopicFile, load_topics, save_topics
+from partsong.io.tensor_file import JSON
+from partsong.io.topic_file import TopicFile, load_topics, save_topics
 from partsong.solvers.lda import TopicRows
 from partsong.topics.tokenizer import LETTERS, Words
 from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, Weighing

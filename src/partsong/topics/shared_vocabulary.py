@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,23 +10,17 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.aggregation.server_update import Replace
-from partsong.core.interfaces import Checkpoint, Engine, Program, Reduction, Round, Schedule, Shard
+from partsong.core.interfaces import Reduction, Round, Schedule, Shard
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import key
 from partsong.engines.local import Parallel
-from partsong.engines.rounds import WAYS_ON
-from partsong.engines.upload_checks import WAYS_ON_WITH_ALL
-from partsong.errors import DataTypeError, DivergenceError, ParameterError, PartsongError, UploadError
+from partsong.errors import DataTypeError, ParameterError
 from partsong.methods.counts import FrequencySums
-from partsong.methods.fednmf import TopicRounds
-from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation
 from partsong.topics.agreement.encoding import key_from_seed
 from partsong.topics.agreement.protocol import Agreement, VocabularyAgreement, agree, masks_for_words
 from partsong.topics.agreement.tables import word_shards
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import (
-    COUNTS,
     TFIDF,
     Counted,
     HashedVocabulary,
@@ -37,96 +30,6 @@ from partsong.topics.vocabulary import (
     frequencies_of,
     matrix_of,
 )
-from partsong.training.loop import NOTHING, EmptyModelWarning, Task, warn_of_nothing
-from partsong.training.result import Finished
-
-# ---- topic advice -----------------------------------------------------------------------------------------------
-#
-# What topic models tell of a fit that goes wrong: ways out that these models have.
-
-OF_ENGINES = (WAYS_ON, WAYS_ON_WITH_ALL)
-"""Leaving a party out, and checkpoints: a topic model has neither."""
-
-BEYOND = 1e9
-"""Rows of topics have no such numbers, unless by steps that are too large; it is what masks let pass by themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advising:
-    """An engine whose errors end with what the caller of a topic model can do; all else is that of `engine`.
-
-    `weighting` is what the rows of a descent are; tf-idf is not proposed to those that have it.
-    """
-
-    engine: Engine
-    weighting: str = ""
-
-    def run(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        *,
-        reduction: Reduction,
-        resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
-        try:
-            yield from self.engine.run(program, shards, schedule, reduction=reduction, resume=resume)
-        except PartsongError as error:
-            notes = [note for note in getattr(error, "__notes__", ()) if note not in OF_ENGINES]
-            if isinstance(program, TopicRounds) and _has_run_away(error, reduction):
-                raise _with(DivergenceError(told_of_steps(program, self.weighting)), notes) from None
-            _with(error, notes)
-            raise
-
-
-def _has_run_away(error: PartsongError, reduction: Reduction) -> bool:
-    """Numbers that are not finite, all zero, or beyond what wide masks let pass."""
-    is_beyond = isinstance(error, UploadError) and getattr(reduction, "bound", 0.0) >= BEYOND
-    return is_beyond or isinstance(error, DivergenceError)
-
-
-def told_of_steps(program: TopicRounds, weighting: str) -> str:
-    """That the steps of a descent are too large, and what to do about it."""
-    descent, rate = program.descent, getattr(program.descent.information, "rate", None)
-    critic = "" if rate is None else f", critic_rate={rate:g}"
-    return (
-        "Numbers grew beyond all measure, or all topics have fallen to zero: the steps are too large for these texts "
-        f"(rate={descent.rate:g}, batch={descent.batch}{critic}). {_smaller_steps(program, weighting)}"
-    )
-
-
-def warn_of_no_topics(task: Task, done: Finished, weighting: str) -> None:
-    """Say so where W H is zero and X is not."""
-    if not isinstance(task.program, TopicRounds):
-        warn_of_nothing(task, done)
-    elif done.squared_norm > 0 and done.squared_error >= (1 - NOTHING) * done.squared_norm:
-        told = f"The topics are zero: they explain nothing of these texts. {_smaller_steps(task.program, weighting)}"
-        warnings.warn(told, EmptyModelWarning, stacklevel=2)
-
-
-def _smaller_steps(program: TopicRounds, weighting: str) -> str:
-    """Settings that make them smaller. The largest eigenvalue of W_SᵀW_S/b, which bounds steps of H, is convex: over
-    larger batches it is smaller on average.
-    """
-    information, ways = program.descent.information, ["a smaller rate", "a larger batch"]
-    if isinstance(information, MutualInformation):
-        ways.append("a smaller critic_rate")
-        if not isinstance(information.bound, JensenShannon):
-            ways.append("mi_gradient='js'")
-    if not isinstance(program.server_update, Replace):
-        ways.append("a smaller server_rate")
-    if weighting == COUNTS:
-        ways.append("weighting='tfidf', by which all rows have norm 1")
-    return f"Take {', '.join(ways[:-1])} or {ways[-1]}."
-
-
-def _with(error: PartsongError, notes: Sequence[str]) -> PartsongError:
-    error.__notes__ = list(notes)
-    return error
-
-
-# ---- topic vocabulary -------------------------------------------------------------------------------------------
 
 AGREE, HASH = "agree", "hash"
 HASHED_COLUMNS = 10_000
@@ -192,103 +95,6 @@ class WordRule:
         return vocabulary.pruned(min_documents, float(self.max_share), self.max_words)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Rows of every party by one weighing; `agreement` tells how the words were found, where they were agreed on."""
-
-    weighing: Weighing
-    counted: Mapping[str, Counted]
-    agreement: Agreement | None = None
-
-    @property
-    def rows(self) -> dict[str, Counted]:
-        """By weight."""
-        return {name: self.weighing.weighed(counted) for name, counted in self.counted.items()}
-
-
-def prepared_alone(rule: WordRule, texts: Sequence[str], words: Words, seed: int, weighting: str) -> Prepared:
-    """Rows of documents that are all here."""
-    fixed = rule.fixed(words, seed)
-    columns = rule.pruned(Vocabulary.of_documents(texts, words), rule.min_documents) if fixed is None else fixed
-    counted = count(texts, words, columns).require_words("These texts")
-    frequencies = _known(columns) or frequencies_of(counted)
-    return Prepared(_weighing(words, columns, frequencies, weighting), {"all": counted})
-
-
-def prepared_together(
-    rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int, weighting: str
-) -> Prepared:
-    """Rows of parties that do not pool their documents: words by agreement, frequencies by sums."""
-    engine, agreement = Advising(Parallel()), None
-    columns = rule.fixed(words, seed)
-    if columns is None and len(parties) == 1:
-        (texts,) = parties.values()
-        columns = rule.pruned(Vocabulary.of_documents(texts, words), rule.min_documents)
-    elif columns is None:
-        agreement = _agreed(rule, parties, words, seed, engine)
-        columns = rule.pruned(agreement.vocabulary)
-    frequencies = _known(columns)
-    counted = {name: count(texts, words, columns) for name, texts in parties.items()}
-    _require_somebody(counted)
-    if weighting == TFIDF and frequencies is None:
-        frequencies = summed_frequencies(counted, seed, engine)
-    return Prepared(_weighing(words, columns, frequencies, weighting), counted, agreement)
-
-
-def summed_frequencies(counted: Mapping[str, Counted], seed: int, engine: Engine) -> tuple[np.ndarray, int]:
-    """Document frequencies of all parties."""
-    program = FrequencySums()
-    shards = [Shard(name, matrix_of(own.rows), key(seed, "secret", name)) for name, own in counted.items()]
-    done = only_round(engine, program, shards, seed)
-    return program.counts(done.checkpoint.server)
-
-
-def only_round(engine: Engine, program: Any, shards: Sequence[Shard], seed: int) -> Round:
-    """The one round of a count, masked where there are enough parties for that."""
-    (done,) = engine.run(program, shards, Schedule(1, seed), reduction=counting_among(len(shards)))
-    return done
-
-
-def counting_among(parties: int) -> Reduction:
-    """Sums of whole numbers: exact, and masked from three parties on."""
-    return masks_for_words(parties) if parties >= FEWEST_MASKED else InTheOpen()
-
-
-def _agreed(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int, engine: Engine) -> Agreement:
-    """Key and secrets come from the seed: the same seed gives the same words in the same order."""
-    fewest = 2 if rule.min_parties is None else int(rule.min_parties)
-    asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.longest_word))
-    secrets = {name: key(seed, "secret", name) for name in parties}
-    shards = word_shards(parties, words, key_from_seed(seed), secrets)
-    return agree(shards, engine, asked, reduction=counting_among(len(parties)), seed=seed)
-
-
-def _known(columns: Vocabulary | HashedVocabulary) -> tuple[Any, int] | None:
-    """Document frequencies that came with the words."""
-    if isinstance(columns, Vocabulary) and columns.documents is not None:
-        return columns.documents, columns.n_documents
-    return None
-
-
-def _weighing(
-    words: Words, columns: Vocabulary | HashedVocabulary, frequencies: tuple[Any, int] | None, weighting: str
-) -> Weighing:
-    kept = Vocabulary(columns.words) if isinstance(columns, Vocabulary) else columns
-    if weighting != TFIDF or frequencies is None:
-        return Weighing(words, kept)
-    return Weighing(words, kept, np.asarray(frequencies[0], np.int64), int(frequencies[1]))
-
-
-def _require_somebody(counted: Mapping[str, Counted]) -> None:
-    """Refuse parties of whom nobody has a word of the vocabulary."""
-    if all(own.n_empty == len(own.is_empty) for own in counted.values()):
-        next(iter(counted.values())).require_words("Every party, the first of them")
-
-
-# ---- topic word rule --------------------------------------------------------------------------------------------
-#
-# The rule of words that a topic model was asked for by its arguments.
-
 UNASKED = {"min_documents": 1, "max_share": 1.0, "longest_word": LONGEST}
 """What arguments of a model are where nothing was asked for; else it is None."""
 
@@ -314,3 +120,77 @@ def word_rule(source: Any, asked: Mapping[str, Any], least: int) -> WordRule:
         )
         raise ParameterError(f"{name}={value!r} is about words that are found in the texts, and {why}")
     return rule
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rows of every party by one weighing; `agreement` tells how the words were found, where they were agreed on."""
+
+    weighing: Weighing
+    counted: Mapping[str, Counted]
+    agreement: Agreement | None = None
+
+    @property
+    def rows(self) -> dict[str, Counted]:
+        """By weight."""
+        return {name: self.weighing.weighed(counted) for name, counted in self.counted.items()}
+
+
+def prepare(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int, weighting: str) -> Prepared:
+    """Rows of parties that do not pool their documents: words by agreement, frequencies by sums.
+
+    One party alone keeps its own words, and counts its own documents.
+    """
+    columns, agreement, is_alone = rule.fixed(words, seed), None, len(parties) == 1
+    if columns is None and is_alone:
+        (texts,) = parties.values()
+        columns = rule.pruned(Vocabulary.of_documents(texts, words), rule.min_documents)
+    elif columns is None:
+        agreement = _agreed(rule, parties, words, seed)
+        columns = rule.pruned(agreement.vocabulary)
+    counted = {name: count(texts, words, columns) for name, texts in parties.items()}
+    if all(own.n_empty == len(own.is_empty) for own in counted.values()):
+        first = next(iter(counted.values()))
+        first.require_words("These texts" if is_alone else "Every party, the first of them")
+    if weighting != TFIDF:
+        return Prepared(Weighing(words, _listed(columns)), counted, agreement)
+    if isinstance(columns, Vocabulary) and columns.documents is not None:
+        documents, n_documents = columns.documents, columns.n_documents
+    elif is_alone:
+        documents, n_documents = frequencies_of(*counted.values())
+    else:
+        documents, n_documents = summed_frequencies(counted, seed)
+    weighing = Weighing(words, _listed(columns), np.asarray(documents, np.int64), int(n_documents))
+    return Prepared(weighing, counted, agreement)
+
+
+def _listed(columns: Vocabulary | HashedVocabulary) -> Vocabulary | HashedVocabulary:
+    """Words alone, without the frequencies that came with them."""
+    return Vocabulary(columns.words) if isinstance(columns, Vocabulary) else columns
+
+
+def _agreed(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int) -> Agreement:
+    """Key and secrets come from the seed: the same seed gives the same words in the same order."""
+    fewest = 2 if rule.min_parties is None else int(rule.min_parties)
+    asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.longest_word))
+    secrets = {name: key(seed, "secret", name) for name in parties}
+    shards = word_shards(parties, words, key_from_seed(seed), secrets)
+    return agree(shards, Parallel(), asked, reduction=counting_among(len(parties)), seed=seed)
+
+
+def summed_frequencies(counted: Mapping[str, Counted], seed: int) -> tuple[np.ndarray, int]:
+    """Document frequencies of all parties."""
+    program = FrequencySums()
+    shards = [Shard(name, matrix_of(own.rows), key(seed, "secret", name)) for name, own in counted.items()]
+    return program.counts(only_round(program, shards, seed).checkpoint.server)
+
+
+def only_round(program: Any, shards: Sequence[Shard], seed: int) -> Round:
+    """The one round of a count, masked where there are enough parties for that."""
+    (done,) = Parallel().run(program, shards, Schedule(1, seed), reduction=counting_among(len(shards)))
+    return done
+
+
+def counting_among(parties: int) -> Reduction:
+    """Sums of whole numbers: exact, and masked from three parties on."""
+    return masks_for_words(parties) if parties >= FEWEST_MASKED else InTheOpen()

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from partsong.core.interfaces import Matrix
+from partsong.core.states import state
 from partsong.data.conversion import as_matrix
 from partsong.data.partition import party_names
 from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
@@ -20,7 +21,7 @@ from partsong.evaluation.topic_quality import WINDOW, windows
 from partsong.topics.documents import as_documents, read_word_list
 from partsong.topics.tokenizer import Words
 
-# ---- vocabulary -------------------------------------------------------------------------------------------------
+TFIDF, COUNTS = WEIGHTINGS = ("tfidf", "counts")
 
 
 class Columns(Protocol):
@@ -34,6 +35,7 @@ class Columns(Protocol):
         """The column of a word."""
 
 
+@state("words.vocabulary")
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Words in the order of their columns; `documents`: in how many of `n_documents` each is, where that is known."""
@@ -151,23 +153,6 @@ def document_frequencies(documents: Iterable[str], words: Words) -> tuple[Counte
     return counted, n_documents
 
 
-def require_one_vocabulary(vocabularies: Sequence[Vocabulary]) -> Vocabulary:
-    """The vocabulary of all parties, if they have the same."""
-    first = vocabularies[0]
-    for number, other in enumerate(vocabularies):
-        if other.words != first.words:
-            raise FeatureError(
-                f"Party {number} (counted from 0) has another vocabulary ({other.n_columns} words) than the first "
-                f"({first.n_columns} words). Agree on one: a public file, hashing, or the rule of text.agreement."
-            )
-    return first
-
-
-# ---- counts -----------------------------------------------------------------------------------------------------
-#
-# Documents to sparse rows: counts of words, and tf-idf.
-
-
 @dataclass(frozen=True, slots=True)
 class Counted:
     """Rows (n × m, CSR, float32), one per document; `is_empty`: without any word that has a column."""
@@ -238,13 +223,6 @@ def tf_idf(
         values /= np.repeat(np.sqrt(squares), np.diff(rows.indptr))
     weighted = sparse.csr_matrix((values.astype(rows.dtype), rows.indices, rows.indptr), shape=rows.shape)
     return replace(counted, rows=weighted)
-
-
-# ---- topic words ------------------------------------------------------------------------------------------------
-#
-# Texts to rows that topics are learned from, the same way at the fit and ever after.
-
-TFIDF, COUNTS = WEIGHTINGS = ("tfidf", "counts")
 
 
 class UnknownWordsWarning(UserWarning):

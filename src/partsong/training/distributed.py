@@ -12,39 +12,37 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from partsong import kernels
+from partsong import kernels, methods
 from partsong.core import runtime
 from partsong.core.interfaces import (
     Aggregation,
     Array,
+    ArraySpec,
     Checkpoint,
-    Form,
     Layout,
     Message,
     Outcome,
     Program,
+    ProgramBase,
     Round,
     RowSolver,
     Shard,
     State,
     Turn,
-    turn_of,
 )
 from partsong.core.runtime import Interrupts
 from partsong.data.blocks import block_range
 from partsong.engines.collective import Communicator, at_the_server, heard, share, together
 from partsong.errors import DivergenceError
-from partsong.methods import recipes
 from partsong.methods.averaging import Consensus, ConsensusParty
-from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
-from partsong.methods.game import PlayInStrata
-from partsong.methods.registry import RANK_AVERAGES, RANK_SOLVERS
-from partsong.sketch.crossing import Proportion
-from partsong.training.loop import ClosingTime, Task, Watch, pursue
-from partsong.training.result import Finished, complete
-from partsong.training.settings import RankSettings
-from partsong.training.stopping import PERFECT, WINDOW, Course, Follower, Progress, Run, Stop, yardstick
+from partsong.methods.registry import Problem
+from partsong.solvers.named import solver_of
+from partsong.training.loop import FinalizationTimer, Training, Watch, measured, run, train
+from partsong.training.result import FitResult, complete
+from partsong.training.settings import RANK_SOLVERS, RankSettings
+from partsong.training.simulation import FederatedFit
+from partsong.training.stopping import PERFECT, WINDOW, Progress, StoppingRule, yardstick
 
 # ---- ranks reports ----------------------------------------------------------------------------------------------
 #
@@ -72,7 +70,7 @@ class ReportedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reporting:
+class Reporting(ProgramBase):
     """A `Consensus` with two more numbers in each upload: ‖X_p − W_p H‖² for the H that was sent, and ‖X_p‖².
 
     W_p is that of the party's work before, so that a first report is of an empty model. Who reports is told by the
@@ -131,14 +129,14 @@ class Reporting:
         distance, energy = server.reports.sum(axis=1)
         return {ERROR: math.sqrt(max(0.0, distance) / energy) if energy > 0 else 0.0}
 
-    def expects(self, layout: Layout) -> tuple[Mapping[str, Form], ...]:
-        """What the program expects, and reports."""
-        reports = Form((2, len(layout.parties)), non_negative=True)
-        return tuple({**kind, "reports": reports} for kind in self.program.expects(layout))
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
+        """Of the program, and reports."""
+        reports = ArraySpec((2, len(layout.parties)), non_negative=True)
+        return tuple({**kind, "reports": reports} for kind in self.program.upload_spec(layout))
 
     def turn(self, model: Message) -> Turn:
         """Of the program; every exchange is worth a look."""
-        return replace(turn_of(self.program, model), ends_round=True)
+        return replace(self.program.turn(model), ends_round=True)
 
 
 def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, float]:
@@ -153,7 +151,7 @@ def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, floa
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Stop):
+class Settled(StoppingRule):
     """Converged once the reported squared error changes by less than `tol` of its `yardstick` per turn, over a few.
 
     Whichever way: a report is of the model as its party has just moved it, which at first is far from that of the
@@ -210,42 +208,48 @@ class Attention:
         if self.budget is not None:
             self.is_late = now + max(self.lasted.values()) + self.closing >= self.budget
 
-    def follow(self, task: Task, rounds: Iterator[Round], watch: Watch) -> Run:
-        """The course of the run, as rank 0 sees it; its model is the last one, unless the run has lost its way."""
-        follower, course = self._follower(task, watch), Course.after()
-        with closing(self.arrivals(rounds)) as noted:
-            for _ in follower.attend(noted, course):
+    def follow(self, fit: FederatedFit, rounds: Iterator[Round], watch: Watch) -> Training:
+        """The training as rank 0 sees it; its model is the last one, unless the run has diverged."""
+        training = Training(began=self.began, watch=watch, last=fit.last)
+        with closing(self.arrivals(rounds)) as arrivals:
+            steps = measured(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
+            for _ in train(steps, Settled(fit.stop.tol), training):
                 pass
-        run = course.run()
-        return run if run.outcome is Outcome.DIVERGED else replace(run, best=course.latest)
-
-    def _follower(self, task: Task, watch: Watch) -> Follower:
-        return Follower(
-            Settled(task.stop.tol),
-            self.began,
-            error_of=lambda done: done.metrics[ERROR],
-            is_whole=lambda done: self.ends_turn,
-            watch=watch,
-            last=task.schedule.rounds,
-        )
+        if training.outcome is not Outcome.DIVERGED:
+            training.best = training.latest
+        return training
 
 
-def pursued_by_arrivals(task: Task, communicator: Communicator, attention: Attention, watch: Watch) -> Run:
+@dataclass(frozen=True, slots=True)
+class ReportedMeasures:
+    """The error that parties have reported, and its square."""
+
+    def error(self, done: Round) -> float:
+        return done.metrics[ERROR]
+
+    def objective(self, done: Round, error: float) -> float:
+        return error**2
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        return math.nan, math.nan
+
+
+def pursued_by_arrivals(fit: FederatedFit, communicator: Communicator, attention: Attention, watch: Watch) -> Training:
     """The run to its end, whose outcome is the same at all ranks; only rank 0 has its history and its model."""
-    attention.closing = _closing_time(task, communicator, attention)
-    rounds: Any = task.engine.run(task.program, task.shards, task.schedule, reduction=task.reduction)
-    run, trouble = Run(Outcome.MAX_ROUNDS, (), None), None
-    with closing(rounds):
+    attention.closing = _closing_time(fit, communicator, attention)
+    rounds: Any = fit.engine.run(fit.program, fit.shards, fit.schedule, reduction=fit.reduction)
+    training, trouble = Training(ended=Outcome.MAX_ROUNDS), None
+    with rounds:
         try:
             if communicator.rank == 0:
-                run = attention.follow(task, rounds, watch)
+                training = attention.follow(fit, rounds, watch)
             else:
                 _work(rounds, attention.pressed)
         except DivergenceError as error:
             trouble = error
     if attention.pressed.count > 1:
         raise KeyboardInterrupt
-    return _agreed(task, communicator, attention, run, trouble)
+    return _agreed(fit, communicator, attention, training, trouble)
 
 
 def _work(rounds: Iterator[Round], pressed: Interrupts) -> None:
@@ -256,11 +260,15 @@ def _work(rounds: Iterator[Round], pressed: Interrupts) -> None:
 
 
 def _agreed(
-    task: Task, communicator: Communicator, attention: Attention, run: Run, trouble: DivergenceError | None
-) -> Run:
+    fit: FederatedFit,
+    communicator: Communicator,
+    attention: Attention,
+    training: Training,
+    trouble: DivergenceError | None,
+) -> Training:
     """The outcome that rank 0 knows of, unless somebody's signal or the clock has ended the run; sent: five facts."""
-    is_full = bool(run.history) and run.history[-1].iteration >= task.schedule.rounds
-    own = [str(run.outcome), is_full, run.best is not None, bool(attention.pressed.count), attention.is_late]
+    is_full = bool(training.history) and training.history[-1].iteration >= fit.last
+    own = [str(training.outcome), is_full, training.best is not None, bool(attention.pressed.count), attention.is_late]
     with heard():
         every = [json.loads(text) for text in share(communicator, json.dumps(own))]
     told, is_full, has_model, _, is_late = every[0]
@@ -270,20 +278,21 @@ def _agreed(
     if outcome is Outcome.MAX_ROUNDS and not is_full:
         is_pressed = any(one[3] for one in every)
         outcome = Outcome.TIME_SPENT if is_late and not is_pressed else Outcome.INTERRUPTED
-    return replace(run, outcome=outcome)
+    training.ended = outcome
+    return training
 
 
-def _closing_time(task: Task, communicator: Communicator, attention: Attention) -> float:
+def _closing_time(fit: FederatedFit, communicator: Communicator, attention: Attention) -> float:
     """How long the slowest worker will need for the end of the fit, tried on a few of its rows; sent: that number."""
     if attention.budget is None:
         return 0.0
 
     def tried() -> float:
-        if not task.shards:
+        if not fit.shards:
             return 0.0
-        start = task.program.start_server(Layout.of(task.shards, task.schedule.seed))
+        start = fit.program.start_server(Layout.of(fit.shards, fit.schedule.seed))
         point = Round(0, start[1], {}, (), {}, 0, 0.0, Checkpoint(0, {}, *start))
-        trial = ClosingTime(task)
+        trial = FinalizationTimer(fit)
         return min(trial.reserve(point, 0.0) for _ in range(2))  # the first may have to compile
 
     seconds = together(communicator, tried)
@@ -319,17 +328,20 @@ class Ranks:
         return messages[""][""]
 
 
-def _best(program: Program, run: Run, shards: Sequence[Shard], seed: int) -> Array:
+def _best(program: Program, training: Training, shards: Sequence[Shard], seed: int) -> Array:
     """H where the objective was smallest, or where all began if not even one exchange was done."""
-    server = program.start_server(Layout.of(shards, seed))[0] if run.best is None else run.best
+    start = training.best is None
+    server = program.start_server(Layout.of(shards, seed))[0] if start else training.best
     return program.components(server)
 
 
-def completed(program: Program, run: Run, shards: Sequence[Shard], communicator: Communicator, seed: int) -> Finished:
+def completed(
+    program: Program, training: Training, shards: Sequence[Shard], communicator: Communicator, seed: int
+) -> FitResult:
     """Put rank 0's best H on its scale and in order, solve for the own rows of W exactly, and add up the errors."""
     solver: Any = program.solver
     ranks = Ranks(communicator)
-    H = ranks.of_rank_0(_best(program, run, shards, seed) if communicator.rank == 0 else None)
+    H = ranks.of_rank_0(_best(program, training, shards, seed) if communicator.rank == 0 else None)
     rescale = not (solver.penalty_W or solver.penalty_H)
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale, ranks)
 
@@ -347,53 +359,20 @@ def rows_at(settings: RankSettings, rank: int, n_rows: int) -> tuple[int, int]:
 
 
 def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
-    """The program, and its rounds for the iterations asked for."""
-    if settings.method in RANK_AVERAGES:
-        return _average(settings)
-    if settings.is_game:
-        made = PlayInStrata(settings.n_components, recipes.game_named(settings.rules()))
-        return made, settings.max_iter * made.exchanges_among(settings.ranks)
-    if settings.is_asynchronous:
-        return _reported(settings), settings.max_iter
-    if not settings.is_sketched:
-        solver = recipes.solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
+    """The program, and its exchanges for the iterations asked for; of an asynchronous one these are arrivals."""
+    if settings.method in RANK_SOLVERS:
+        solver = solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
         return SharedSums(settings.n_components, solver), settings.max_iter
-    program = SketchExchange(
-        settings.n_components,
-        sketch=_sketch(settings),
-        iterations=settings.max_iter,
-        n_rows=n_rows,
-    )
-    return _penalised(program, settings), program.rounds_for()
-
-
-def _average(settings: RankSettings) -> tuple[Program, int]:
-    """A method in which each rank is a party; an iteration is one of its rounds."""
-    made: Any
-    if settings.method == "syn-sd":
-        made = recipes.syn_sd(settings.n_components)
-    else:
-        variant = settings.method.removeprefix("syn-ssd-")
-        made = recipes.syn_ssd(settings.n_components, variant=variant, sketch=_sketch(settings))
-    counts: Any = getattr(made, "rounds_for", None)
-    return _penalised(made, settings), settings.max_iter if counts is None else counts(settings.max_iter)
-
-
-def _reported(settings: RankSettings) -> Reporting:
-    """A method in which nobody waits; an iteration is one arrival."""
-    if settings.method == "asyn-sd":
-        made = recipes.asyn_sd(settings.n_components)
-    else:
-        made = recipes.asyn_ssd_v(settings.n_components, sketch=_sketch(settings))
-    return Reporting(_penalised(made, settings))
-
-
-def _sketch(settings: RankSettings) -> Proportion:
-    return Proportion(recipes.sketches()[settings.sketch or ""], settings.sketch_ratio or 1.0)
+    method, problem = methods.method(settings.method), Problem(settings.n_components, None, settings.max_iter, n_rows)
+    program: Any = method.build(problem, settings.options(method.parameters))
+    program = program if settings.is_game else _penalised(program, settings)
+    if settings.is_asynchronous:
+        return Reporting(program), settings.max_iter
+    return program, program.exchanges(settings.max_iter, settings.ranks)
 
 
 def _penalised(program: Any, settings: RankSettings) -> Any:
-    given = recipes.solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
+    given = solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
     return replace(program, solver=replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H))
 
 
@@ -413,15 +392,15 @@ class Unison:
     pressed: Interrupts
     began: float
     budget: float | None
-    closing: ClosingTime | None = None
+    closing: FinalizationTimer | None = None
     ending: Interrupts = field(default_factory=Interrupts)
     is_late: bool = False
     is_pressed: bool = False
-    objective: float = math.nan
+    latest_objective: float = math.nan
     latest: float = 0.0
     measure: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
 
-    def error_of(self, done: Round) -> float:
+    def error(self, done: Round) -> float:
         """Rank 0's error of this round, or where its server knows none that of all rows, at every rank.
 
         Sent: six numbers.
@@ -431,18 +410,21 @@ class Unison:
         told = json.dumps([*own, self._is_late(done), self.pressed.count, *squares])
         with heard():
             every = [json.loads(text) for text in share(self.communicator, told)]
-        error, self.objective, self.is_late = every[0][:3]
+        error, self.latest_objective, self.is_late = every[0][:3]
         if math.isnan(error):
             distance, energy = (sum(one[at] for one in every) for at in (4, 5))
             error = math.sqrt(max(0.0, distance) / energy) if energy else 0.0
-            self.objective = error**2
+            self.latest_objective = error**2
         self.is_pressed = any(one[3] for one in every)
         self.ending.count = int(self.is_late or self.is_pressed)
         return float(error)
 
-    def objective_of(self, done: Round, error: float) -> float:
+    def objective(self, done: Round, error: float) -> float:
         """Rank 0's objective, which came with its error."""
-        return self.objective
+        return self.latest_objective
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        return math.nan, math.nan
 
     def _is_late(self, done: Round) -> bool:
         """Whether one more round like this one, and the end of the fit, would take too long; rank 0 decides."""
@@ -454,27 +436,27 @@ class Unison:
         return spent + ahead >= self.budget
 
 
-def squares_at(task: Task) -> Callable[[Round], tuple[float, float]]:
+def squares_at(fit: FederatedFit) -> Callable[[Round], tuple[float, float]]:
     """‖X_r − W_r H‖² and ‖X_r‖² of this rank's own rows and weights after a round."""
 
     def measure(done: Round) -> tuple[float, float]:
-        (shard,) = task.shards
+        (shard,) = fit.shards
         matrix, W = shard.matrix, getattr(done.checkpoint.parties[shard.name], "W", None)
         if W is None:
             return matrix.squared_norm, matrix.squared_norm
-        H = matrix.native(task.program.components(done.checkpoint.server))
-        with runtime.kernels_on(task.threads):
+        H = matrix.native(fit.program.components(done.checkpoint.server))
+        with runtime.kernels_on(fit.threads):
             return matrix.squared_distance(W, kernels.of(H).rows_of(H)), matrix.squared_norm
 
     return measure
 
 
-def pursued(task: Task, unison: Unison, watch: Watch) -> Run:
+def pursued(fit: FederatedFit, unison: Unison, watch: Watch) -> Training:
     """The rounds to their end, which is the same at all ranks; a second Ctrl-C breaks off at once."""
-    unison.closing, unison.measure = ClosingTime(task), squares_at(task)
-    agreed = replace(task, error_of=unison.error_of, objective_of=unison.objective_of)
-    run = pursue(agreed, began=unison.began, watch=watch, interrupts=unison.ending)
+    unison.closing, unison.measure = FinalizationTimer(fit), squares_at(fit)
+    training = run(replace(fit, measures=unison), began=unison.began, watch=watch, interrupts=unison.ending)
     if unison.pressed.count > 1:
         raise KeyboardInterrupt
-    is_timed = run.outcome is Outcome.INTERRUPTED and unison.is_late and not unison.is_pressed
-    return replace(run, outcome=Outcome.TIME_SPENT) if is_timed else run
+    if training.outcome is Outcome.INTERRUPTED and unison.is_late and not unison.is_pressed:
+        training.ended = Outcome.TIME_SPENT
+    return training

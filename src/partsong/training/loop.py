@@ -1,7 +1,8 @@
-"""Fitting, in the steps that every caller shares: a start, rounds that are followed, a model.
+"""The fit loop: iterations of a pooled fit and rounds of a federated one are measured, judged and ended here.
 
-`fit_rows` is centralised NMF; `pursue` and `conclude` are its two halves for any program, so that a caller can go on
-from an earlier run, or protect the second half from an interrupt that ended the first.
+steps = fit.steps(point)                 # compute: CentralizedFit or FederatedFit
+for step in train(steps, rule, training) # judge: history, best model, stopping rule, Ctrl-C
+finish(fit, training)                    # scale, order, W and error of the best model
 """
 
 from __future__ import annotations
@@ -10,211 +11,393 @@ import math
 import sys
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from partsong import kernels
-from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import (
-    Array,
-    Checkpoint,
-    Engine,
-    Layout,
-    Matrix,
-    Outcome,
-    Reduction,
-    Round,
-    Schedule,
-    Shard,
-    traits_of,
-    turn_of,
-)
-from partsong.core.runtime import Interrupts, held
-from partsong.core.streams import stream
-from partsong.data.observed import ObservedMatrix
-from partsong.engines.local import Sequential
-from partsong.errors import DivergenceWarning, FeatureError, IllPosedWarning, ParameterError, PartyError, first_few
-from partsong.methods.dsanls import SketchExchange, SketchParty
-from partsong.methods.exact import SharedSums, is_known
-from partsong.methods.game import PlayInStrata, PlayParty
-from partsong.privacy.ledger import Spending, accounted
-from partsong.sketch.crossing import Proportion
-from partsong.solvers.game import Game, balance, first_weights
-from partsong.solvers.initialization import (
-    InitialFactors,
-    anchors,
-    balanced,
-    double_svd,
-    is_mostly_zero,
-    random_beginning,
-)
-from partsong.solvers.observed import ObservedRows
-from partsong.solvers.squared_error import Extrapolation, NoExtrapolation, RowState, SquaredError
-from partsong.solvers.update_rules import CoordinateDescent, Multiplicative
-from partsong.training.result import Finished, complete, finish
-from partsong.training.stopping import Course, Follower, HistoryRow, Run, Stop, known_error, known_objective
+from partsong.core.interfaces import Array, Checkpoint, Outcome, Round, RowSolver, Shard, State
+from partsong.core.runtime import Interrupts
+from partsong.core.streams import key
+from partsong.errors import BudgetSpent, DivergenceError, DivergenceWarning, IllPosedWarning
+from partsong.training.result import FitResult, complete, scale_is_free
+from partsong.training.stopping import HistoryRow, ProgressByCohort, StoppingRule
 
-# ---- fitting ----------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from partsong.privacy.ledger import Spending
 
 Watch = Callable[[Round, HistoryRow], None]
+"""Called after every step with what it did and its line of the history."""
 
 TRIAL_ROWS = 400
 """Rows on which the end of a fit is tried when a time budget has to cover it."""
 
-LOOK_EVERY = 10
-"""Sketched iterations from one look at the error to the next: it costs a pass over the data."""
-
-TRIAL_STEPS = 200
-"""Iterations of a fit from another start, where the first has led to nothing."""
-
 NOTHING = 1e-9
 """A share of ‖X‖² that is nothing but rounding."""
-
-INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
-
-
-FILLS = {"nndsvd": 0.0, "nndsvda": 1.0, "nndsvdar": 0.01}
-"""What zeros of a double SVD become, in units of the mean of X; for "nndsvdar" it is a random share of that."""
 
 
 class EmptyModelWarning(UserWarning):
     """A fit ended with a model that is zero, although the data are not."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowFit:
-    """Centralised NMF as a value: rank, solver, start, and when to stop.
-
-    With a `sketch` steps see sketched data; with a `game` players meet over single cells, and the solver fits rows to
-    what they end with. `shuffle` draws the order of components from the seed.
-    """
-
-    rank: int
-    solver: SquaredError | ObservedRows
-    init: str = "auto"
-    seed: int = 0
-    max_iter: int = 500
-    stop: Stop = Stop()
-    threads: int = 1
-    sketch: Proportion | None = None
-    game: Game | None = None
-    shuffle: bool = False
-
-    def __post_init__(self) -> None:
-        if self.init not in INITS:
-            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
+# Measuring a round
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
+class Step:
+    """One pooled iteration or one federated exchange, with what is known of the model after it.
 
-    `error_of` and `drift_of` tell of a round what a simulation can know; the conclusion may use `threads`. A round is
-    `exchanges` of the engine's, unless the program says when it ends. `spending` are its accounts where it has noise.
+    The objective is NaN after an exchange within a round: such a model is not compared with others, and no fit ends
+    with it. `measuring` are the seconds that it took to find these numbers; they are not the method's own.
     """
 
-    program: Any
-    shards: Sequence[Shard]
-    schedule: Schedule
-    stop: Stop = Stop()
-    engine: Engine = Sequential()
-    reduction: Reduction = InTheOpen()
-    begin: Callable[[], Checkpoint] | None = None
-    threads: int = 1
-    error_of: Callable[[Round], float] = known_error
-    drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
-    objective_of: Callable[[Round, float], float] = known_objective
-    exchanges: int = 1
-    spending: Spending | None = None
+    done: Round
+    error: float
+    objective: float
+    drift: tuple[float, float] = (math.nan, math.nan)
+    epsilon: float = math.nan
+    cohort: int = 0
+    measuring: float = 0.0
 
     @property
-    def is_private(self) -> bool:
-        """Whether messages carry noise, so that nothing else may tell of the data."""
-        return traits_of(self.program).release is not None
+    def is_whole(self) -> bool:
+        """Whether a round ended with it."""
+        return not math.isnan(self.objective)
 
-    def spent_on(self, done: Round) -> float:
-        """What a round has cost, with all before it."""
-        return math.nan if self.spending is None else self.spending.note(done)
+    def row(self, seconds: float) -> HistoryRow:
+        """Its line of the history, `seconds` after the fit began."""
+        done, sent = self.done, sum(self.done.bytes_up.values())
+        numbers = (seconds, self.error, self.objective, sent, done.bytes_down, *self.drift)
+        return HistoryRow(done.index + 1, *numbers, len(done.participants), self.cohort, self.epsilon)
 
-    def is_whole(self, done: Round) -> bool:
-        """Whether a round ends with an exchange: as the program says, and every `exchanges` of them."""
-        return turn_of(self.program, done.model).ends_round and (done.index + 1) % self.exchanges == 0
+
+class Measures(Protocol):
+    """What the loop may know of a round: ‖X − W H‖ / ‖X‖, what is minimised, how far parties are from the model."""
+
+    def error(self, done: Round) -> float: ...
+    def objective(self, done: Round, error: float) -> float: ...
+    def drift(self, done: Round) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class ServerMeasures:
+    """What the program's server knows: an error and an objective over ½‖X‖², or neither (NaN)."""
+
+    def error(self, done: Round) -> float:
+        return done.metrics.get("relative_error", math.nan)
+
+    def objective(self, done: Round, error: float) -> float:
+        """The server's, with its error replaced by `error`; without one, the square of `error`."""
+        if "objective" not in done.metrics:
+            return error**2
+        known = done.metrics.get("relative_error", error)
+        return done.metrics["objective"] + (0.0 if known == error else error**2 - known**2)
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        return math.nan, math.nan
+
+
+def measured(
+    rounds: Iterable[Round],
+    measures: Measures = ServerMeasures(),
+    *,
+    ends_round: Callable[[Round], bool] = lambda done: True,
+    epsilon: Callable[[Round], float] = lambda done: math.nan,
+    last: float = math.inf,
+    present: frozenset[str] | None = None,
+) -> Iterator[Step]:
+    """Measure rounds as they come; of exchanges within a round nothing is, except after the `last`.
+
+    `present` are the parties over whose rows a simulation computes errors (None: all that the run has ever known).
+    """
+    for done in rounds:
+        began, error, objective, drift = time.perf_counter(), math.nan, math.nan, (math.nan, math.nan)
+        if ends_round(done) or done.index + 1 >= last:
+            error = measures.error(done)
+            objective = measures.objective(done, error)
+            objective, drift = math.inf if math.isnan(objective) else objective, measures.drift(done)
+        seconds = time.perf_counter() - began
+        step = Step(done, error, objective, drift, epsilon(done), _cohort(done, present), seconds)
+        del done  # as large as the parties' states
+        yield step
+        del step
+
+
+def _cohort(done: Round, present: frozenset[str] | None) -> int:
+    """A number for the parties whose rows the objective covers.
+
+    Zero stands for all rows: everybody took part, or a simulation computes the error over all. Those who have left
+    are no longer in its error.
+    """
+    everyone = done.checkpoint.parties.keys() | done.refused.keys()
+    over = frozenset(done.participants) if "relative_error" in done.metrics else (present or everyone)
+    return 0 if over >= everyone else 1 + key(0, *sorted(over)) % 2**48  # exact as a float
+
+
+# Judging it
+
+
+@dataclass(slots=True)
+class Training:
+    """A fit under way: its history, its latest and its best model, its clock, and how it ended once it has.
+
+    One that `keeps_last` takes its latest state for the best: which was better is not to be released. `reserve` says
+    how many seconds of a time budget the end of the fit will need; `last` is the number of steps. The seconds that a
+    caller keeps for itself between two steps, `away`, count neither in the history nor against a time budget.
+    """
+
+    history: list[HistoryRow] = field(default_factory=list)
+    progress: ProgressByCohort = field(default_factory=ProgressByCohort)
+    best: State = None
+    latest: State = None
+    ended: Outcome | None = None
+    trouble: str = ""
+    keeps_last: bool = False
+    began: float = field(default_factory=time.perf_counter)
+    away: float = 0.0
+    last: float = math.inf
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    watch: Watch = lambda done, row: None
+    reserve: Callable[[Round, float], float] = lambda done, spent: 0.0
+
+    @property
+    def outcome(self) -> Outcome:
+        """Why it ended; a fit that nobody has ended was interrupted."""
+        return self.ended or Outcome.INTERRUPTED
+
+    @property
+    def rounds(self) -> int:
+        """Whole rounds; exchanges within one are in the history, but have no objective."""
+        return sum(not math.isnan(row.objective) for row in self.history)
+
+    def note(self, done: Round, row: HistoryRow) -> None:
+        """Add one more step."""
+        self.history.append(row)
+        self.latest = done.checkpoint.server
+        is_best = self.progress.add(row) or self.progress.count == 0  # before a first whole round any model will do
+        if is_best or self.keeps_last:
+            self.best = self.latest
+
+
+def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iterator[Step]:
+    """Yield step after step, each noted in `training`, until they end, `stop` applies, or Ctrl-C.
+
+    A model that was found is kept however the steps end; without one, their error is raised. An earlier part of the
+    same run may have met `stop` already: then there are no steps.
+    """
+    training.ended = stop.outcome(training.progress.current, 0.0)
+    if training.ended is not None:
+        return
+    earlier = training.history[-1].seconds if training.history else 0.0
+    apart, turned = 0.0, time.perf_counter()
+    try:
+        for step in steps:
+            apart += step.measuring
+            row = step.row(earlier + time.perf_counter() - training.began - apart)
+            training.note(step.done, row)
+            training.watch(step.done, row)
+            paused = time.perf_counter()
+            if step.is_whole:
+                spent = earlier + paused - training.began - training.away
+                training.ended = _ending(step.done, stop, training, spent, paused - turned)
+            yield step
+            apart += time.perf_counter() - paused
+            turned = time.perf_counter() if step.is_whole else turned
+            if training.ended is not None:
+                return
+            del step  # as large as the parties' states
+        training.ended = Outcome.MAX_ROUNDS
+    except KeyboardInterrupt:
+        if training.best is None:
+            raise  # there is no model to keep
+        training.ended = Outcome.INTERRUPTED
+    except BudgetSpent:
+        if training.best is None:
+            raise
+        training.ended = Outcome.BUDGET_SPENT
+    except DivergenceError as error:
+        if training.best is None:
+            raise
+        training.ended = Outcome.DIVERGED
+        training.trouble = " ".join((str(error), *getattr(error, "__notes__", ())))
+
+
+def _ending(done: Round, stop: StoppingRule, training: Training, spent: float, latest: float) -> Outcome | None:
+    """Why to end now; a time budget has to hold one more round like the latest, and the end of the fit."""
+    if training.interrupts.count:
+        return Outcome.INTERRUPTED
+    if stop.time_budget is not None:
+        spent += latest + training.reserve(done, spent)
+    outcome = stop.outcome(training.progress.current, spent)
+    return Outcome.MAX_ROUNDS if outcome is None and done.index + 1 >= training.last else outcome
+
+
+# A whole fit
+
+
+class Fit(Protocol):
+    """What is to be computed: steps from a point on, and what it takes to finish a model of them.
+
+    `spending` are accounts of privacy, and `server_at_start` is the state before the first step. `is_private`: messages
+    carry noise, so that nothing that is measured without it may choose a model or end the fit.
+    """
+
+    @property
+    def shards(self) -> Sequence[Shard]: ...
+    @property
+    def solver(self) -> RowSolver: ...
+    @property
+    def stop(self) -> StoppingRule: ...
+    @property
+    def last(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def is_private(self) -> bool: ...
+    @property
+    def spending(self) -> Spending | None: ...
+    def steps(self, point: Checkpoint | None) -> Iterator[Step]: ...
+    def components(self, server: State) -> Array: ...
+    def server_at_start(self) -> State: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
     """What an earlier part of the same run left behind: where it stood, its history, the server's state at its best."""
 
     checkpoint: Checkpoint
     history: tuple[HistoryRow, ...] = ()
-    best: Any = None
+    best: State = None
 
 
-def fit_rows(
-    matrix: Matrix,
-    settings: RowFit,
+def training_of(
+    fit: Fit,
     *,
-    beginning: InitialFactors | None = None,
-    earlier: Earlier | None = None,
+    resume: ResumePoint | None = None,
     began: float | None = None,
     watch: Watch = lambda done, row: None,
-) -> tuple[Run, Finished]:
-    """X ≈ W H of the rows of a matrix; `beginning` replaces the start that the settings name."""
-    began = time.perf_counter() if began is None else began
-    task = rows_task(matrix, settings, beginning)
-    warn_if_ill_posed(settings.solver)
-    with held() as interrupts:
-        run = pursue(task, earlier=earlier, began=began, watch=watch, interrupts=interrupts)
-        warn_of_divergence(run)
-        done = conclude(task, run)
-        if is_zero(done):
-            is_asked = isinstance(settings.solver, SquaredError) and settings.solver.is_penalised and beginning is None
-            is_asked = is_asked and run.outcome is not Outcome.TIME_SPENT and not interrupts.count
-            if not is_asked:
-                warn_of_nothing(task, done)
-                return run, done
-            return _compared_with_zero(task, (run, done), settings, interrupts)
-        return run, done
-
-
-def is_zero(done: Finished) -> bool:
-    """Whether W H explains nothing of an X that is not zero."""
-    return done.squared_norm > 0 and done.squared_error >= (1 - NOTHING) * done.squared_norm
-
-
-def _compared_with_zero(
-    task: Task, found: tuple[Run, Finished], settings: RowFit, interrupts: Interrupts
-) -> tuple[Run, Finished]:
-    """A penalised fit that ended at zero, or one by plain steps from another start where that is better; both warn."""
-    assert isinstance(settings.solver, SquaredError)
-    matrix = task.shards[0].matrix
-    other = "nndsvda" if settings.init == "random" and settings.rank <= min(matrix.shape) else "random"
-    plain = replace(settings.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
-    trial = rows_task(matrix, replace(settings, solver=plain, init=other, max_iter=min(settings.max_iter, TRIAL_STEPS)))
-    run = pursue(trial, interrupts=interrupts)
-    least = min((row.objective for row in run.history if math.isfinite(row.objective)), default=1.0)
-    how = f"a fit with solver='cd' from init={other!r} ends at {least:.5g}"
-    if least >= 1 - NOTHING:
-        warn_of_nothing(task, found[1], f"The objective of the zero model is 1 (in units of ½‖X‖²); {how}.")
-        return found
-    warnings.warn(
-        f"From init={settings.init!r} the fit ends at the zero model, with an objective of 1 (in units of ½‖X‖²); "
-        f"{how}, and is returned instead.",
-        EmptyModelWarning,
-        stacklevel=2,
+    interrupts: Interrupts | None = None,
+) -> Training:
+    """Return the training of a fit from its start, or from where an earlier part of the same run stood."""
+    history, best, present = ((), None, math.inf) if resume is None else (resume.history, resume.best, len(fit.shards))
+    return Training(
+        list(history),
+        ProgressByCohort.of(history, present),
+        best,
+        keeps_last=fit.is_private,
+        began=time.perf_counter() if began is None else began,
+        last=fit.last,
+        interrupts=interrupts if interrupts is not None else Interrupts(),
+        watch=watch,
+        reserve=FinalizationTimer(fit).reserve,
     )
-    return run, conclude(trial, run)
+
+
+def steps_of(fit: Fit, training: Training, resume: ResumePoint | None = None) -> Iterator[Step]:
+    """Yield the steps of a fit until one of them is the last."""
+    rule = fit.stop.without_metrics() if fit.is_private else fit.stop
+    return train(fit.steps(None if resume is None else resume.checkpoint), rule, training)
+
+
+def run(
+    fit: Fit,
+    *,
+    resume: ResumePoint | None = None,
+    began: float | None = None,
+    watch: Watch = lambda done, row: None,
+    interrupts: Interrupts | None = None,
+) -> Training:
+    """Run a fit to its end, from its start or from where an earlier part of the same run stood.
+
+    The same steps, and the same best of them, as if the run had never been interrupted. They end after the step in
+    which `interrupts` counts a first Ctrl-C.
+    """
+    training = training_of(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
+    for _ in steps_of(fit, training, resume):
+        pass
+    return training
+
+
+def finish(fit: Fit, training: Training) -> FitResult:
+    """Return the best model of a run, or that of the start where not even one step was made: H on its scale and in
+    order, W, shares and error.
+    """
+    H = fit.components(fit.server_at_start() if training.best is None else training.best)
+    with runtime.kernels_on(fit.threads):
+        Ht, rescale = kernels.of(H).rows_of(H), scale_is_free(fit.solver)
+        return complete(fit.solver, fit.shards, Ht, rescale, keeps_order=fit.is_private)
+
+
+@dataclass(slots=True)
+class FinalizationTimer:
+    """How long the end of a fit will take, so that a time budget covers it: tried on a few rows now and then."""
+
+    fit: Fit
+    seconds: float = 0.0
+    tried_at: float = 0.0
+
+    def reserve(self, done: Round, spent: float) -> float:
+        """Seconds to keep back; tried again each time that twice as much time has been spent."""
+        if self.tried_at == 0.0 or spent >= 2 * self.tried_at:
+            self.tried_at = spent
+            self.seconds = self._try(self.fit.components(done.checkpoint.server))
+        return self.seconds
+
+    def _try(self, H: Array) -> float:
+        shards = self.fit.shards
+        rows = sum(shard.matrix.shape[0] for shard in shards)
+        share = min(1.0, TRIAL_ROWS / max(1, rows))
+        few = [_some_rows(shard, share) for shard in shards]
+        began = time.perf_counter()
+        with runtime.kernels_on(1):
+            complete(self.fit.solver, few, kernels.of(H).rows_of(H), rescale=False)
+        taken = time.perf_counter() - began
+        return taken * rows / max(1, sum(shard.matrix.shape[0] for shard in few)) / self.fit.threads
+
+
+def _some_rows(shard: Shard, share: float) -> Shard:
+    n = shard.matrix.shape[0]
+    count = max(1, round(n * share))
+    return shard if count >= n else replace(shard, matrix=shard.matrix.rows(np.arange(count) * n // count))
+
+
+# Warnings
+
+
+def warn_of_divergence(training: Training) -> None:
+    """Warn callers in Python; the command line reports the outcome instead."""
+    if training.outcome is Outcome.DIVERGED:
+        message = f"The fit diverged and was stopped. The best model so far is kept. {training.trouble}".rstrip()
+        warnings.warn(message, DivergenceWarning, stacklevel=2)
+
+
+def is_zero(result: FitResult) -> bool:
+    """Whether W H explains nothing of an X that is not zero."""
+    return result.squared_norm > 0 and result.squared_error >= (1 - NOTHING) * result.squared_norm
+
+
+def warn_if_model_is_zero(solver: Any, result: FitResult, comparison: str = "") -> None:
+    """Warn where W H is zero, and say why; `comparison` is what a fit from another start has shown."""
+    if not is_zero(result):
+        return
+    if getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
+        why = (
+            f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, at least from this "
+            "start. Lower them: alpha_W and alpha_H, or those of the program's solver."
+        )
+        why = f"{why} {comparison}".rstrip()
+    else:
+        why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
+    warnings.warn(f"The model is zero: W H explains nothing of X. {why}", EmptyModelWarning, stacklevel=2)
 
 
 def warn_if_ill_posed(solver: Any) -> None:
-    """Say so where only one factor has a penalty: c W and H / c have the same product, and c has no best value."""
+    """Warn where only one factor has a penalty: c W and H / c have the same product, and c has no best value."""
     on_W, on_H = getattr(solver, "penalty_W", None), getattr(solver, "penalty_H", None)
     if bool(on_W) == bool(on_H):
         return
@@ -227,304 +410,17 @@ def warn_if_ill_posed(solver: Any) -> None:
     )
 
 
-def rows_task(matrix: Matrix, settings: RowFit, beginning: InitialFactors | None = None) -> Task:
-    """Centralised NMF as the program of a single party; the start is computed when the task is pursued."""
-    if settings.game is not None:
-        return _game_task(matrix, settings, settings.game, beginning)
-    if settings.sketch is not None:
-        return _sketched_task(matrix, settings, settings.sketch, beginning)
-    assert isinstance(settings.solver, SquaredError)
-    solver = _for_data(settings.solver, matrix)
-    program = SharedSums(settings.rank, solver)
-
-    def begin() -> Checkpoint:
-        with runtime.kernels_on(settings.threads):
-            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
-            chosen = balanced(matrix, _shuffled(chosen, settings) if settings.shuffle else chosen, solver)
-        server, model = program.start_from(chosen.Ht)
-        return Checkpoint(0, {"all": RowState(chosen.W)}, server, model)
-
-    schedule, shards = Schedule(settings.max_iter, kernel_threads=settings.threads), [Shard("all", matrix)]
-    error_of = error_over(shards, settings.threads)
-    return Task(program, shards, schedule, settings.stop, begin=begin, threads=settings.threads, error_of=error_of)
-
-
-def _for_data(solver: SquaredError, matrix: Matrix) -> SquaredError:
-    """The solver called "hals", with one sweep a step on sparse data.
-
-    Products with sparse data cost less than sweeps, and several sweeps to one product end in worse minima there.
-    """
-    is_hals = isinstance(solver.momentum, Extrapolation) and isinstance(solver.rule, CoordinateDescent)
-    if not is_hals or isinstance(matrix, ObservedMatrix) or not is_mostly_zero(matrix):
-        return solver
-    return replace(solver, rule=replace(solver.rule, sweeps=1))  # type: ignore[type-var]
-
-
-def _shuffled(beginning: InitialFactors, settings: RowFit) -> InitialFactors:
-    """The same components in another order, which rules that update one after another go by."""
-    order = stream(settings.seed, "order").permutation(settings.rank)
-    factors = (beginning.Ht, beginning.W)
-    return InitialFactors(*(None if F is None else kernels.of(F).rows_of(F[:, order].T) for F in factors))
-
-
-def error_over(shards: Sequence[Shard], threads: int) -> Callable[[Round], float]:
-    """The error that sums tell of a round of `SharedSums`; from the data where that is mostly rounding.
-
-    ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
-    is so large that all others are rounding beside it.
-    """
-
-    def error_of(done: Round) -> float:
-        parties, norm = done.checkpoint.parties, sum(shard.matrix.squared_norm for shard in shards)
-        states = [parties.get(shard.name, RowState()) for shard in shards]
-        known, dtype = known_error(done), shards[0].matrix.dtype
-        if norm <= 0 or math.isnan(known) or is_known(done, dtype) or any(rows.W is None for rows in states):
-            return known
-        Ht, squared = done.checkpoint.server.Ht, 0.0
-        with runtime.kernels_on(threads):
-            for shard, rows in zip(shards, states, strict=True):
-                W = rows.W if rows.point is None else rows.point
-                squared += shard.matrix.squared_distance(W, shard.matrix.native(Ht))
-        least = 8 * float(np.finfo(str(dtype).removeprefix("torch.")).eps)
-        return max(least, math.sqrt(max(0.0, squared) / norm))
-
-    return error_of
-
-
-def _game_task(matrix: Matrix, settings: RowFit, game: Game, beginning: InitialFactors | None) -> Task:
-    """An iteration is a sweep over all cells; columns without a known cell begin, and stay, at zero."""
-    assert isinstance(settings.solver, ObservedRows)
-    program = PlayInStrata(settings.rank, game, settings.solver)
-
-    def begin() -> Checkpoint:
-        with runtime.kernels_on(settings.threads):
-            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
-            Ht = chosen.Ht + 0
-            if isinstance(matrix, ObservedMatrix):
-                Ht[matrix.empty_columns] = 0
-            W = first_weights(matrix, Ht) if chosen.W is None else chosen.W
-            scale = balance(W, Ht) if beginning is None else 1.0
-        server, model = program.start_from(Ht / scale)
-        return Checkpoint(0, {"all": PlayParty(0, 1, settings.seed, W * scale)}, server, model)
-
-    schedule = Schedule(settings.max_iter, settings.seed, kernel_threads=settings.threads)
-    return Task(program, [Shard("all", matrix)], schedule, settings.stop, begin=begin, threads=settings.threads)
-
-
-def _sketched_task(matrix: Matrix, settings: RowFit, sketch: Proportion, beginning: InitialFactors | None) -> Task:
-    """An iteration is two exchanges, of a party with itself; its H is looked at now and then."""
-    assert isinstance(settings.solver, SquaredError)
-    most, rows = settings.max_iter, matrix.shape[0]
-    program = SketchExchange(settings.rank, settings.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
-
-    def begin() -> Checkpoint:
-        with runtime.kernels_on(settings.threads):
-            chosen = beginning if beginning is not None else beginning_of(matrix, settings)
-        server, model = program.start_from(chosen.Ht)
-        return Checkpoint(0, {"all": SketchParty(settings.seed, 1, chosen.W)}, server, model)
-
-    schedule = Schedule(program.rounds_for(), settings.seed, kernel_threads=settings.threads)
-    stop = replace(settings.stop, tol=settings.stop.tol * program.every)
-    return Task(program, [Shard("all", matrix)], schedule, stop, begin=begin, threads=settings.threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Pursuit:
-    """A task on its way: iterating runs one round after another, and `course` tells how it stands between them."""
-
-    task: Task
-    follower: Follower
-    course: Course
-    resume: Checkpoint | None = None
-
-    @staticmethod
-    def of(
-        task: Task,
-        *,
-        earlier: Earlier | None = None,
-        began: float | None = None,
-        watch: Watch = lambda done, row: None,
-        interrupts: Interrupts | None = None,
-    ) -> Pursuit:
-        """A task to be pursued from its start, or from where an earlier part of the same run stood."""
-        follower = Follower(
-            task.stop.blind() if task.is_private else task.stop,
-            time.perf_counter() if began is None else began,
-            error_of=task.error_of,
-            drift_of=task.drift_of,
-            objective_of=task.objective_of,
-            spent_on=task.spent_on,
-            is_whole=task.is_whole,
-            watch=watch,
-            reserve=ClosingTime(task).reserve,
-            interrupts=interrupts if interrupts is not None else Interrupts(),
-            last=task.schedule.rounds,
-            present=frozenset(shard.name for shard in task.shards),
-        )
-        if earlier is None:
-            return Pursuit(task, follower, Course.after(keeps_last=task.is_private))
-        course = Course.after(earlier.history, earlier.best, len(task.shards), task.is_private)
-        return Pursuit(task, follower, course, earlier.checkpoint)
-
-    def __iter__(self) -> Iterator[HistoryRow]:
-        """Rounds until one of them is the last; none where the earlier part had come to its end."""
-        self.course.outcome = self.follower.stop.outcome(self.course.comparable.current, 0.0)
-        if self.course.outcome is None:
-            yield from self.follower.attend(_rounds(self.task, self.resume), self.course)
-
-
-def pursue(
-    task: Task,
-    *,
-    earlier: Earlier | None = None,
-    began: float | None = None,
-    watch: Watch = lambda done, row: None,
-    interrupts: Interrupts | None = None,
-) -> Run:
-    """The rounds of a task, from its start or from where an earlier part of the same run stood, to their end.
-
-    The same rounds, and the same best of them, as if the run had never been interrupted. They end after the round in
-    which `interrupts` counts a first Ctrl-C.
-    """
-    pursuit = Pursuit.of(task, earlier=earlier, began=began, watch=watch, interrupts=interrupts)
-    for _ in pursuit:
-        pass
-    return pursuit.course.run()
-
-
-def warn_of_divergence(run: Run) -> None:
-    """For callers in Python; a command line tells the outcome instead."""
-    if run.outcome is Outcome.DIVERGED:
-        told = "The fit ran away from its solution and was stopped; the best model before that is kept."
-        warnings.warn(f"{told} {run.trouble}".rstrip(), DivergenceWarning, stacklevel=2)
-
-
-def warn_of_nothing(task: Task, done: Finished, from_elsewhere: str = "") -> None:
-    """Say where W H is zero, and why; `from_elsewhere` is what a fit from another start has shown."""
-    if not is_zero(done):
-        return
-    solver = task.program.solver
-    if getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
-        why = (
-            f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, at least from this "
-            "start. Lower them: alpha_W and alpha_H, or those of the program's solver."
-        )
-        why = f"{why} {from_elsewhere}".rstrip()
-    else:
-        why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
-    warnings.warn(f"The model is zero: W H explains nothing of X. {why}", EmptyModelWarning, stacklevel=2)
-
-
-@dataclass(slots=True)
-class ClosingTime:
-    """How long the end of a fit will take, so that a time budget covers it: tried on a few rows now and then."""
-
-    task: Task
-    seconds: float = 0.0
-    tried_at: float = 0.0
-
-    def reserve(self, done: Round, spent: float) -> float:
-        """Seconds to keep back; tried again each time that twice as much time has been spent."""
-        if self.tried_at == 0.0 or spent >= 2 * self.tried_at:
-            self.tried_at = spent
-            self.seconds = self._try(self.task.program.components(done.checkpoint.server))
-        return self.seconds
-
-    def _try(self, H: Array) -> float:
-        rows = sum(shard.matrix.shape[0] for shard in self.task.shards)
-        share = min(1.0, TRIAL_ROWS / max(1, rows))
-        few = [_some_rows(shard, share) for shard in self.task.shards]
-        began = time.perf_counter()
-        with runtime.kernels_on(1):
-            complete(self.task.program.solver, few, kernels.of(H).rows_of(H), rescale=False)
-        taken = time.perf_counter() - began
-        return taken * rows / max(1, sum(shard.matrix.shape[0] for shard in few)) / self.task.threads
-
-
-def _some_rows(shard: Shard, share: float) -> Shard:
-    n = shard.matrix.shape[0]
-    count = max(1, round(n * share))
-    return shard if count >= n else replace(shard, matrix=shard.matrix.rows(np.arange(count) * n // count))
-
-
-def _rounds(task: Task, resume: Checkpoint | None) -> Iterator[Round]:
-    """The start is handed over and not kept: its W is as large as the party's."""
-    rounds = task.engine.run(
-        task.program,
-        task.shards,
-        task.schedule,
-        reduction=task.reduction,
-        resume=resume if resume is not None else (task.begin() if task.begin is not None else None),
-    )
-    names = [shard.name for shard in task.shards]
-    return rounds if task.spending is None else accounted(rounds, task.spending, names)
-
-
-def conclude(task: Task, run: Run) -> Finished:
-    """The model of a run that has ended, or of the start where not even one round was done."""
-    start = None
-    if run.best is None:
-        start = task.program.components(_first_server(task))
-    with runtime.kernels_on(task.threads):
-        return finish(task.program, task.program.solver, task.shards, run, start, keeps_order=task.is_private)
-
-
-def _first_server(task: Task) -> Any:
-    if task.begin is not None:
-        return task.begin().server
-    return task.program.start_server(Layout.of(task.shards, task.schedule.seed))[0]
-
-
-def beginning_of(matrix: Matrix, settings: RowFit) -> InitialFactors:
-    """The start that the settings name; "auto" takes nndsvda for sparse data and anchors for others.
-
-    Random numbers are for cells that are unknown, and for more components than rows or columns, which no SVD has.
-    Sketches are for data that one would rather not multiply by often, and the double SVD takes twelve products.
-    """
-    generator = stream(settings.seed, "start")
-    is_partly_known = isinstance(matrix, ObservedMatrix)
-    if is_partly_known and settings.init not in ("auto", "random"):
-        raise ParameterError(f"init={settings.init!r} needs all cells of X, and some are unknown. Take init='random'.")
-    init = settings.init
-    if init == "auto" and settings.sketch is None and not is_partly_known and is_mostly_zero(matrix):
-        init = "random" if settings.rank > min(matrix.shape) else "nndsvda"
-    if init == "random" or is_partly_known:
-        return random_beginning(matrix, settings.rank, generator)
-    if init in FILLS:
-        if settings.rank > min(matrix.shape):
-            raise ParameterError(
-                f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
-                f"{settings.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'."
-            )
-        fill = FILLS[init] * matrix.mean
-        return double_svd(matrix, settings.rank, generator, fill, is_random=init == "nndsvdar")
-    beginning = anchors(matrix, settings.rank, generator)
-    if isinstance(settings.solver, SquaredError) and isinstance(
-        settings.solver.rule, Multiplicative
-    ):  # zeros would stay zeros for ever
-        return InitialFactors(beginning.Ht + beginning.Ht.dtype.type(0.01 * float(beginning.Ht.mean())))
-    return beginning
-
-
-# ---- leaving out ------------------------------------------------------------------------------------------------
-#
-# Parties that are left out: of which round, why, and who is told of it.
+# Parties that are left out
 
 STOP, LEAVE_OUT = FAULTY = ("stop", "leave out")
-"""What a party leads to whose data cannot be used, whose work ends in an error of ours, or whose upload is refused."""
-
-
-MOST_NAMES, FEW_PARTIES = 30, 5
-"""How many columns of a party, and how many parties, a message tells of by name."""
-
-AGREE = "Agree on one list of columns."
+"""What follows where a party's data cannot be used, its work ends in an error, or its upload is refused."""
 
 
 class LeftOutWarning(UserWarning):
     """A fit goes on without a party: in a round, or in all of them."""
 
 
-class LeftOut(NamedTuple):
+class Exclusion(NamedTuple):
     """A round that a party was left out of, and the reason."""
 
     iteration: int
@@ -533,128 +429,39 @@ class LeftOut(NamedTuple):
 
 
 def warn_in_python(message: str) -> None:
-    """For callers in Python; a command line has words of its own."""
+    """Warn callers in Python; the command line has words of its own."""
     warnings.warn(message, LeftOutWarning, stacklevel=2)
 
 
 @dataclass(slots=True)
-class Attendance:
+class ExclusionLog:
     """Who is left out of which round; `missing` are those left out of all of them, by name, with the reason.
 
-    `tell` hears of each party once: before the rounds, or after the first that has gone on without it.
+    `tell` reports each party once: before the rounds, or after the first that has gone on without it.
     """
 
     missing: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = warn_in_python
-    left_out: list[LeftOut] = field(default_factory=list)
-    told: set[str] = field(default_factory=set)
+    left_out: list[Exclusion] = field(default_factory=list)
+    reported: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for name, reason in self.missing.items():
             self.tell(f"Party {name!r} is left out of this run. {reason}")
 
     def note(self, done: Round, row: HistoryRow) -> None:
-        """One more round."""
+        """Add one more round."""
         reasons = {**self.missing, **done.refused}
-        self.left_out += [LeftOut(row.iteration, name, reason) for name, reason in reasons.items()]
-        for name in done.refused.keys() - self.told:
-            self.told.add(name)
+        self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in reasons.items()]
+        for name in done.refused.keys() - self.reported:
+            self.reported.add(name)
             self.tell(
                 f"Party {name!r} is left out of round {row.iteration}, and asked again in the next. {reasons[name]}"
             )
 
 
-class Columns(NamedTuple):
-    """The columns of a party: how many they are, and their names where they have some."""
-
-    width: int
-    names: Sequence[Any] | None
-
-
-def of_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]:
-    """Who does not hold the columns that most parties hold, and how they differ; the order of columns is no matter.
-
-    Refused where no columns are those of the most: nobody can tell then who is to be left out.
-    """
-    odd = _minority({name: held.width for name, held in parties.items()})
-    rest = {name: held for name, held in parties.items() if name not in odd}
-    named = {name: frozenset(held.names) for name, held in rest.items() if held.names is not None}
-    odd += _minority(named)
-    usual = next((name for name in named if name not in odd), next(iter(rest), ""))
-    whom = _like(usual, len(parties) - len(odd), len(parties))
-    return {name: f"{difference(name, parties[name], whom, parties[usual])} {AGREE}" for name in odd}
-
-
-def require_same_columns(parties: Mapping[str, Columns]) -> None:
-    """Refuse parties whose named columns are not the same, in whatever order, and say who lacks, or has besides, what.
-
-    Compared with a party whose columns most parties hold; with the first, where there are no such columns.
-    """
-    held = {name: frozenset(one.names) for name, one in parties.items() if one.names is not None}
-    votes = Counter(held.values()).most_common(2)
-    if len(votes) < 2:
-        return
-    is_tie = votes[0][1] == votes[1][1]
-    usual = next(name for name, names in held.items() if is_tie or names == votes[0][0])
-    odd = [name for name, names in held.items() if names != held[usual]]
-    whom = _like(usual, len(held) - len(odd), len(held))
-    said = [difference(name, parties[name], whom, parties[usual]) for name in odd[:FEW_PARTIES]]
-    said += [f"{len(odd) - FEW_PARTIES} more parties differ as well."] if len(odd) > FEW_PARTIES else []
-    gaps = {name: _gap(parties[name], parties[usual]) for name in odd}
-    raise FeatureError(
-        " ".join([*said, AGREE]),
-        missing={name: missing for name, (missing, _) in gaps.items() if missing},
-        unexpected={name: extra for name, (_, extra) in gaps.items() if extra},
-    )
-
-
-def _like(usual: str, alike: int, parties: int) -> str:
-    return f"{usual!r} and most others" if alike > 1 and 2 * alike > parties else f"{usual!r}"
-
-
-def _minority(held: Mapping[str, Hashable]) -> list[str]:
-    votes = Counter(held.values()).most_common(2)
-    if len(votes) == 2 and votes[0][1] == votes[1][1]:
-        sides = [next(name for name, value in held.items() if value == vote) for vote, _ in votes]
-        raise FeatureError(
-            f"Parties do not hold the same columns, and there are as many like {sides[0]!r} as like {sides[1]!r}: it "
-            "cannot be told whom to leave out. Agree on one list of columns, or give the data of one side only."
-        )
-    return [name for name, value in held.items() if value != votes[0][0]] if votes else []
-
-
-def difference(name: str, held: Columns, whom: str, expected: Columns) -> str:
-    """How the columns of a party differ from those of others; the order of columns is no matter."""
-    missing, extra = _gap(held, expected)
-    said = [f"lacks {first_few(missing[:MOST_NAMES], len(missing), 'column')}"] if missing else []
-    said += [f"has {first_few(extra[:MOST_NAMES], len(extra), 'other column')}"] if extra else []
-    said = said or [f"has {held.width} columns, not {expected.width}"]
-    return f"Party {name!r} {' and '.join(said)}, compared with {whom}."
-
-
-def _gap(held: Columns, expected: Columns) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that a party lacks, and those that it has besides; none where one of the two has no names."""
-    if held.names is None or expected.names is None:
-        return (), ()
-    here, there = set(held.names), set(expected.names)
-    missing = tuple(str(column) for column in expected.names if column not in here)
-    return missing, tuple(str(column) for column in held.names if column not in there)
-
-
-def require_somebody(kept: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
-    """Refuse a federation in which everybody is left out."""
-    if not kept:
-        name, reason = next(iter(faults.items()))
-        raise PartyError(
-            f"Nobody is left: the data of all {len(faults)} parties are faulty. The first, {name!r}: {reason}"
-        )
-
-
-# ---- progress ----------------------------------------------------------------------------------------------------
-#
-# A line that shows how far a long fit is and how long it will take.
-
-FOR_EVER = 1e12
+LONGEST = 1e12
+"""Seconds that are shown at most."""
 
 
 @contextmanager
@@ -695,4 +502,4 @@ def progress(verbose: int, rounds: int, time_budget: float | None, title: str) -
 
 
 def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=math.ceil(min(max(0.0, seconds), FOR_EVER))))
+    return str(timedelta(seconds=math.ceil(min(max(0.0, seconds), LONGEST))))

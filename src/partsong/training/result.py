@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from partsong import kernels
-from partsong.core.interfaces import Array, Program, RowSolver, Shard
-from partsong.core.runtime import held
-from partsong.training.stopping import Run
+from partsong.core.interfaces import Array, Matrix, RowSolver, Shard
+from partsong.solvers.squared_error import TRUSTED, ColumnState, RowState
 
 Result = TypeVar("Result")
 
@@ -19,31 +19,30 @@ ROUNDING = 1e-15
 """A share of ‖X‖ that is nothing."""
 
 
-class Gathering(Protocol):
-    """Who completes a model together, each with shards of its own, and how what one has becomes what all have."""
+class Reducer(Protocol):
+    """The processes that complete a model together, each with shards of its own.
 
-    def jointly(self, work: Callable[[], Result]) -> Result:
-        """work() here, which fails for everybody where it fails for one."""
+    `jointly` does some work here and fails everywhere where it fails for one; `total` is a sum over all, the same bits
+    everywhere.
+    """
 
-    def total(self, array: np.ndarray) -> np.ndarray:
-        """Σ over all, the same bits everywhere."""
+    def jointly(self, work: Callable[[], Result]) -> Result: ...
+    def total(self, array: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleProcess:
     """All shards are here."""
 
     def jointly(self, work: Callable[[], Result]) -> Result:
-        """work()."""
         return work()
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        """As it is."""
         return array
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FitResult:
     """H (k × m) on its stated scale and in order, W per party, explained shares, and the error over all rows."""
 
     H: np.ndarray
@@ -64,53 +63,14 @@ class Finished:
         return float(np.sqrt(self.squared_error / self.squared_norm)) if self.squared_norm > 0 else 0.0
 
 
-class OnDemand:
-    """What a fit leaves behind, worked out when it is first asked for: an estimator between two rounds of its fit.
-
-    `fitted` are the names of these attributes.
-    """
-
-    fitted: tuple[str, ...] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.fitted and "_unfinished" in self.__dict__:
-            self._settle()
-            return self.__dict__[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return any(name in self.__dict__ for name in (*self.fitted, "_unfinished"))
-
-    def __getstate__(self) -> Any:
-        """Copies and pickles hold the fitted model, not the data that it has yet to be worked out from."""
-        self._settle()
-        return super().__getstate__()
-
-    def _forget(self) -> None:
-        for name in (*self.fitted, "_unfinished"):
-            self.__dict__.pop(name, None)
-
-    def _leave(self, work: Callable[[], None]) -> None:
-        """Another model, not yet worked out; `work` sets all that is in `fitted`."""
-        self._forget()
-        self._unfinished = work
-
-    def _settle(self) -> None:
-        """Work it out now, if need be; where a second Ctrl-C breaks that off, it can be asked for again."""
-        if "_unfinished" in self.__dict__:
-            with held():
-                self._unfinished()
-            self.__dict__.pop("_unfinished", None)
-
-
 def complete(
     solver: RowSolver,
     shards: Sequence[Shard],
     Ht: Array,
     rescale: bool,
-    among: Gathering = Alone(),
+    among: Reducer = SingleProcess(),
     keeps_order: bool = False,
-) -> Finished:
+) -> FitResult:
     """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
 
     Without penalties rows of H get Euclidean norm 1. W is solved for the sorted H, so that transforming the same
@@ -139,15 +99,7 @@ def complete(
         weights, shares, _ = solved(Ht)
     error, norm = among.total(among.jointly(lambda: _squares(shards, weights, Ht)))
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
-    return Finished(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
-
-
-def finish(
-    program: Program, solver: RowSolver, shards: Sequence[Shard], run: Run, start_H: Array, keeps_order: bool = False
-) -> Finished:
-    """`complete` from the best round of a run, or from the start where not even one round was finished."""
-    H = start_H if run.best is None else program.components(run.best)
-    return complete(solver, shards, kernels.of(H).rows_of(H), scale_is_free(solver), keeps_order=keeps_order)
+    return FitResult(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
 
 
 def scale_is_free(solver: RowSolver) -> bool:
@@ -162,21 +114,21 @@ def _solve(solver: RowSolver, shards: Sequence[Shard], Ht: Array, exactly: bool)
 def _sorted(F: Array, shares: np.ndarray) -> Array:
     """Columns of F by falling share, in contiguous memory."""
     order = np.argsort(-shares, kind="stable")
-    return kernels.of(F).like(np.take(kernels.of(F).to_numpy(F), order, axis=1), F)
+    return kernels.of(F).cast(np.take(kernels.of(F).to_numpy(F), order, axis=1), F)
 
 
 def _without_rounding(Ht: Array, gram: np.ndarray, norm: float) -> Array:
     """Hᵀ with components set to zero that contribute less than rounding: penalties shrink them for ever, never to 0."""
     values = kernels.of(Ht).to_numpy(Ht)
     sizes = np.einsum("ij,ij->j", values, values, dtype=np.float64) * gram.diagonal()
-    return kernels.of(Ht).like(values * (sizes > ROUNDING**2 * norm), Ht)
+    return kernels.of(Ht).cast(values * (sizes > ROUNDING**2 * norm), Ht)
 
 
 def _unit_columns(Ht: Array) -> Array:
     on = kernels.of(Ht)
     values = on.to_numpy(Ht)
     sizes = np.sqrt(np.einsum("ij,ij->j", values, values, dtype=np.float64))
-    return on.like(np.ascontiguousarray(values / np.where(sizes > 0, sizes, 1).astype(values.dtype)), Ht)
+    return on.cast(np.ascontiguousarray(values / np.where(sizes > 0, sizes, 1).astype(values.dtype)), Ht)
 
 
 def _gram(weights: dict[str, Array], Ht: Array) -> np.ndarray:
@@ -199,6 +151,28 @@ def _squares(shards: Sequence[Shard], weights: dict[str, Array], Ht: Array) -> n
     error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
     norm = sum(shard.matrix.squared_norm for shard in shards)
     return np.array([error, norm], np.float64)
+
+
+def error_from_data(
+    known: float, matrices: Sequence[Matrix], parties: Sequence[RowState], columns: ColumnState, dtype: object
+) -> float:
+    """The relative error of W and H: what their sums tell, or from the data where that is mostly rounding.
+
+    ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
+    is so large that all others are rounding beside it.
+    """
+    precision = "float32" if "float32" in str(dtype) else "float64"
+    if math.isnan(known) or known**2 > TRUSTED[precision]:
+        return known
+    norm = sum(matrix.squared_norm for matrix in matrices)
+    if norm <= 0 or any(rows.W is None for rows in parties):
+        return known
+    squared = 0.0
+    for matrix, rows in zip(matrices, parties, strict=True):
+        W = rows.W if rows.point is None else rows.point
+        squared += matrix.squared_distance(W, matrix.native(columns.Ht))
+    least = 8 * float(np.finfo(precision).eps)
+    return max(least, math.sqrt(max(0.0, squared) / norm))
 
 
 def top_features(H: np.ndarray, names: Sequence[str] | None, n: int) -> list[list[str | int]]:

@@ -1,320 +1,61 @@
-"""Run folders and checkpoints: settings, history, results and recorded traffic of a fit."""
+"""Run folders: settings, history, result, model, checkpoint and recorded traffic of one fit, as files.
+
+    folder = RunFolder(Path("runs/liver"))
+    with folder.start(fit, settings, data, record=True) as recorder:
+        training = run(fit, resume=recorder.earlier, watch=recorder.watch)
+    folder.end(training.history, recorder.sent, result, model)
+
+`start(…, resume=True)` resumes the run that the folder holds. It can be read at any time: `load` (as its checkpoint has
+it), `history`, `traffic`, `settings`, `result`, `model`.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import typer
-
-from partsong.core.interfaces import Checkpoint, Round, State
-from partsong.errors import FileError, FormatError, first_few
-from partsong.io.model_file import FileKind, load_checkpoint, save_checkpoint, write_tensors
+from partsong.errors import FileError, FormatError
+from partsong.io.model_file import Model, load_model, machine_versions, now, save_model
 from partsong.io.write import as_json, quoting_for, require_writable_folder, write_json, write_text
-from partsong.methods.registry import state_types
-from partsong.privacy.accounting import Accounts
-from partsong.privacy.ledger import Spending, releases_of
-from partsong.training.loop import Earlier
-from partsong.training.stopping import Comparable, HistoryRow
+from partsong.training.checkpoint import RunRecorder, SavedRun, Sent, load_run, require_same_run, save_run
+from partsong.training.loop import Fit
+from partsong.training.stopping import HistoryRow
+from partsong.training.traffic import (
+    Lines,
+    TrafficRecord,
+    TrafficRecorder,
+    clear_traffic,
+    complete_rounds,
+    missing_traffic,
+    read_record,
+)
 
-# ---- checkpoints ------------------------------------------------------------------------------------------------
-#
-# Following a run so that it can go on later: what has happened so far, and the file that remembers it.
-
-Sent = tuple[int, str, int, int]
-"""Iteration, party, bytes up, bytes down."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bookmark:
-    """What a checkpoint file keeps in place of the server's state: that state, and the one at its best."""
-
-    server: State
-    best: State
-
-
-@dataclass(slots=True)
-class Journal:
-    """A run so far: where it stands, its history, the server's state at its best, and who sent how much."""
-
-    checkpoint: Checkpoint | None = None
-    history: list[HistoryRow] = field(default_factory=list)
-    best: State = None
-    comparable: Comparable = field(default_factory=Comparable)
-    sent: list[Sent] = field(default_factory=list)
-    keeps_last: bool = False
-
-    @staticmethod
-    def after(earlier: Earlier, sent: list[Sent], present: int, keeps_last: bool = False) -> Journal:
-        """The journal of a run that goes on, with so many parties."""
-        comparable = Comparable.of(earlier.history, present)
-        return Journal(earlier.checkpoint, list(earlier.history), earlier.best, comparable, sent, keeps_last)
-
-    def note(self, done: Round, row: HistoryRow) -> None:
-        """One more round; the best is chosen as running.Course does.
-
-        The checkpoint comes last: an interrupt in between leaves the journal at the round before.
-        """
-        self.history.append(row)
-        self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
-        is_best = self.comparable.add(row) or self.comparable.count == 0  # before a first whole round any model will do
-        if is_best or self.keeps_last:
-            self.best = done.checkpoint.server
-        self.checkpoint = done.checkpoint
-
-
-@dataclass(slots=True)
-class CheckpointFile:
-    """A file that is written every few seconds, and whenever asked; `context` tells what run it belongs to.
-
-    `ledger` tells what parties have spent on privacy, if anything. While a run is under way they may have sent more
-    than the file knows of: `charged` counts that in when a run goes on from such a file. No round may follow one that
-    is not in it: where a ledger cannot be written the run ends.
-    """
-
-    path: Path
-    every: float
-    journal: Journal
-    context: Mapping[str, Any]
-    ledger: Callable[[], Mapping[str, Any]] | None = None
-    saved_at: float = field(default_factory=time.perf_counter)
-    saved_index: int = -1
-    is_under_way: bool = True
-
-    def tick(self) -> None:
-        """Save if it is time."""
-        if time.perf_counter() - self.saved_at >= self.every:
-            self.save()
-
-    def close(self) -> None:
-        """The rounds have ended, and all that was sent is in the journal."""
-        self.is_under_way = False
-        if self.ledger is not None:
-            self.saved_index = -1
-        self.save()
-
-    def save(self) -> None:
-        """Save unless there is nothing new; a full disk is told, and the fit goes on."""
-        point = self.journal.checkpoint
-        if point is None or point.index == self.saved_index:
-            return
-        rows = [_without_nan(row) for row in self.journal.history[: point.index]]
-        sent = [entry for entry in self.journal.sent if entry[0] <= point.index]
-        marked = replace(point, server=Bookmark(point.server, self.journal.best))
-        try:
-            context = {**self.context, "history": rows, "sent": sent, "is_under_way": self.is_under_way}
-            told = {} if self.ledger is None else self.ledger()
-            save_checkpoint(self.path, marked, context={**context, "ledger": told})
-            self.saved_index = point.index
-        except FileError as error:
-            if self.ledger is not None:
-                raise
-            typer.echo(f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}", err=True)
-        self.saved_at = time.perf_counter()
-
-
-def open_checkpoint(path: Path) -> tuple[Earlier, list[Sent], Mapping[str, Any]]:
-    """The earlier part of a run, who sent how much in it, and the settings and data that it belongs to."""
-    stored, context = load_checkpoint(path, (*state_types(), Bookmark))
-    try:
-        history = tuple(_row(values) for values in context["history"])
-        sent = [(int(at), str(party), int(up), int(down)) for at, party, up, down in context["sent"]]
-        is_sound = isinstance(context["settings"]["method"], str) and isinstance(context["data"], dict)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path}: its description is not that of a fit. Start the run anew.") from error
-    mark = stored.server
-    if not is_sound or not isinstance(mark, Bookmark) or len(history) != stored.index:
-        raise FormatError(f"{path}: not a checkpoint that `partsong fit` wrote. Start the run anew.")
-    return Earlier(replace(stored, server=mark.server), history, mark.best), sent, context
-
-
-def charged(path: Path, earlier: Earlier, context: Mapping[str, Any], spending: Spending) -> Earlier:
-    """Where a private run goes on; `spending` gets the accounts of what it has spent.
-
-    If nobody had closed the file, every party may have sent a message that it does not know of, and is charged for one
-    more. (The file is written after every round of such a run.) A party sends as many less as it was charged for.
-    """
-    point = earlier.checkpoint
-    spending.accounts = Accounts.from_json(context.get("ledger") or {})
-    made = {name: getattr(state, "releases", None) for name, state in point.parties.items()}
-    if not all(_is_covered(count, releases_of(spending.accounts, name)) for name, count in made.items()):
-        raise FormatError(
-            f"{path}: its parties have sent more than its accounts say, or it is no run with noise. What was spent "
-            "cannot be told, and nothing may be sent on top of it. Take an intact copy of this file."
-        )
-    if context.get("is_under_way", True):
-        spending.begin({*point.parties, *context["data"]})
-        spending.settled = None
-    states = {n: replace(s, releases=releases_of(spending.accounts, n)) for n, s in point.parties.items()}
-    return replace(earlier, checkpoint=replace(point, parties=states))
-
-
-def _is_covered(made: Any, charged_for: int) -> bool:
-    return type(made) is int and 0 <= made <= charged_for
-
-
-def _without_nan(row: HistoryRow) -> list[Any]:
-    return [None if math.isnan(value) else value if math.isfinite(value) else str(value) for value in row]
-
-
-def _row(values: list[Any]) -> HistoryRow:
-    given = zip(list(get_type_hints(HistoryRow).values())[: len(values)], values, strict=True)
-    return HistoryRow(*(kind(math.nan if value is None else value) for kind, value in given))
-
-
-# ---- traffic ----------------------------------------------------------------------------------------------------
-#
-# Traffic in a run folder: the arrays of each round in one file, and a line about each message.
-
-FOLDER, LIST = "traffic", "traffic.jsonl"
-Lines = Mapping[int, Sequence[str]]
-"""What the list says about the messages of each round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorder:
-    """Keeps the traffic of a simulation as it goes, so that a run which is broken off has left all of it."""
-
-    folder: Path
-
-    def note(self, done: Round) -> None:
-        """Write down a round whose engine recorded its traffic; readable by its owner alone, as uploads can tell."""
-        import numpy as np
-
-        (self.folder / FOLDER).mkdir(exist_ok=True)
-        name = _file_of(done.index + 1)
-        arrays = {
-            f"{party}/{phase}/{array}": np.asarray(values)
-            for party, phase, message in done.traffic
-            for array, values in message.arrays.items()
-        }
-        about = {"round": done.index + 1, "parties": sorted(done.checkpoint.parties), "n_features": _columns_of(done)}
-        write_tensors(self.folder / name, FileKind("partsong-traffic", 1, is_private=True), arrays, about)
-        self._append("".join(_line(done.index + 1, *sent, name) for sent in done.traffic))
-
-    def _append(self, lines: str) -> None:
-        try:
-            with (self.folder / LIST).open("a", encoding="utf-8", newline="") as file:
-                file.write(lines)
-        except OSError as error:
-            raise FileError(
-                f"{self.folder / LIST} cannot be written: {error.strerror or error}. Check that the disk is not full."
-            ) from error
-
-
-def recorded(folder: Path, sent: Iterable[tuple[int, str, int, int]]) -> Lines:
-    """The rounds of `sent` (round, party, bytes up, bytes down) whose messages are all in the folder."""
-    wanted: dict[int, dict[str, int]] = {}
-    for index, party, up, _ in sent:
-        wanted.setdefault(index, {})[party] = up
-    found: dict[int, dict[str, int]] = {}
-    lines: dict[int, list[str]] = {}
-    for line in _lines_of(folder):
-        try:
-            told = json.loads(line)
-            index, party, size = int(told["round"]), str(told["party"]), int(told["bytes"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        sizes = found.setdefault(index, {})
-        sizes[party] = sizes.get(party, 0) + size
-        lines.setdefault(index, []).append(line)
-    return {
-        index: lines[index]
-        for index, sizes in sorted(wanted.items())
-        if found.get(index) == sizes and (folder / _file_of(index)).is_file()
-    }
-
-
-def clear(folder: Path, kept: Lines) -> None:
-    """Remove the traffic of an earlier run, but for these rounds."""
-    names = {_file_of(index) for index in kept}
-    for stale in folder.glob(f"{FOLDER}/round-*.safetensors"):
-        if f"{FOLDER}/{stale.name}" not in names:
-            stale.unlink(missing_ok=True)
-    if kept:
-        write_text(folder / LIST, "".join(line for lines in kept.values() for line in lines))
-    else:
-        (folder / LIST).unlink(missing_ok=True)
-
-
-def gap(folder: Path, kept: Lines, before: int, *, is_recorded: bool) -> str:
-    """What is to be said of rounds whose traffic the folder will lack after a run goes on from round `before`."""
-    missing = [index for index in range(1, before + 1) if index not in kept]
-    if is_recorded and missing:
-        rounds = first_few(missing[:5], len(missing), "round")
-        return (
-            f"{folder} does not hold the traffic of {rounds}: what was there is not that of the resumed run, or it was "
-            "not recorded. Only later rounds are added. To have all of it, resume into the folder of the first part."
-        )
-    if kept and not is_recorded:
-        return f"{folder}: traffic is kept up to round {before} and not recorded after it. Add --record for the rest."
-    return ""
-
-
-def _lines_of(folder: Path) -> list[str]:
-    try:
-        return (folder / LIST).read_text("utf-8").splitlines(keepends=True)
-    except (OSError, ValueError):
-        return []
-
-
-def _file_of(index: int) -> str:
-    return f"{FOLDER}/round-{index:04d}.safetensors"
-
-
-def _columns_of(done: Round) -> int | None:
-    """The number of columns of H, from the model that was sent or from what a party holds; None if neither tells."""
-    if "H" in done.model.arrays:
-        return int(done.model["H"].shape[1])
-    held = (getattr(state, "Ht", None) for state in done.checkpoint.parties.values())
-    return next((int(Ht.shape[0]) for Ht in held if Ht is not None), None)
-
-
-def _line(index: int, party: str, phase: int, message: Any, file: str) -> str:
-    content = {
-        "round": index,
-        "party": party,
-        "phase": phase,
-        "bytes": message.nbytes,
-        "weight": message.weight,
-        "arrays": [
-            {"name": name, "shape": shape, "dtype": dtype, "bytes": int(message[name].nbytes)}
-            for name, shape, dtype in message.signature
-        ],
-        "file": file,
-    }
-    return json.dumps(as_json(content), allow_nan=False) + "\n"
-
-
-# ---- run folder -------------------------------------------------------------------------------------------------
-
-MODEL = "model.safetensors"
+MODEL, HISTORY, CHECKPOINT = "model.safetensors", "history.csv", "checkpoint"
 SETTINGS, VERSIONS = "settings.json", "versions.json"
 RESULT = "result.json"
-REPLACED = ("history.csv", "bytes.csv", RESULT, MODEL)
+REPLACED = (HISTORY, "bytes.csv", RESULT, MODEL)
 OWN = (SETTINGS, VERSIONS, *REPLACED)
 
 
 def make_usable(folder: Path, overwrite: bool) -> None:
     """Make the folder; refuse one with anything in it, unless it holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise FileError(f"--run-folder {folder}: this is a file. Choose another name.")
+        raise FileError(f"run_folder={str(folder)!r} is a file. Choose another name.")
     if folder.is_dir() and any(folder.iterdir()):
         if not is_run_folder(folder):
             raise FileError(
-                f"--run-folder {folder} holds files, but not those of a run of partsong; nothing was touched. "
+                f"run_folder={str(folder)!r} holds files, but not those of a run of partsong; nothing was touched. "
                 "Choose another name, or an empty folder."
             )
         if not overwrite:
-            raise FileError(f"--run-folder {folder} is not empty. Choose another name, or add --overwrite.")
-    require_writable_folder("--run-folder", folder if folder.is_dir() else folder.absolute().parent)
+            raise FileError(f"run_folder={str(folder)!r} is not empty. Choose another name, or pass overwrite=True.")
+    require_writable_folder("run_folder", folder if folder.is_dir() else folder.absolute().parent)
     folder.mkdir(exist_ok=True)
 
 
@@ -335,29 +76,138 @@ class RunFolder:
 
     path: Path
 
-    def begin(self, settings: Mapping[str, Any], versions: Mapping[str, Any], kept: Lines) -> None:
-        """Written before the fit, so that one that fails can be traced as well; traffic is removed but for `kept`."""
-        clear(self.path, kept)
+    def begin(
+        self,
+        settings: Mapping[str, Any],
+        versions: Mapping[str, Any],
+        kept: Lines | None = None,
+        *,
+        resumes: bool = False,
+    ) -> None:
+        """Write what is known before the fit, so that one that fails can be traced as well.
+
+        Traffic of an earlier run is removed but for the rounds that are `kept`; so is its checkpoint, unless the run
+        `resumes` it. One that counts what was spent on privacy is never removed.
+        """
+        if not resumes and (self.path / CHECKPOINT).exists():
+            if self.load().spent:
+                raise FileError(
+                    f"{self.path / CHECKPOINT} holds what an earlier run has spent on privacy, which adds up with what "
+                    "this one will spend. Resume that run, or use another folder and keep this one."
+                )
+            (self.path / CHECKPOINT).unlink()
+        clear_traffic(self.path, kept or {})
         for stale_name in REPLACED:
             (self.path / stale_name).unlink(missing_ok=True)
         write_json(self.path / VERSIONS, versions)
         write_json(self.path / SETTINGS, settings)
 
+    def start(
+        self,
+        fit: Fit,
+        settings: Mapping[str, Any],
+        data: Mapping[str, Mapping[str, Any]],
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        every: float = 60.0,
+        record: bool = False,
+        may_change: Collection[str] = (),
+        warn: Callable[[str], None] = warnings.warn,
+    ) -> RunRecorder:
+        """Begin a run in this folder, or `resume` the one that it holds; return the recorder that keeps it here.
+
+        `settings` (with the method's name as "method") and `data` (a `checkpoint.fingerprint` for each party) say which
+        run it is: one with others is not resumed, except for settings that `may_change`. To `record` traffic the
+        fit's engine has to record it as well.
+        """
+        saved, place = None, self.path / CHECKPOINT
+        if resume:
+            saved = self.load()
+            require_same_run(place, saved, settings, data, may_change)
+        else:
+            make_usable(self.path, overwrite)
+        kept = {} if saved is None else complete_rounds(self.path, saved.sent)
+        self.begin({**settings, "started": now()}, machine_versions(fit.threads), kept, resumes=resume)
+        missing = "" if saved is None else missing_traffic(self.path, kept, saved.checkpoint.index, is_recorded=record)
+        if missing:
+            warn(missing)
+        about, traffic = {"settings": settings, "data": data}, TrafficRecorder(self.path) if record else None
+        return RunRecorder.of(fit, about, path=place, every=every, traffic=traffic, resumed=saved, warn=warn)
+
+    def save(self, run: SavedRun) -> None:
+        """Write the run's checkpoint."""
+        save_run(self.path / CHECKPOINT, run)
+
+    def load(self) -> SavedRun:
+        """The run as its checkpoint has it; `require_same_run` says whether a fit may resume it."""
+        return load_run(self.path / CHECKPOINT)
+
     def run(self) -> str | None:
-        """Which run began here, where its settings tell: the `run_of` it."""
+        """The identifier of the run that began here, where its settings have one."""
         try:
-            found = json.loads((self.path / SETTINGS).read_text("utf-8"))["run"]
-        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            found = self._json(SETTINGS).get("run")
+        except FileError:
             return None
         return found if isinstance(found, str) else None
 
+    def settings(self) -> dict[str, Any]:
+        """What the run was asked for."""
+        return self._json(SETTINGS)
+
+    def result(self) -> dict[str, Any]:
+        """What came of the run, once it has ended."""
+        return self._json(RESULT)
+
+    def model(self) -> Model:
+        """The model, once the run has ended."""
+        return load_model(self.path / MODEL)
+
+    def history(self) -> tuple[HistoryRow, ...]:
+        """A line for each round: of the whole run once it has ended, else up to the checkpoint."""
+        path = self.path / HISTORY
+        if not path.exists():
+            return self.load().history
+        with path.open(encoding="utf-8", newline="") as file:
+            try:
+                return tuple(_history_row(row) for row in csv.DictReader(file))
+            except (KeyError, TypeError, ValueError) as error:
+                raise FormatError(f"{path}: not the history of a fit. Take it from the run again.") from error
+
+    def traffic(self) -> TrafficRecord:
+        """What parties have sent, of a run whose traffic was recorded."""
+        return read_record(self.path)
+
     def end(
-        self, history: Sequence[HistoryRow], sent: Iterable[tuple[int, str, int, int]], result: Mapping[str, Any]
+        self,
+        history: Sequence[HistoryRow],
+        sent: Iterable[Sent],
+        result: Mapping[str, Any],
+        model: Model | None = None,
     ) -> None:
-        """Written after the fit, beside the model."""
-        write_csv(self.path / "history.csv", HistoryRow._fields, history)
+        """Write what is known after the fit: the model first, unless it is here already."""
+        if model is not None:
+            save_model(self.path / MODEL, model)
+        write_csv(self.path / HISTORY, HistoryRow._fields, history)
         write_csv(self.path / "bytes.csv", ("round", "party", "bytes_up", "bytes_down"), sent)
         write_json(self.path / RESULT, result)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror or error}. Check the folder.") from error
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{path}: cannot be read as JSON. Take it from the run again.") from error
+        if not isinstance(found, dict):
+            raise FormatError(f"{path}: does not say what a run says. Take it from the run again.")
+        return found
+
+
+def _history_row(row: Mapping[str, str]) -> HistoryRow:
+    kinds = get_type_hints(HistoryRow)
+    return HistoryRow(**{name: kinds[name](row[name] or "nan") for name in HistoryRow._fields})
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from partsong.methods.registry import ASYNCHRONOUS, DSANLS, SAFE
+from partsong import methods
+from partsong.core.interfaces import Traits
+
+SAFE = methods.CHOICES["step"][0]
+
+RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
+"""Names of exact sums over ranks -> the solver that does the same to a table in one process."""
+
+OPTIONS = (
+    "step", "step_decay", "self_play", "shrink", "leader", "sketch", "sketch_ratio", "local_steps", "align", "start",
+)  # fmt: skip
+"""Options of methods that are settings by the same name; the order of a game is called play."""
+
+
+def traits_by_name(method: str) -> Traits:
+    """What the program of a method over ranks asks of engines."""
+    return methods.method("exact" if method in RANK_SOLVERS else method).traits
+
 
 IGNORE = "ignore"
 """Cells that are not there are unknown, and not zero."""
@@ -32,6 +50,11 @@ class GameSettings:
     def knows_some(self) -> bool:
         """Whether cells may be unknown."""
         return self.missing == IGNORE
+
+    def options(self, parameters: Collection[str]) -> dict[str, Any]:
+        """Options of a method, as far as it takes them."""
+        given = {"order": self.play, **{name: getattr(self, name, None) for name in OPTIONS}}
+        return {name: value for name, value in given.items() if name in parameters and value is not None}
 
     def rules(self) -> dict[str, Any]:
         """What is said of it in JSON."""
@@ -71,12 +94,12 @@ class RankSettings(GameSettings):
     @property
     def is_sketched(self) -> bool:
         """Whether each rank needs columns beside its rows."""
-        return self.method == DSANLS
+        return traits_by_name(self.method).needs_columns
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether rank 0 is a server without rows."""
-        return self.method in ASYNCHRONOUS
+        return traits_by_name(self.method).asynchronous
 
     @property
     def workers(self) -> range:

@@ -1,4 +1,4 @@
-"""A whole federation in one process: run a program, follow it, and finish the model."""
+"""Federated fits in one process: a program, its parties and an engine, with what only a simulation can measure."""
 
 from __future__ import annotations
 
@@ -17,46 +17,278 @@ from partsong.core.interfaces import (
     Array,
     Checkpoint,
     Engine,
+    Layout,
     Outcome,
     Program,
     Reduction,
     Round,
+    RowSolver,
     Schedule,
     Shard,
     State,
-    traits_of,
 )
 from partsong.core.runtime import held
-from partsong.engines.asynchronous import Asynchronous
-from partsong.engines.local import Parallel
+from partsong.engines.local import Parallel, Sequential
+from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import CompositionError
 from partsong.evaluation.metrics import drift_of, potential, relative_error
 from partsong.methods.exact import SharedSums
-from partsong.methods.registry import ASYNCHRONOUS
-from partsong.privacy.ledger import Spending
+from partsong.privacy.ledger import Spending, accounted
 from partsong.solvers.coupling import AlignedProximalTerm
+from partsong.solvers.squared_error import RowState
 from partsong.training.loop import (
-    Pursuit,
-    Task,
+    Fit,
+    Measures,
+    ServerMeasures,
+    Step,
+    Training,
     Watch,
-    conclude,
-    error_over,
-    pursue,
+    finish,
+    measured,
+    run,
+    steps_of,
     warn_if_ill_posed,
+    warn_if_model_is_zero,
     warn_of_divergence,
-    warn_of_nothing,
 )
-from partsong.training.result import Finished
-from partsong.training.stopping import HistoryRow, Run, Stop, known_error
+from partsong.training.result import FitResult, error_from_data
+from partsong.training.stopping import HistoryRow, StoppingRule
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedFit:
+    """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
+
+    A round is `exchanges` of the engine's, unless the program says when it ends. `spending` are its accounts where it
+    has noise. The end of the fit may use `threads`.
+    """
+
+    program: Any
+    shards: Sequence[Shard]
+    schedule: Schedule
+    stop: StoppingRule = StoppingRule()
+    engine: Engine = Sequential()
+    reduction: Reduction = InTheOpen()
+    begin: Callable[[], Checkpoint] | None = None
+    threads: int = 1
+    measures: Measures = ServerMeasures()
+    exchanges: int = 1
+    spending: Spending | None = None
+
+    @property
+    def solver(self) -> RowSolver:
+        solver: RowSolver = self.program.solver
+        return solver
+
+    @property
+    def last(self) -> int:
+        return self.schedule.rounds
+
+    @property
+    def is_private(self) -> bool:
+        return self.program.traits.release is not None
+
+    def steps(self, point: Checkpoint | None) -> Iterator[Step]:
+        point = self.begin() if point is None and self.begin is not None else point
+        rounds = self.engine.run(self.program, self.shards, self.schedule, reduction=self.reduction, resume=point)
+        del point  # the start is handed over and not kept: its W is as large as the party's
+        spending, names = self.spending, [shard.name for shard in self.shards]
+        return measured(
+            rounds if spending is None else accounted(rounds, spending, names),
+            self.measures,
+            ends_round=self.ends_round,
+            epsilon=(lambda done: math.nan) if spending is None else spending.note,
+            last=self.last,
+            present=frozenset(names),
+        )
+
+    def ends_round(self, done: Round) -> bool:
+        """Whether a round ends with an exchange: as the program says, and every `exchanges` of them."""
+        return self.program.turn(done.model).ends_round and (done.index + 1) % self.exchanges == 0
+
+    def components(self, server: State) -> Array:
+        return self.program.components(server)
+
+    def server_at_start(self) -> State:
+        if self.begin is not None:
+            return self.begin().server
+        return self.program.start_server(Layout.of(self.shards, self.schedule.seed))[0]
+
+
+# What only a simulation can measure
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationMeasures:
+    """What the server knows, and where it knows no error, that of W refitted at each party; drifts of the parties.
+
+    Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after assignment, where parties have an H of their own.
+    """
+
+    program: Any
+    shards: Sequence[Shard]
+
+    def error(self, done: Round) -> float:
+        known, threads = ServerMeasures().error(done), runtime.available()
+        with runtime.kernels_on(threads):
+            if isinstance(self.program, SharedSums) and self.shards:
+                parties, matrices = done.checkpoint.parties, [shard.matrix for shard in self.shards]
+                states = [parties.get(shard.name, RowState()) for shard in self.shards]
+                known = error_from_data(known, matrices, states, done.checkpoint.server, matrices[0].dtype)
+            if not math.isnan(known):
+                return known
+            return relative_error(self.program.solver, self.shards, self.program.components(done.checkpoint.server))
+
+    def objective(self, done: Round, error: float) -> float:
+        return ServerMeasures().objective(done, error)
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        own = party_components(done.checkpoint)
+        if not own:
+            return math.nan, math.nan
+        H = self.program.components(done.checkpoint.server)
+        size = _energy(H) or 1.0
+        with runtime.kernels_on(runtime.available()):
+            if not math.isfinite(sum(map(_energy, own.values()))):
+                return math.inf, math.inf
+            found = drift_of(list(own.values()), H)
+        return found.regular / size, found.aligned / size
+
+
+@dataclass(frozen=True, slots=True)
+class PotentialMeasures:
+    """ΣΦ over ½Σ‖X_p‖² as the objective: what the parties of a program with an aligned pull minimise together."""
+
+    program: Any
+    shards: Sequence[Shard]
+
+    def __post_init__(self) -> None:
+        if not isinstance(getattr(self.program, "coupling", None), AlignedProximalTerm):
+            raise CompositionError(
+                f"ΣΦ is the objective of parties with an aligned pull, which {type(self.program).__name__} does not "
+                "have. Follow the error instead, or give the program AlignedProximalTerm as its coupling."
+            )
+
+    def error(self, done: Round) -> float:
+        return SimulationMeasures(self.program, self.shards).error(done)
+
+    def objective(self, done: Round, error: float) -> float:
+        states = done.checkpoint.parties
+        here = [shard for shard in self.shards if getattr(states.get(shard.name), "Ht", None) is not None]
+        weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
+        with runtime.kernels_on(runtime.available()):
+            H, pull = self.program.components(done.checkpoint.server), self.program.coupling
+            found = potential(here, weights, own, H, pull.strength, pull.align)
+        return 2 * found / (sum(shard.matrix.squared_norm for shard in self.shards) or 1.0)
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        return SimulationMeasures(self.program, self.shards).drift(done)
+
+
+def party_components(checkpoint: Checkpoint) -> dict[str, Array]:
+    """The H_p (k × m) of every party that has one of its own, by name."""
+    own = {name: getattr(state, "Ht", None) for name, state in checkpoint.parties.items()}
+    return {name: Ht.T for name, Ht in own.items() if Ht is not None}
+
+
+def _energy(H: Array) -> float:
+    """‖H‖², by columns: most H are transposed views of these."""
+    columns = kernels.of(H).rows_of(H)
+    return float(kernels.of(H).inner(columns, columns))
+
+
+# Whole simulations
+
+
+def simulated(
+    program: Any,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    *,
+    stop: StoppingRule = StoppingRule(),
+    engine: Engine = Parallel(),
+    exchanges: int = 1,
+    reduction: Reduction = InTheOpen(),
+    spending: Spending | None = None,
+) -> FederatedFit:
+    """The fit whose rounds are measured with all that only a simulation can know, and accounted if they have noise."""
+    traits = program.traits
+    if traits.release is not None:
+        spending = spending or Spending(traits.release, most=traits.max_releases)
+    return FederatedFit(
+        program,
+        shards,
+        schedule,
+        stop,
+        engine,
+        reduction,
+        threads=runtime.available(),
+        measures=SimulationMeasures(program, shards),
+        exchanges=exchanges,
+        spending=spending if traits.release is not None else None,
+    )
+
+
+def simulation_of_rounds(
+    program: Any,
+    shards: Sequence[Shard],
+    rounds: int,
+    schedule: Schedule,
+    stop: StoppingRule,
+    engine: Engine,
+    reduction: Reduction = InTheOpen(),
+    spending: Spending | None = None,
+) -> FederatedFit:
+    """The fit of so many rounds of a program: of several exchanges each where it says so, and over a virtual clock, on
+    which a party's work lasts in proportion to its rows, where nobody waits for others.
+    """
+    schedule = replace(schedule, rounds=program.exchanges(rounds, len(shards)))
+    if program.traits.asynchronous:
+        several, clock = len(shards), Asynchronous(record=getattr(engine, "record", False))
+        return simulated(program, shards, schedule, stop=stop, engine=clock, exchanges=several, reduction=reduction)
+    return simulated(program, shards, schedule, stop=stop, engine=engine, reduction=reduction, spending=spending)
+
+
+def simulate(
+    program: Any,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    *,
+    stop: StoppingRule = StoppingRule(),
+    engine: Engine = Parallel(),
+    began: float | None = None,
+    watch: Watch = lambda done, row: None,
+    follows_potential: bool = False,
+) -> tuple[Training, FitResult]:
+    """Run to the end and put the model on its stated scale; `follows_potential` stops on ΣΦ and not on the error."""
+    fit = simulated(program, shards, schedule, stop=stop, engine=engine)
+    if follows_potential:
+        fit = replace(fit, measures=PotentialMeasures(program, shards))
+    with held() as interrupts:
+        training = run(fit, began=began, watch=watch, interrupts=interrupts)
+        return training, finish_with_warnings(fit, training)
+
+
+def finish_with_warnings(fit: Fit, training: Training) -> FitResult:
+    """The model of a run, with a warning where it is not what was hoped for."""
+    warn_of_divergence(training)
+    warn_if_ill_posed(fit.solver)
+    result = finish(fit, training)
+    warn_if_model_is_zero(fit.solver, result)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """How a federation stands after a round; `outcome` is None while there are more to come."""
+    """How a federation stands after a round; `outcome` is None while there are more to come.
+
+    `result` fits the estimator as if the fit had ended with this round, and returns it.
+    """
 
     iteration: int
     row: HistoryRow
     outcome: Outcome | None
+    result: Callable[[], Any] = field(repr=False, compare=False)
     program: Program = field(repr=False, compare=False)
     server: State = field(repr=False, compare=False)
 
@@ -67,168 +299,20 @@ class RoundReport:
         return np.array(kernels.of(H).to_numpy(H))
 
 
-def simulate(
-    program: Any,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    *,
-    stop: Stop = Stop(),
-    engine: Engine = Parallel(),
-    began: float | None = None,
-    watch: Watch = lambda done, row: None,
-    follows_potential: bool = False,
-) -> tuple[Run, Finished]:
-    """Run to the end and put the model on its stated scale; `follows_potential` stops on ΣΦ and not on the error."""
-    task = simulation_of(program, shards, schedule, stop=stop, engine=engine)
-    if follows_potential:
-        task = replace(task, objective_of=potential_in_simulation(program, shards))
-    with held() as interrupts:
-        run = pursue(task, began=began, watch=watch, interrupts=interrupts)
-        return run, conclude_aloud(task, run)
+def whole_rounds(fit: FederatedFit, training: Training) -> Iterator[Step]:
+    """Yield the steps that end a round; `training` then stands at the end of that round.
 
-
-def simulation_of(
-    program: Any,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    *,
-    stop: Stop = Stop(),
-    engine: Engine = Parallel(),
-    exchanges: int = 1,
-    reduction: Reduction = InTheOpen(),
-    spending: Spending | None = None,
-) -> Task:
-    """The task whose rounds are measured with all that only a simulation can know, and accounted if they have noise."""
-    measures: Any = {"error_of": error_in_simulation(program, shards), "drift_of": drift_in_simulation(program)}
-    traits = traits_of(program)
-    if traits.release is not None:
-        measures["spending"] = spending or Spending(traits.release, most=traits.max_releases)
-    several: Any = {"threads": runtime.available(), "exchanges": exchanges, "reduction": reduction}
-    return Task(program, shards, schedule, stop, engine, **several, **measures)
-
-
-def simulation_by_name(
-    method: Any,
-    program: Any,
-    shards: Sequence[Shard],
-    rounds: int,
-    schedule: Schedule,
-    stop: Stop,
-    engine: Engine,
-    reduction: Reduction = InTheOpen(),
-    spending: Spending | None = None,
-) -> Task:
-    """The task of so many rounds of a method: of several exchanges each where it says so, and over a virtual clock in
-    which a party's work lasts in proportion to its rows where nobody waits for others.
+    The first Ctrl-C within a round makes it the last; between rounds, it is the caller's. So is the time between
+    rounds, which counts neither in the history nor against a time budget.
     """
-    if isinstance(method, str) and method in ASYNCHRONOUS:
-        several = len(shards)
-        clock = Asynchronous(record=getattr(engine, "record", False))
-        arrivals = replace(schedule, rounds=rounds * several)
-        return simulation_of(program, shards, arrivals, stop=stop, engine=clock, exchanges=several, reduction=reduction)
-    counts: Any = getattr(program, "rounds_for", None)
-    among: Any = getattr(program, "exchanges_among", None)
-    exchanges = rounds if counts is None else counts(rounds)
-    exchanges = exchanges if among is None else rounds * among(len(shards))
-    schedule = replace(schedule, rounds=exchanges)
-    return simulation_of(program, shards, schedule, stop=stop, engine=engine, reduction=reduction, spending=spending)
-
-
-def conclude_aloud(task: Task, run: Run) -> Finished:
-    """The model of a run, with a warning where it is not what was hoped for."""
-    warn_of_divergence(run)
-    warn_if_ill_posed(task.program.solver)
-    done = conclude(task, run)
-    warn_of_nothing(task, done)
-    return done
-
-
-def reports_of(pursuit: Pursuit) -> Iterator[RoundReport]:
-    """A report after every round; exchanges within one are passed over."""
-    course, rounds = pursuit.course, 0
-    for row in pursuit:
-        if not math.isnan(row.objective) or course.outcome is not None:
-            rounds += 1
-            yield RoundReport(rounds, row, course.outcome, pursuit.task.program, course.latest)
-
-
-def holding_interrupts(pursuit: Pursuit, reports: Iterator[RoundReport], prepared: float) -> Iterator[RoundReport]:
-    """The same reports; the first Ctrl-C within a round makes it the last, and between rounds it is the caller's.
-
-    So is the time between rounds, and from `prepared` to the first of them: no time budget counts it.
-    """
-    pursuit.follower.began += time.perf_counter() - prepared
+    steps = steps_of(fit, training)
     while True:
-        with held() as pursuit.follower.interrupts:
-            report = next(reports, None)
-        if report is None:
+        with held() as training.interrupts:
+            step = next(steps, None)
+        if step is None:
             return
-        left = time.perf_counter()
-        yield report
-        pursuit.follower.away += time.perf_counter() - left
-
-
-def error_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round], float]:
-    """The relative error of a round: what the server knows, or else one that only a simulation can compute."""
-    is_exact = isinstance(program, SharedSums)
-    from_sums = error_over(shards, runtime.available()) if is_exact and len(shards) > 0 else known_error
-
-    def error_of(done: Round) -> float:
-        known = from_sums(done)
-        if not math.isnan(known):
-            return known
-        with runtime.kernels_on(runtime.available()):
-            return relative_error(program.solver, shards, program.components(done.checkpoint.server))
-
-    return error_of
-
-
-def drift_in_simulation(program: Any) -> Callable[[Round], tuple[float, float]]:
-    """Σ_p ‖H_p − H‖² / ‖H‖² by position and after assignment, where parties have an H of their own."""
-
-    def drift(done: Round) -> tuple[float, float]:
-        own = party_components(done.checkpoint)
-        if not own:
-            return math.nan, math.nan
-        H = program.components(done.checkpoint.server)
-        size = _energy(H) or 1.0
-        with runtime.kernels_on(runtime.available()):
-            if not math.isfinite(sum(map(_energy, own.values()))):
-                return math.inf, math.inf
-            found = drift_of(list(own.values()), H)
-        return found.regular / size, found.aligned / size
-
-    return drift
-
-
-def _energy(H: Array) -> float:
-    """‖H‖², by columns: most H are transposed views of these."""
-    columns = kernels.of(H).rows_of(H)
-    return float(kernels.of(H).inner(columns, columns))
-
-
-def potential_in_simulation(program: Any, shards: Sequence[Shard]) -> Callable[[Round, float], float]:
-    """ΣΦ over ½Σ‖X_p‖² after a round: the objective that the parties of a pulled Consensus minimise together."""
-    if not isinstance(getattr(program, "coupling", None), AlignedProximalTerm):
-        raise CompositionError(
-            f"ΣΦ is the objective of parties with an aligned pull, which {type(program).__name__} does not have. "
-            "Follow the error instead, or give the program AlignedProximalTerm as its coupling."
-        )
-    energy = sum(shard.matrix.squared_norm for shard in shards) or 1.0
-
-    def objective_of(done: Round, error: float) -> float:
-        states = done.checkpoint.parties
-        here = [shard for shard in shards if getattr(states.get(shard.name), "Ht", None) is not None]
-        weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
-        with runtime.kernels_on(runtime.available()):
-            H, pull = program.components(done.checkpoint.server), program.coupling
-            found = potential(here, weights, own, H, pull.strength, pull.align)
-        return 2 * found / energy
-
-    return objective_of
-
-
-def party_components(checkpoint: Checkpoint) -> dict[str, Array]:
-    """The H_p (k × m) of every party that has one of its own, by name."""
-    own = {name: getattr(state, "Ht", None) for name, state in checkpoint.parties.items()}
-    return {name: Ht.T for name, Ht in own.items() if Ht is not None}
+        if step.is_whole or training.ended is not None:
+            left = time.perf_counter()
+            yield step
+            training.away += time.perf_counter() - left
+        del step

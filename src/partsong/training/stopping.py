@@ -1,18 +1,15 @@
-"""Following a run: history, when to stop, what was best, and an interrupt that loses nothing."""
+"""When a fit stops: its history, progress that can be compared, and the rule that ends it."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from partsong.core.interfaces import Outcome, Round, State
-from partsong.core.runtime import Interrupts
-from partsong.core.streams import key
-from partsong.errors import BudgetSpent, DivergenceError, ParameterError, StepTooLarge
+from partsong.core.interfaces import Outcome
+from partsong.errors import ParameterError
 
 WINDOW = 10
 """Rounds over which progress is judged: extrapolated iterations may go up for a moment, or rest on a plateau."""
@@ -68,10 +65,10 @@ class HistoryRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StoppingRule:
     """Converged once the objective falls by less than `tol` of its `yardstick` per round, over `WINDOW` rounds.
 
-    One that `is_blind` is stopped by nothing that is measured: with differential privacy errors are not released.
+    One that `is_blind` is stopped by nothing that is measured: with differential privacy, errors are not released.
     """
 
     tol: float = 1e-4
@@ -84,14 +81,14 @@ class Stop:
         if self.time_budget is not None and not self.time_budget > 0:
             raise ParameterError(f"time_budget must be more than 0 seconds (or None); got {self.time_budget}.")
 
-    def blind(self) -> Stop:
-        """The stop of a run with differential privacy; the time that rounds take can depend on data as well."""
+    def without_metrics(self) -> StoppingRule:
+        """The rule for a run with differential privacy: the time that rounds take can depend on data as well."""
         if self.time_budget is not None:
             raise ParameterError(
                 "With differential privacy a run has the rounds that its noise was planned for: how long they take can "
                 "tell of the data. Leave time_budget out, and give a number of rounds."
             )
-        return Stop(0.0, None, True)
+        return StoppingRule(0.0, None, True)
 
     def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
         """Why to stop now, or None to go on."""
@@ -159,168 +156,9 @@ class Progress:
         return is_at_rest and before - least <= WINDOW * slack
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How a run ended: its history, and the server's state where the objective was smallest (None: no round).
-
-    `trouble` says what went wrong where the outcome is `diverged`.
-    """
-
-    outcome: Outcome
-    history: tuple[HistoryRow, ...]
-    best: State
-    trouble: str = ""
-
-    @property
-    def rounds(self) -> int:
-        """Whole rounds; exchanges within one are in the history, but have no objective."""
-        return sum(not math.isnan(row.objective) for row in self.history)
-
-
-def known_error(done: Round) -> float:
-    """The relative error that the program's server knows; NaN where it knows none."""
-    return done.metrics.get("relative_error", math.nan)
-
-
-def known_objective(done: Round, error: float) -> float:
-    """The objective that the program's server knows, with its error replaced by `error`; without one, its square."""
-    if "objective" not in done.metrics:
-        return error**2
-    known = done.metrics.get("relative_error", error)
-    return done.metrics["objective"] + (0.0 if known == error else error**2 - known**2)
-
-
 @dataclass(slots=True)
-class Course:
-    """A run as it goes: its history, the server's state now and at its best, and how it ended, once it has.
-
-    One that `keeps_last` takes its last state for the best: which was better is not to be released.
-    """
-
-    rows: list[HistoryRow]
-    comparable: Comparable
-    best: State = None
-    latest: State = None
-    outcome: Outcome | None = None
-    trouble: str = ""
-    keeps_last: bool = False
-
-    @staticmethod
-    def after(
-        history: Sequence[HistoryRow] = (), best: State = None, present: float = math.inf, keeps_last: bool = False
-    ) -> Course:
-        """The course of a run whose earlier part had this history and this best state; `present` parties go on."""
-        return Course(list(history), Comparable.of(history, present), best, keeps_last=keeps_last)
-
-    def note(self, done: Round, row: HistoryRow) -> None:
-        """One more round."""
-        self.rows.append(row)
-        self.latest = done.checkpoint.server
-        is_best = self.comparable.add(row) or self.comparable.count == 0  # before a first whole round any model will do
-        if is_best or self.keeps_last:
-            self.best = self.latest
-
-    def run(self) -> Run:
-        """What has become of it; a run that nobody has ended was interrupted."""
-        return Run(self.outcome or Outcome.INTERRUPTED, tuple(self.rows), self.best, self.trouble)
-
-
-@dataclass(slots=True)
-class Follower:
-    """Collects rounds until they end, a stop applies, or Ctrl-C; the model so far is kept, if there is one.
-
-    `error_of` tells the relative error of a round (by default what the program's server knows); `watch` is called after
-    each round with the new history row; `reserve` tells how many seconds of a time budget the end of the fit will need.
-    `drift_of` tells how far parties are from the model, by position and after alignment; `objective_of` what is to fall
-    (by default what the server knows, or else the square of the error); `spent_on` what a round has cost in privacy,
-    with all before it; `last` is the number of rounds; `present` are
-    the parties over whose rows a simulation computes the error (by default all that the run has ever known).
-    `is_whole` tells whether a round ends with an exchange; of others nothing is measured, they are not compared, and no
-    run ends with them.
-    What `error_of`, `drift_of`, `reserve` and whoever iterates take is not the method's time and not in the history. A
-    time budget is about all of it but `away`, the seconds that a caller of ours has kept for itself between rounds.
-    """
-
-    stop: Stop
-    began: float = field(default_factory=time.perf_counter)
-    error_of: Callable[[Round], float] = known_error
-    drift_of: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
-    objective_of: Callable[[Round, float], float] = known_objective
-    spent_on: Callable[[Round], float] = lambda done: math.nan
-    is_whole: Callable[[Round], bool] = lambda done: True
-    watch: Callable[[Round, HistoryRow], None] = lambda done, row: None
-    reserve: Callable[[Round, float], float] = lambda done, seconds: 0.0
-    interrupts: Interrupts = field(default_factory=Interrupts)
-    last: float = math.inf
-    present: frozenset[str] | None = None
-    away: float = 0.0
-
-    def follow(self, rounds: Iterator[Round], history: Sequence[HistoryRow] = ()) -> Run:
-        """Run to the end; `history` holds the rows of an earlier part of the same run."""
-        course = Course.after(history)
-        for _ in self.attend(rounds, course):
-            pass
-        return course.run()
-
-    def attend(self, rounds: Iterator[Round], course: Course) -> Iterator[HistoryRow]:
-        """One round after another, each noted in `course`; whoever has seen enough leaves the loop."""
-        earlier = course.rows[-1].seconds if course.rows else 0.0
-        apart, turned = 0.0, time.perf_counter()
-        try:
-            for done in rounds:
-                paused = time.perf_counter()
-                error, objective, drift = self._measured(done)
-                apart += time.perf_counter() - paused
-                seconds = earlier + time.perf_counter() - self.began - apart
-                row = _row(done, seconds, error, objective, drift, self.present)._replace(epsilon=self.spent_on(done))
-                course.note(done, row)
-                self.watch(done, row)
-                paused = time.perf_counter()
-                spent = earlier + paused - self.began - self.away
-                is_whole = not math.isnan(row.objective)
-                course.outcome = self._ending(done, course, spent, paused - turned) if is_whole else None
-                del done  # as large as the parties' states
-                yield row
-                apart += time.perf_counter() - paused
-                turned = time.perf_counter() if is_whole else turned
-                if course.outcome is not None:
-                    return
-            course.outcome = Outcome.MAX_ROUNDS
-        except KeyboardInterrupt:
-            if course.best is None:
-                raise  # there is no model to keep
-            course.outcome = Outcome.INTERRUPTED
-        except BudgetSpent:
-            if course.best is None:
-                raise
-            course.outcome = Outcome.BUDGET_SPENT
-        except DivergenceError as error:
-            if course.best is None and not isinstance(error, StepTooLarge):
-                raise
-            told = " ".join((str(error), *getattr(error, "__notes__", ())))
-            course.outcome, course.trouble = Outcome.DIVERGED, told
-
-    def _measured(self, done: Round) -> tuple[float, float, tuple[float, float]]:
-        """Error, objective and drifts of the model after an exchange that ends a round, or the run."""
-        if not (self.is_whole(done) or done.index + 1 >= self.last):
-            return math.nan, math.nan, (math.nan, math.nan)
-        error = self.error_of(done)
-        objective = self.objective_of(done, error)
-        return error, math.inf if math.isnan(objective) else objective, self.drift_of(done)
-
-    def _ending(self, done: Round, course: Course, spent: float, latest: float) -> Outcome | None:
-        """A time budget has to hold one more round like the latest, and the end of the fit."""
-        if self.interrupts.count:
-            return Outcome.INTERRUPTED
-        if self.stop.time_budget is not None:
-            spent += latest + self.reserve(done, spent)
-        ending = self.stop.outcome(course.comparable.current, spent)
-        return Outcome.MAX_ROUNDS if ending is None and done.index + 1 >= self.last else ending
-
-
-@dataclass(slots=True)
-class Comparable:
-    """Progress by company: objectives over different rows are not compared.
+class ProgressByCohort:
+    """Progress of each cohort: objectives over different rows are not compared.
 
     A round counts for the best model unless one with more parties was seen within the last few; where those parties
     have not met for as long, the next round that counts takes their place, however good it is. All of it follows from
@@ -329,7 +167,7 @@ class Comparable:
     """
 
     current: Progress = field(default_factory=Progress)
-    by_company: dict[int, Progress] = field(default_factory=dict)
+    by_cohort: dict[int, Progress] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
     owner: int | None = None
@@ -337,9 +175,9 @@ class Comparable:
     present: float = math.inf
 
     @staticmethod
-    def of(history: Iterable[HistoryRow], present: float = math.inf) -> Comparable:
+    def of(history: Iterable[HistoryRow], present: float = math.inf) -> ProgressByCohort:
         """The state after these rounds, for a run that goes on with so many parties."""
-        comparable = Comparable(present=present)
+        comparable = ProgressByCohort(present=present)
         for row in history:
             comparable.add(row)
         return comparable
@@ -348,40 +186,17 @@ class Comparable:
         """Note a round; returns whether it is the best now. What has no objective is no round of its own."""
         if math.isnan(row.objective):
             return False
-        company = row.company
+        cohort = row.company
         self.count += 1
-        self.current = self.by_company.get(company) or self.by_company.setdefault(company, Progress())
+        self.current = self.by_cohort.get(cohort) or self.by_cohort.setdefault(cohort, Progress())
         is_least = self.current.add(row.objective)
-        self.seen[company], self.sizes[company] = self.count, row.parties
-        others = (size for other, size in self.sizes.items() if other != company and self._is_recent(other))
+        self.seen[cohort], self.sizes[cohort] = self.count, row.parties
+        others = (size for other, size in self.sizes.items() if other != cohort and self._is_recent(other))
         if any(row.parties < size <= self.present for size in others):
             return False
-        is_best = is_least or self.owner is None or (self.owner != company and not self._is_recent(self.owner))
-        self.owner = company if is_best else self.owner
+        is_best = is_least or self.owner is None or (self.owner != cohort and not self._is_recent(self.owner))
+        self.owner = cohort if is_best else self.owner
         return is_best
 
-    def _is_recent(self, company: int) -> bool:
-        return self.count - self.seen.get(company, 0) < RECENT
-
-
-def _company(done: Round, present: frozenset[str] | None) -> int:
-    """A number for whose rows the objective of a round is over.
-
-    Zero stands for all rows: everybody took part, or a simulation computes the error over all. Those who have left
-    are no longer in its error.
-    """
-    everyone = done.checkpoint.parties.keys() | done.refused.keys()
-    over = frozenset(done.participants) if "relative_error" in done.metrics else (present or everyone)
-    return 0 if over >= everyone else 1 + key(0, *sorted(over)) % 2**48  # exact as a float
-
-
-def _row(
-    done: Round,
-    seconds: float,
-    error: float,
-    objective: float,
-    drift: tuple[float, float],
-    present: frozenset[str] | None,
-) -> HistoryRow:
-    sent, company = (sum(done.bytes_up.values()), done.bytes_down), _company(done, present)
-    return HistoryRow(done.index + 1, seconds, error, objective, *sent, *drift, len(done.participants), company)
+    def _is_recent(self, cohort: int) -> bool:
+        return self.count - self.seen.get(cohort, 0) < RECENT

@@ -12,10 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Checkpoint, Message, Outcome, Program, Reduction, Round, Schedule, Shard
-from partsong.engines.asynchronous import Arrival, Midway, Terms, agreed_terms, taken_in
-from partsong.engines.asynchronous import begun as begun_pieces
-from partsong.engines.rounds import Desk, nobody_left
+from partsong.core.interfaces import (
+    Arrival,
+    AsyncCheckpoint,
+    Checkpoint,
+    Message,
+    Outcome,
+    Program,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+)
+from partsong.engines.arrivals import AsyncConfig, asynchronous, beginning, taken_in
+from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import (
     DivergenceError,
@@ -181,7 +191,7 @@ class Reception:
     """Where a run stands, and what is under way."""
 
     agenda: Agenda
-    terms: Terms
+    terms: AsyncConfig
     transport: Transport
     journal: ArrivalsJournal
     end: End
@@ -307,10 +317,11 @@ class Reception:
 
     def _taken(self, name: str, sent: Message | PartsongError) -> Round:
         """The server moves, which is on the disk before anybody is told of it."""
-        before, index, desk = self.record, self.record.index, Desk({}, self.record.desk)
-        done = taken_in(self.terms, desk, before.point, Arrival(name, sent, self._clock()))
+        before, index = self.record, self.record.index
+        arrival = Arrival(name, sent, self._clock())
+        done, sums = taken_in(self.terms, before.desk, before.point, arrival)
         after = done.checkpoint
-        assert isinstance(after, Midway)
+        assert isinstance(after, AsyncCheckpoint)
         is_fault, number = isinstance(sent, PartsongError), before.pieces[name].number
         moves = before.moves if is_fault else (*before.moves, self._move(before.server, after.server))
         self.record = replace(
@@ -318,8 +329,8 @@ class Reception:
             index=after.index,
             server=after.server,
             model=after.model,
-            desk=desk.server,
-            pieces=after.pieces,
+            desk=sums,
+            pieces=after.items,
             clock=after.clock,
             order=(*before.order, name),
             faults={**before.faults, **({index: str(sent)} if is_fault else {})},
@@ -363,7 +374,7 @@ class Reception:
 
 @dataclass(frozen=True, slots=True)
 class AsynchronousCoordinator:
-    """`engines.asynchronous.Asynchronous` with parties elsewhere: arrivals come in the order in which sites are heard.
+    """`engines.virtual_clock.Asynchronous` with parties elsewhere: arrivals come in the order in which sites are heard.
 
     That order is in the record of the run (`Ongoing.order`), and with it the engine in one process gives the same
     models. `Schedule.rounds` counts arrivals that can be used; a Round is an arrival. `folder` belongs to one run; if
@@ -433,7 +444,7 @@ class AsynchronousCoordinator:
         if not record.started:
             record, _ = setup_phase.joined(agenda, desk, record, journal.save, record.seen.keys())
         record = replace(record, seen=dict(desk.seen))
-        terms = agreed_terms(program, schedule, record.layout, reduction, self.record)
+        terms = asynchronous(program, schedule, record.layout, reduction, self.record)
         end, errands = End(self.time_budget, self.tol), Errands(self.timeout, self.pause, schedule.faulty == "stop")
         return Reception(agenda, terms, self.transport, journal, end, record, errands, desk.serials)
 
@@ -447,8 +458,8 @@ class AsynchronousCoordinator:
         self, agenda: Agenda, program: Program, schedule: Schedule, reduction: Reduction, desk: RequestDesk
     ) -> Ongoing:
         first = setup_phase.begun(agenda, program, schedule, desk)
-        terms = agreed_terms(program, schedule, first.layout, reduction, self.record)
-        return Ongoing.of(first, begun_pieces(terms, Checkpoint(0, {}, first.server, first.model)))
+        terms = asynchronous(program, schedule, first.layout, reduction, self.record)
+        return Ongoing.of(first, beginning(terms, Checkpoint(0, {}, first.server, first.model)))
 
     def _found(self, journal: ArrivalsJournal) -> Ongoing | None:
         record = journal.load()

@@ -19,19 +19,17 @@ from partsong.core.interfaces import (
     Schedule,
     Shard,
     State,
-    traits_of,
 )
 from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import (
     KEPT_OUT,
-    Company,
+    Cohort,
     Expected,
     check_sum,
     check_together,
     check_upload,
-    fixed_company,
-    require_company,
-    stated_by,
+    fixed_cohort,
+    require_cohort,
 )
 from partsong.errors import ParameterError, PartsongError, PartyError, TooFewParties
 from partsong.federation.columns import SAME
@@ -167,7 +165,7 @@ class Coordinator:
             )
         setup_phase.require_same_sites(record, names)
         desk.seen.update(larger(desk.seen, record.seen))
-        expected = stated_by(program, record.layout)
+        expected = program.upload_spec(record.layout)
         check_together(program, reduction, expected)
         schedule.check(record.layout.parties)
         masks = bound_to(context_of(record.experiment, record.columns, record.layout), reduction)
@@ -177,7 +175,7 @@ class Coordinator:
         began, program, index = time.perf_counter(), setting.program, record.index
         point = Checkpoint(index, {}, record.server, record.model)
         parties = record.layout.parties
-        fixed = fixed_company(program, setting.reduction, setting.schedule, parties, point, record.company)
+        fixed = fixed_cohort(program, setting.reduction, setting.schedule, parties, point, record.company)
         record, missing = setup_phase.joined(self.agenda, setting.desk, record, setting.journal.save)
         names = setting.schedule.participants(parties, index)
         expected = names if fixed is None else tuple(name for name in names if name in fixed)
@@ -185,7 +183,7 @@ class Coordinator:
         with runtime.kernels_on(setting.schedule.kernel_threads):
             course, inbox = self._worked(setting, record, invited, missing, fixed)
             state, aggregate, included = self._summed(setting, record, course, inbox)
-            require_company(fixed, included, index)
+            require_cohort(fixed, included, index)
             check_sum(aggregate, included, index)
             sent = {name: sum(m.nbytes for sender, _, m in course.traffic if sender == name) for name in names}
             kept_out = {name: KEPT_OUT for name in names if name not in expected}
@@ -225,7 +223,7 @@ class Coordinator:
         record: Record,
         invited: tuple[str, ...],
         missing: Mapping[str, PartsongError],
-        fixed: Company | None,
+        fixed: Cohort | None,
     ) -> tuple[Course, dict[str, Message]]:
         """Work and first phase. Under a reduction that hides uploads a sum is begun anew without those who failed, as
         long as no upload has left a site; later it goes on without them.
@@ -242,7 +240,7 @@ class Coordinator:
             if inbox is None:
                 asked = self._asked_to_work(setting, record, opening, invited)
                 inbox, faults = asked.inbox, {**faults, **asked.faults}
-                require_company(fixed, inbox, index, faults)
+                require_cohort(fixed, inbox, index, faults)
                 refused = {**opening.refused, **{name: str(error) for name, error in asked.faults.items()}}
                 if asked.faults and setting.reduction.hides_uploads and opening.first == 0:
                     again = Opening(index, opening.attempt + 1, tuple(inbox), refused)
@@ -331,7 +329,7 @@ class Coordinator:
 
     def _charged(self, program: Program, record: Record, course: Course) -> Record:
         """Everybody who may have released something is charged, once for each attempt of the round."""
-        release: Any = traits_of(program).release
+        release: Any = program.traits.release
         if release is None:
             return record
         senders = {*course.opening.asked, *course.opening.refused} & record.started

@@ -246,7 +246,7 @@ def joined(
         return record, {}
     asked = desk.ask(new, *start_of(agenda, record))
     if asked.inbox:
-        record = replace(record, started=record.started | asked.inbox.keys(), seen=dict(desk.seen))
+        record = replace(record, started=record.started.union(asked.inbox), seen=dict(desk.seen))
         keep(record)
     lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
     for name, counts in lacking.items():

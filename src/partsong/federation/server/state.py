@@ -16,8 +16,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from partsong.core.interfaces import Layout, Message, State
-from partsong.engines.asynchronous import Midway, Piece, RecordedOrder
+import numpy as np
+
+from partsong.core.interfaces import AsyncCheckpoint, Layout, Message, State, WorkItem
+from partsong.core.states import state
+from partsong.engines.virtual_clock import RecordedOrder
 from partsong.federation.site.state import Attempt, make_folder
 from partsong.federation.wire import load_state, save_state
 from partsong.privacy.accounting import Accounts
@@ -25,6 +28,7 @@ from partsong.privacy.accounting import Accounts
 # ---- record -----------------------------------------------------------------------------------------------------
 
 
+@state("federation.absence")
 @dataclass(frozen=True, slots=True)
 class Absence:
     """Who was not in a round at all, and who fell silent from which phase of its sum on."""
@@ -33,6 +37,7 @@ class Absence:
     silent: Mapping[str, int] = field(default_factory=dict)
 
 
+@state("federation.run")
 @dataclass(frozen=True, slots=True)
 class Record:
     """A run between two rounds, as the server knows it.
@@ -62,46 +67,6 @@ class Record:
     adrift: frozenset[str] = frozenset()
     without_result: Mapping[str, str] = field(default_factory=dict)
 
-    @staticmethod
-    def fields_in(tree: Any, note: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file holds, by the names of fields: the way back from `tree` and `told`."""
-        company = note.get("company")
-        absences = {index: Absence(tuple(absent), silent) for index, absent, silent in note.get("absences", ())}
-        return {
-            **dict(zip(("layout", "columns", "server", "model", "desk"), tree, strict=True)),
-            **{name: note[name] for name in ("run", "experiment", "index", "seen")},
-            "company": None if company is None else frozenset(company),
-            "started": frozenset(note["started"]),
-            "counted": {name: (pair[0], pair[1]) for name, pair in note["counted"].items()},
-            "absences": absences,
-            "accounts": Accounts.from_json(note["accounts"]) if "accounts" in note else Accounts(),
-            "outside": frozenset(note.get("outside", ())),
-            "adrift": frozenset(note.get("adrift", ())),
-            "without_result": note.get("without_result", {}),
-        }
-
-    @property
-    def tree(self) -> tuple[Any, ...]:
-        """The part of a file that is arrays and states."""
-        return self.layout, self.columns, self.server, self.model, self.desk
-
-    def told(self) -> dict[str, Any]:
-        """The part of a file that is plain values."""
-        return {
-            "run": self.run,
-            "experiment": dict(self.experiment),
-            "index": self.index,
-            "company": None if self.company is None else sorted(self.company),
-            "started": sorted(self.started),
-            "counted": {name: list(pair) for name, pair in self.counted.items()},
-            "seen": dict(self.seen),
-            "absences": [[index, list(one.absent), dict(one.silent)] for index, one in self.absences.items()],
-            "accounts": self.accounts.to_json(),
-            "outside": sorted(self.outside),
-            "adrift": sorted(self.adrift),
-            "without_result": dict(self.without_result),
-        }
-
     def absent(self) -> dict[int, frozenset[str]]:
         """Who missed which round, for a Schedule that repeats this run in one process."""
         return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
@@ -130,6 +95,7 @@ class Record:
         return replace(self, absences=absences)
 
 
+@state("federation.round-attempt")
 @dataclass(frozen=True, slots=True)
 class Opening:
     """An attempt: its round and number, who was asked, and why others were not; with which phase its sum begins, and
@@ -154,12 +120,12 @@ class Journal:
         """None where no run has begun here."""
         if not (self.folder / "run").exists():
             return None
-        return Record(**Record.fields_in(*load_state(self.folder / "run")))
+        return load_state(self.folder / "run", Record)
 
     def save(self, record: Record) -> None:
         """Atomically."""
         make_folder(self.folder)
-        save_state(self.folder / "run", record.tree, record.told())
+        save_state(self.folder / "run", record)
 
     def readmit(self, party: str) -> Record | None:
         """Let a site that has lost its states begin anew; None where no run has begun here.
@@ -189,29 +155,24 @@ class Journal:
         """The attempt that is under way in a round."""
         if not (self.folder / "opening").exists():
             return None
-        _, note = load_state(self.folder / "opening")
-        alone = {name: [(at[0], at[1]) for at in attempts] for name, attempts in note["alone"].items()}
-        found = Opening(note["index"], note["attempt"], tuple(note["asked"]), note["refused"], note["first"], alone)
+        found = load_state(self.folder / "opening", Opening)
         return found if found.index == index else None
 
     def open(self, opening: Opening) -> None:
         """Before anybody is asked."""
-        note = {"index": opening.index, "attempt": opening.attempt, "asked": list(opening.asked)}
-        alone = {name: [list(at) for at in attempts] for name, attempts in opening.alone.items()}
-        more = {"refused": dict(opening.refused), "first": opening.first, "alone": alone}
-        save_state(self.folder / "opening", None, {**note, **more})
+        save_state(self.folder / "opening", opening)
 
     def phase(self, opening: Opening, phase: int) -> dict[str, Message] | None:
         """Who was heard in a phase of this attempt; None where that is not decided yet."""
         path = self.folder / f"phase-{phase}"
         if not path.exists():
             return None
-        inbox, note = load_state(path)
-        return dict(inbox) if note == [opening.index, opening.attempt] else None
+        index, attempt, inbox = load_state(path, tuple)
+        return inbox if (index, attempt) == (opening.index, opening.attempt) else None
 
     def decide(self, opening: Opening, phase: int, inbox: Mapping[str, Message]) -> None:
         """Before anybody is asked for the next phase."""
-        save_state(self.folder / f"phase-{phase}", dict(inbox), [opening.index, opening.attempt])
+        save_state(self.folder / f"phase-{phase}", (opening.index, opening.attempt, dict(inbox)))
 
 
 # ---- arrivals record --------------------------------------------------------------------------------------------
@@ -228,6 +189,7 @@ class Journal:
 MODEL = re.compile(r"model-(\d+)")
 
 
+@state("federation.arrivals")
 @dataclass(frozen=True, slots=True)
 class Ongoing(Record):
     """A run between two arrivals; `index` is their number.
@@ -239,20 +201,20 @@ class Ongoing(Record):
 
     order: tuple[str, ...] = ()
     faults: Mapping[int, str] = field(default_factory=dict)
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, WorkItem] = field(default_factory=dict)
     clock: float = 0.0
     moves: tuple[float, ...] = ()
 
     @staticmethod
-    def of(record: Record, point: Midway) -> Ongoing:
+    def of(record: Record, point: AsyncCheckpoint) -> Ongoing:
         """A run of which nothing has arrived yet."""
         known = {one.name: getattr(record, one.name) for one in fields(record)}
-        return Ongoing(**known, pieces=point.pieces)
+        return Ongoing(**known, pieces=point.items)
 
     @property
-    def point(self) -> Midway:
+    def point(self) -> AsyncCheckpoint:
         """As the engines know it."""
-        return Midway(self.index, {}, self.server, self.model, self.pieces, self.clock)
+        return AsyncCheckpoint(self.index, {}, self.server, self.model, self.pieces, self.clock)
 
     def recorded_order(self) -> RecordedOrder:
         """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
@@ -262,7 +224,7 @@ class Ongoing(Record):
         """The same, where a site that has lost its states begins anew, with a new piece: no round is under way that it
         could be adrift in. What one process makes of the order is then no longer this run.
         """
-        pieces = {**self.pieces, party: Piece(self.model, self.index, self.pieces[party].number + 1)}
+        pieces = {**self.pieces, party: WorkItem(self.model, self.index, self.pieces[party].number + 1)}
         counted = {name: at for name, at in self.counted.items() if name != party}
         return replace(self, started=self.started - {party}, counted=counted, pieces=pieces)
 
@@ -282,23 +244,12 @@ class ArrivalsJournal:
         """None where no run has begun here."""
         if not self.path.exists():
             return None
-        tree, note = load_state(self.path)
-        known = Record.fields_in(tree, note)
-        models, parties = {known["index"]: known["model"]}, known["layout"].parties
-        for version in {told[0] for told in note["pieces"].values()} - models.keys():
-            models[version], _ = load_state(self.folder / f"model-{version}")
-        pieces = {
-            name: Piece(models[version], version, number, fault=tuple(fault))
-            for name, (version, number, fault) in note["pieces"].items()
-        }
-        return Ongoing(
-            **known,
-            order=tuple(parties[number] for number in note["order"]),
-            faults=dict(note["faults"]),
-            pieces=pieces,
-            clock=note["clock"],
-            moves=tuple(note["moves"]),
-        )
+        record, order = load_state(self.path, tuple)
+        names, models = record.layout.parties, {record.index: record.model}
+        for version in {piece.version for piece in record.pieces.values()} - models.keys():
+            models[version] = load_state(self.folder / f"model-{version}", Message)
+        pieces = {name: replace(piece, model=models[piece.version]) for name, piece in record.pieces.items()}
+        return replace(record, order=tuple(names[number] for number in order.tolist()), pieces=pieces)
 
     def readmit(self, party: str) -> Ongoing | None:
         """Let a site that has lost its states begin anew; None where no run has begun here."""
@@ -317,15 +268,9 @@ class ArrivalsJournal:
             if not (self.folder / f"model-{version}").exists():
                 save_state(self.folder / f"model-{version}", model)
         places = {name: number for number, name in enumerate(record.layout.parties)}
-        note = {
-            **record.told(),
-            "order": [places[name] for name in record.order],
-            "faults": [list(pair) for pair in record.faults.items()],
-            "pieces": {name: [one.version, one.number, list(one.fault)] for name, one in record.pieces.items()},
-            "clock": record.clock,
-            "moves": list(record.moves),
-        }
-        save_state(self.path, record.tree, note)
+        order = np.array([places[name] for name in record.order], np.int32)
+        pieces = {name: replace(piece, model=Message({})) for name, piece in record.pieces.items()}
+        save_state(self.path, (replace(record, order=(), pieces=pieces), order))
         self._forget(kept)
 
     def _forget(self, kept: Mapping[int, Message]) -> None:

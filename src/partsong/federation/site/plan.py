@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Layout, Matrix, Program, Reduction, traits_of
+from partsong.core.interfaces import Layout, Matrix, Program, Reduction
 from partsong.data.conversion import as_matrix
 from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
@@ -117,7 +117,7 @@ class Plan:
     @property
     def release(self) -> Any:
         """What one upload costs in privacy; None without noise."""
-        return traits_of(self.program).release
+        return self.program.traits.release
 
     @property
     def directions(self) -> int:
@@ -150,7 +150,7 @@ def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> P
     def resized(rounds: int, rank: int) -> Plan:
         return plan_of({**told, "rounds": rounds, "rank": rank}, n_parties, roster)
 
-    return Plan(program, reduction, wish, exchanges, experiment.rounds, experiment.topics.fraction, resized)
+    return Plan(program, reduction, wish, exchanges, experiment.rounds, experiment.fraction, resized)
 
 
 def layout_in(note: Mapping[str, Any]) -> Layout:

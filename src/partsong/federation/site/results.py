@@ -22,10 +22,11 @@ import numpy as np
 
 from partsong.core.interfaces import Matrix, Message, Program, RowSolver
 from partsong.errors import DivergenceError
-from partsong.federation.method_keys import TOPIC_METHODS
+from partsong.federation.method_keys import ONLY_TEXTS
 from partsong.federation.site.state import make_folder
 from partsong.federation.wire import Denied
-from partsong.io.model_file import Model, TopicFile, now, package_versions, save_model, save_topics
+from partsong.io.model_file import Model, now, package_versions, save_model
+from partsong.io.topic_file import TopicFile, save_topics
 from partsong.io.write import replacing
 from partsong.topics.fitting import is_mixture
 from partsong.topics.persistence import solver_as_told
@@ -143,7 +144,7 @@ class Ending:
 
     def _save_models(self, folder: Path, H: Any) -> None:
         told, solver = settings_told(self.experiment, self.parties), self.program.solver
-        if self.weighing is not None or self.experiment.get("method") in TOPIC_METHODS:
+        if self.weighing is not None or self.experiment.get("method") in ONLY_TEXTS:
             topics = TopicResult(H, self.columns, told, solver, self.weighing)
             for place in (TOPICS, MODEL) if is_mixture(solver) else (TOPICS,):
                 topics.save(folder / place)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from partsong.core import runtime
-from partsong.core.interfaces import Message, Occasion, Shard, turn_of
-from partsong.engines.upload_checks import check_upload, stated_by
+from partsong.core.interfaces import Message, Occasion, Shard
+from partsong.engines.upload_checks import check_upload
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit, is_last_unheard, place_of_last
 from partsong.federation.experiment import DrawnSchedule
@@ -207,7 +207,7 @@ class Workplace:
     def _occasion(self, request: Request, participants: tuple[str, ...]) -> tuple[Occasion, tuple[str, ...] | None]:
         """Which sum this is; and, within a round that is hidden, who has to be in it."""
         company, name = None, self.consent.name
-        if self.plan.reduction.hides_uploads and turn_of(self.plan.program, request.body).step > 0:
+        if self.plan.reduction.hides_uploads and self.plan.program.turn(request.body).step > 0:
             company = self.tally.company
             if company is None or set(company) != set(participants):
                 raise Denied("company", f"The sum before in this round was over {company}, this one: {participants}.")
@@ -228,7 +228,7 @@ class Workplace:
         before = started.state if counted is None else counted.state
         with runtime.kernels_on(self.kernel_threads):
             state, upload = program.local(shard, before, request.body)
-        check_upload(name, upload, stated_by(program, started.layout))
+        check_upload(name, upload, program.upload_spec(started.layout))
         worked = Worked(request.digest, state, upload)
         self.files.save_work(at, worked)
         return worked

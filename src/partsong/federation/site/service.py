@@ -19,7 +19,7 @@ from typing import Any
 
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Message, Shard, type_name
-from partsong.engines.upload_checks import check_together, stated_by
+from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, FormatError, PartsongError
 from partsong.federation.audit_log import Audit, ledger_read, protection_of, require_whole
 from partsong.federation.columns import (
@@ -190,7 +190,7 @@ def _check(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
     """Whether the parts go together; before anything is computed."""
     if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
         raise Denied("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
-    check_together(plan.program, plan.reduction, stated_by(plan.program, layout))
+    check_together(plan.program, plan.reduction, plan.program.upload_spec(layout))
 
 
 def _order(site: Site, request: Request) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partsong.core.interfaces import Layout, Message, State
+from partsong.core.states import state
 from partsong.data.conversion import as_matrix
 from partsong.data.validation import require_factorizable
 from partsong.errors import FileError, PartsongError
@@ -47,6 +48,7 @@ WORK = re.compile(r"work-(\d+)-(\d+)")
 SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 
 
+@state("federation.site-start")
 @dataclass(frozen=True, slots=True)
 class Started:
     """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
@@ -67,6 +69,7 @@ class Started:
     least_support: int = 0
 
 
+@state("federation.site-tally")
 @dataclass(frozen=True, slots=True)
 class Tally:
     """The last work that counts here (None: none yet), what the reduction keeps between sums, and who was in the last
@@ -86,6 +89,7 @@ class Tally:
     passed: int = -1
 
 
+@state("federation.site-work")
 @dataclass(frozen=True, slots=True)
 class Worked:
     """An attempt that was worked on: the digest of its request, the state after it, and the upload."""
@@ -95,6 +99,7 @@ class Worked:
     upload: Message
 
 
+@state("federation.site-reply")
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A phase that was answered: the digest of its request, the reduction's state after it, and the reply's bytes;
@@ -107,6 +112,7 @@ class Sent:
     company: tuple[str, ...] | None = None
 
 
+@state("federation.site-vocabulary")
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """The words of an agreement, in how many documents of all sites each is; for which experiment, and over how many
@@ -128,50 +134,30 @@ class RunFolder:
         """None before the start."""
         if not (self.path / "start").exists():
             return None
-        agreed, note = load_state(self.path / "start")
-        if not {"columns", "mark", "context"} <= note.keys():
-            raise FileError(f"{self.path}: this run was begun by an older partsong, and cannot go on. Begin a new one.")
-        state, layout = agreed
-        columns, rows = tuple(note["columns"]), (note["rows"], note["type"])
-        marks = note["mark"], note["context"], note.get("keys", {}), note.get("least_support", 0)
-        return Started(note["digest"], note["experiment"], layout, columns, rows, state, *marks)
+        return load_state(self.path / "start", Started)
 
     def save_start(self, started: Started) -> None:
         """The tally comes first: a start without one would be none."""
         make_folder(self.path)
-        agreed = {"digest": started.digest, "experiment": started.experiment, "columns": list(started.columns)}
-        marks = {"mark": started.mark, "context": started.context, "keys": dict(started.keys)}
-        rows = {"rows": started.rows[0], "type": started.rows[1], "least_support": started.least_support}
-        note = {**agreed, **rows, **marks}
-        save_state(self.path / "start", (started.state, started.layout), note)
+        save_state(self.path / "start", started)
 
     def tally(self, source: Any) -> Tally:
         """Which work counts."""
-        standing, note = load_state(self.path / "tally", {"source": source})
-        alone = tuple((number, attempt) for number, attempt in note["alone"])
-        ends = (note.get("over"), note.get("closed"), note.get("passed", -1))
-        return Tally(_tuple(note["counted"]), standing, _tuple(note["company"]), _tuple(note["agreed"]), alone, *ends)
+        return load_state(self.path / "tally", Tally, {"source": source})
 
     def save_tally(self, tally: Tally, source: Any) -> None:
         """From here on another work counts."""
         make_folder(self.path)
-        lists = {"counted": _list(tally.counted), "company": _list(tally.company), "agreed": _list(tally.agreed)}
-        lists["alone"] = [list(at) for at in tally.alone]
-        note = {**lists, "over": tally.over, "closed": tally.closed, "passed": tally.passed}
-        save_state(self.path / "tally", tally.standing, note, {"source": source})
+        save_state(self.path / "tally", tally, {"source": source})
 
     def worked(self, at: Attempt) -> Worked | None:
         """None where this attempt was not worked on."""
         path = self.path / f"work-{at[0]}-{at[1]}"
-        if not path.exists():
-            return None
-        (state, upload), note = load_state(path)
-        return Worked(note["digest"], state, upload)
+        return load_state(path, Worked) if path.exists() else None
 
     def save_work(self, at: Attempt, worked: Worked) -> None:
         """Before anything of it is sent."""
-        tree = (worked.state, worked.upload)
-        save_state(self.path / f"work-{at[0]}-{at[1]}", tree, {"digest": worked.digest})
+        save_state(self.path / f"work-{at[0]}-{at[1]}", worked)
 
     def attempts(self) -> list[Attempt]:
         """All that were worked on and are still here, in order."""
@@ -182,14 +168,11 @@ class RunFolder:
         path = self.path / f"sent-{at[0]}-{at[1]}-{phase}"
         if not path.exists():
             return None
-        (seat, reply), note = load_state(path, {"source": source})
-        return Sent(note["digest"], seat, reply.tobytes(), _tuple(note["company"]))
+        return load_state(path, Sent, {"source": source})
 
     def save_sent(self, at: Attempt, phase: int, sent: Sent, source: Any) -> None:
         """Before it is sent."""
-        tree = (sent.seat, np.frombuffer(sent.reply, np.uint8))
-        note = {"digest": sent.digest, "company": _list(sent.company)}
-        save_state(self.path / f"sent-{at[0]}-{at[1]}-{phase}", tree, note, {"source": source})
+        save_state(self.path / f"sent-{at[0]}-{at[1]}-{phase}", sent, {"source": source})
 
     def save_model(self, model: Message) -> None:
         """The model that the run has ended with."""
@@ -199,16 +182,11 @@ class RunFolder:
         """The words that were agreed on; None where that is not known here."""
         if not (self.path / VOCABULARY).exists():
             return None
-        documents, note = load_state(self.path / VOCABULARY)
-        vocabulary = Vocabulary(tuple(note["words"]), documents, note["n_documents"])
-        return Agreed(vocabulary, note["experiment"], note["rows"])
+        return load_state(self.path / VOCABULARY, Agreed)
 
     def save_agreed(self, agreed: Agreed) -> None:
         """For the run that it was agreed on for."""
-        found = agreed.vocabulary
-        note = {"words": list(found.words), "n_documents": found.n_documents}
-        note |= {"experiment": dict(agreed.experiment), "rows": agreed.rows}
-        save_state(self.path / VOCABULARY, found.documents, note)
+        save_state(self.path / VOCABULARY, agreed)
 
     def phases(self, at: Attempt) -> list[int]:
         """The phases of an attempt that were answered, in order."""
@@ -239,14 +217,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"{path} cannot be made: {error.strerror or error}. Check the folder above.") from error
-
-
-def _list(values: tuple[Any, ...] | None) -> list[Any] | None:
-    return None if values is None else list(values)
-
-
-def _tuple(values: list[Any] | None) -> Any:
-    return None if values is None else tuple(values)
 
 
 # ---- data state -------------------------------------------------------------------------------------------------

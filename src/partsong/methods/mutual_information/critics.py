@@ -3,6 +3,9 @@
 A critic is its sizes; its parameters θ travel as named arrays. For a batch of b documents all b² scores are formed from
 b sparse products. `read` looks at the documents, `scores` pairs them with weights W (b × k); `pull` and `climb` take
 slopes ∂J/∂s (b × b) back to W, and to θ. A trace is good for one way back: its memory is used again.
+
+Bounds of mutual information go by scores s_ij = T(x_i, w_j) of all pairs in a batch (b × b): pairs on the diagonal
+belong together, all others are drawn from the product of the marginals (Song & Ermon, 2020).
 """
 
 from __future__ import annotations
@@ -16,10 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from partsong.core.interfaces import Array
+from partsong.core.parameters import Choice
 from partsong.errors import ParameterError
 from partsong.methods.mutual_information.batches import Bag, operations
-
-# ---- critics ----------------------------------------------------------------------------------------------------
 
 Theta = Mapping[str, Array]
 Trace = Any
@@ -144,12 +146,6 @@ def require_sizes(**sizes: int) -> None:
             raise ParameterError(f"A critic needs a whole number {name} ≥ 1; got {size!r}.")
 
 
-# ---- smile ------------------------------------------------------------------------------------------------------
-#
-# Lower bounds of mutual information from scores s_ij = T(x_i, w_j) of all pairs in a batch (b × b), and their slopes.
-#
-# Pairs on the diagonal belong together, all others are drawn from the product of the marginals (Song & Ermon, 2020).
-
 FAR = 60.0
 """Scores beyond this have a sigmoid of 0 or 1 to every digit."""
 
@@ -223,11 +219,6 @@ def _require_clip(clip: float) -> None:
         raise ParameterError(f"Scores are clipped to ±clip, with 0 < clip ≤ {FAR:g}; got {clip!r}.")
 
 
-# ---- information ------------------------------------------------------------------------------------------------
-#
-# Mutual information between documents and their weights, as a part of the objective; or none of it.
-
-
 @dataclass(frozen=True, slots=True)
 class NoInformation:
     """λ = 0: there is no critic, and nothing of one is computed or sent."""
@@ -296,11 +287,6 @@ class MutualInformation:
         step = rate if self.rate is None else self.rate
         self.critic.climb(theta, bag, trace, self.bound.slopes(scores), step)
         return self.bound.value(scores)
-
-
-# ---- separable --------------------------------------------------------------------------------------------------
-#
-# A critic of two networks that meet in an inner product.
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,3 +363,10 @@ class Separable:
             gradients[f"{side}.{i}.shift"] = D.sum(0)
             D = operations(D).mask(D @ theta[f"{side}.{i}"].T, seen[i])
         return D, gradients
+
+
+CRITICS = Choice({"concat": Concat(), "separable": Separable()})
+"""Networks that judge which weights belong to which document."""
+
+BOUNDS = Choice({"dv": ClippedBound(), "js": JensenShannon()})
+"""Slopes by which a critic learns."""

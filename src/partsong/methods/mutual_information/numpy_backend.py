@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from partsong.kernels import hals, topics
+from partsong.kernels import csr_products, topics
 
 
 def times(bag: Any, B: np.ndarray) -> np.ndarray:
     """X_S B (b × c), for B (V × c)."""
     out = np.empty((len(bag), B.shape[1]), B.dtype)
-    hals.gather_rows(bag.starts, bag.words, bag.counts, B, bag.first, out)
+    csr_products.gather_rows(bag.starts, bag.words, bag.counts, B, bag.first, out)
     return out
 
 

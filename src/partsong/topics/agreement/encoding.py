@@ -3,6 +3,11 @@
 A word goes into three cells, by keyed hash. What a holder adds to each: 1, and the word as numbers under a pad for this
 cell that whoever has the key can compute. Of a cell with one word only, c holders leave (c, c·code): the word is read,
 and taken out of its other two cells, and so on (an invertible Bloom lookup table; Goodrich and Mitzenmacher, 2011).
+
+A word has one name of 128 bits, its keyed BLAKE2b (RFC 7693); from the name AES-256 (FIPS 197), which is fast on many
+at once, makes numbers for each purpose: random to everybody who lacks the key, the same to all who have it. Short words
+of plain letters are rows of bytes with five bits a letter, all others are in UTF-8. How many words are in a cell and
+what they are goes into few whole numbers, whose sums over all parties stay exact.
 """
 
 from __future__ import annotations
@@ -21,18 +26,25 @@ from partsong.errors import MissingExtra, ParameterError, PartyError
 from partsong.privacy.randomness import system_source
 from partsong.secure_aggregation import crypto
 
-# ---- keys -------------------------------------------------------------------------------------------------------
-#
-# Keyed hashes of words: random to whoever lacks the key, the same to all who have it.
-#
-# A word has one name of 128 bits, its keyed BLAKE2b (RFC 7693); of the name AES-256 (FIPS 197), which is fast on many
-# at
-# once, makes numbers for each purpose.
-
 KEY_BYTES = 32
 NAME_BYTES = 16
 LANES = 4
 """Numbers of 32 bits in a block."""
+
+LETTERS = 11
+NARROW_BYTES = 7
+"""Up to 11 letters from a to z, in five bits each."""
+_NARROW = re.compile(rb"[a-z]{1,%d}" % LETTERS)
+_SHIFTS = 5 * np.arange(LETTERS, dtype=np.uint64)
+EXACT_BITS = 52
+"""Whole numbers below 2⁵³ are exact in the float64 that sums come back in."""
+MOST_IN_A_CELL = 32
+"""Words of one party in one cell: two or three are there on average."""
+MOST_CHECKED = 4
+"""Bytes of a check, at most; one at least."""
+Naming = Callable[[Sequence[bytes]], Any]
+"""Words to their names (n × 16)."""
+COPIES = 3
 
 
 def fresh_key() -> bytes:
@@ -104,18 +116,6 @@ def _encrypted(key: bytes, purpose: str, blocks: bytes) -> bytes:
     return bytes(ciphers.Cipher(ciphers.algorithms.AES(own), ciphers.modes.ECB()).encryptor().update(blocks))
 
 
-# ---- letters ----------------------------------------------------------------------------------------------------
-#
-# Words as rows of bytes: short ones of plain letters in five bits each, all others as UTF-8.
-
-LETTERS = 11
-NARROW_BYTES = 7
-"""Up to 11 letters from a to z, in five bits each."""
-
-_NARROW = re.compile(rb"[a-z]{1,%d}" % LETTERS)
-_SHIFTS = 5 * np.arange(LETTERS, dtype=np.uint64)
-
-
 def are_wide(words: Sequence[bytes]) -> Any:
     """Which words are not short ones of plain letters."""
     return np.array([_NARROW.fullmatch(word) is None for word in words], dtype=bool)
@@ -144,18 +144,6 @@ def words_of(rows: Any, longest: int | None) -> tuple[list[bytes], Any]:
     is_behind = letters == 0
     is_one &= ~is_behind[:, 0] & (is_behind[:, 1:] >= is_behind[:, :-1]).all(axis=1)
     return letters[is_one].view(f"S{letters.shape[1]}").reshape(-1).tolist(), is_one
-
-
-# ---- packing ----------------------------------------------------------------------------------------------------
-#
-# How many are in a cell and what they are, in few whole numbers whose sums over all parties stay exact.
-
-EXACT_BITS = 52
-"""Whole numbers below 2⁵³ are exact in the float64 that sums come back in."""
-MOST_IN_A_CELL = 32
-"""Words of one party in one cell: two or three are there on average."""
-MOST_CHECKED = 4
-"""Bytes of a check, at most; one at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +226,6 @@ def _joined(parts: Any) -> Any:
 def _apart(numbers: Any, width: int) -> Any:
     parts = (numbers[..., None] >> (8 * np.arange(width))) & 255
     return parts.astype(np.uint8).reshape(len(numbers), numbers.shape[1] * width)
-
-
-# ---- cells ------------------------------------------------------------------------------------------------------
-
-Naming = Callable[[Sequence[bytes]], Any]
-"""Words to their names (n × 16)."""
-
-COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)

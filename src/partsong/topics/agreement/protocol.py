@@ -12,7 +12,20 @@ from typing import Any, cast
 import numpy as np
 
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import Engine, Layout, Message, Program, Reduction, Round, Schedule, Shard, Traits, Turn
+from partsong.core.interfaces import (
+    Engine,
+    Layout,
+    Message,
+    Program,
+    ProgramBase,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+    Traits,
+    Turn,
+)
+from partsong.core.states import state
 from partsong.core.streams import fresh_seed
 from partsong.errors import DataError, ParameterError, PartyError
 from partsong.secure_aggregation.messages import Roster
@@ -30,15 +43,22 @@ from partsong.topics.agreement.tables import (
 )
 from partsong.topics.vocabulary import Vocabulary
 
-# ---- agreement steps --------------------------------------------------------------------------------------------
-#
-# Where an agreement on words stands: the step that all take next, and what parties and server keep.
-
 TABLES, WORDS, FREQUENCIES, DONE = range(4)
 MOST_COUNTERS = 1 << 27
 _STOPPED = "Nothing was sent. Agree again, with a fresh key."
 
+MOST_EXCHANGES = 24
+MOST_READINGS = 4
+FEW_RARE, MOST_RARE = 10, 4e7
+"""Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
+LONGER = (
+    "To let them take part, give all parties the same larger longest_word (longest of VocabularyAgreement), in bytes "
+    "of UTF-8; each byte makes what is sent larger."
+)
+MOST_NAMED = 5
 
+
+@state("words.step")
 @dataclass(frozen=True, slots=True)
 class Step:
     """What everybody does next: the stage, the number of the exchange, and sizes of tables or cells."""
@@ -81,6 +101,7 @@ class Step:
         return step
 
 
+@state("words.remaining")
 @dataclass(frozen=True, slots=True)
 class Left:
     """Words that have passed so far, their names under the key, and which are wide."""
@@ -94,6 +115,7 @@ class Left:
         return Left(tuple(compress(self.words, chosen.tolist())), self.names[chosen], self.is_wide[chosen])
 
 
+@state("words.party")
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A party on the way: its words that are left, their places in the last tables, and at last the agreed words.
@@ -129,6 +151,7 @@ class Candidate:
         return replace(self, left=self.left.some(passed), tables=None, places=None)
 
 
+@state("words.server")
 @dataclass(frozen=True, slots=True)
 class Count:
     """The server on the way: `chance` bounds the probability that a word at too few parties passes."""
@@ -142,16 +165,8 @@ class Count:
     readings: int = 0
 
 
-# ---- agreement --------------------------------------------------------------------------------------------------
-
-MOST_EXCHANGES = 24
-MOST_READINGS = 4
-FEW_RARE, MOST_RARE = 10, 4e7
-"""Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
-
-
 @dataclass(frozen=True, slots=True)
-class VocabularyAgreement:
+class VocabularyAgreement(ProgramBase):
     """Which words are in ≥ `min_documents` documents at each of ≥ `min_parties` parties, and in how many in all.
 
         tables       sent: 0/1 for each bucket of keyed hashes          broadcast: which buckets have sums ≥ m
@@ -320,17 +335,6 @@ class VocabularyAgreement:
 def _accord(held: HeldWords, party: Candidate) -> float:
     """A number of 32 bits that parties with the same key and the same options have in common."""
     return float(lanes(party.key, "accord", names_of(party.key, [held.options.encode()]), 1)[0, 0])
-
-
-# ---- agreed -----------------------------------------------------------------------------------------------------
-#
-# Run an agreement on words, and what came of it.
-
-LONGER = (
-    "To let them take part, give all parties the same larger longest_word (longest of VocabularyAgreement), in bytes "
-    "of UTF-8; each byte makes what is sent larger."
-)
-MOST_NAMED = 5
 
 
 class LongWordsWarning(UserWarning):

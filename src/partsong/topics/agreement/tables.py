@@ -2,6 +2,7 @@
 
 A word falls into one bucket of each table, by keyed hash. A party marks its words' buckets with 1, once however many of
 its words are there; sums over parties are counters from 0 to N, several of which travel in one whole number below 2⁵³.
+`HeldWords` is what a party brings to an agreement, `AgreedWords` what everybody who has the key reads at its end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from partsong.core.interfaces import Matrix, Message, Shard
+from partsong.core.states import state
 from partsong.core.streams import fresh_seed
 from partsong.errors import CompositionError, PartyError
 from partsong.topics.agreement.encoding import EXACT_BITS, Cells, lanes, names_of, require_key, within
@@ -25,11 +27,18 @@ from partsong.topics.documents import as_documents
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import document_frequencies
 
-# ---- agreed words -----------------------------------------------------------------------------------------------
-#
-# The agreed words, read from the sum of cells: the same for whoever has the key.
+_kept: WeakValueDictionary[Any, AgreedWords] = WeakValueDictionary()
+LOAD = 2 / 3
+"""Words per bucket."""
+FEWEST_LAST = 5
+"""Fewer tables only sort out; what they leave is looked at again."""
+MOST_TO_SORT_OUT = 4
+"""Exchanges that are planned ahead."""
+EXCHANGE = 40_000
+"""Numbers that take a party about as long to send under masks as the keys and shares of one more masked sum."""
 
 
+@state("words.agreed")
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class AgreedWords:
     """Words in the order of a keyed hash, which tells the server nothing of them, and at how many parties each is.
@@ -110,14 +119,6 @@ class CellSums:
         return AgreedWords(words, holders[order], columns, frozenset(texts))
 
 
-_kept: WeakValueDictionary[Any, AgreedWords] = WeakValueDictionary()
-
-
-# ---- held words -------------------------------------------------------------------------------------------------
-#
-# What a party brings to an agreement: its words and in how many of its documents each occurs.
-
-
 @dataclass(frozen=True, slots=True)
 class HeldWords:
     """Words with the number of own documents that have them; private, and so is the key that the parties share.
@@ -192,18 +193,7 @@ def held_by(shard: Shard) -> HeldWords:
     return held
 
 
-# ---- tables -----------------------------------------------------------------------------------------------------
-
-LOAD = 2 / 3
-"""Words per bucket."""
-FEWEST_LAST = 5
-"""Fewer tables only sort out; what they leave is looked at again."""
-MOST_TO_SORT_OUT = 4
-"""Exchanges that are planned ahead."""
-EXCHANGE = 40_000
-"""Numbers that take a party about as long to send under masks as the keys and shares of one more masked sum."""
-
-
+@state("words.tables")
 @dataclass(frozen=True, slots=True)
 class Tables:
     """`tables` independent tables of `buckets` each, in exchange `number` of `parties` parties.

@@ -11,8 +11,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
+from experiments.shared.classification import classify, judge
 from partsong.errors import DataError, ParameterError, ShapeError
-from partsong.evaluation.classification import classify, judge
 
 
 def documents(n=200, classes=3, noise=0.3, seed=0):

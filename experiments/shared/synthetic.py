@@ -10,10 +10,6 @@ import numpy as np
 
 from partsong.errors import ParameterError
 
-# ---- blocks -----------------------------------------------------------------------------------------------------
-#
-# The synthetic data of the FNMF paper: dense blocks under noise, at parties that may lack some of them.
-
 NOISES = ("binomial", "gaussian", "exponential")
 
 
@@ -36,7 +32,9 @@ def block_federation(
     noise: str = "gaussian",
     level: float = 0.1,
 ) -> BlockFederation:
-    """X_p = Σ_j w_pj h_j + noise: part j is 1 on an interval of the columns and at a party on an interval of its rows.
+    """The data of the FNMF paper, X_p = Σ_j w_pj h_j + noise.
+
+    Part j is 1 on an interval of the columns and at a party on an interval of its rows.
 
     Parts cover between 1/20 and 1/6 of the columns, and at a party that has them as large a share of its rows; entries
     of w are drawn from U(0.5, 1.5). Each party lacks each part with probability `absent`, but never all of them. Noise:
@@ -84,9 +82,6 @@ def _check(rows: Sequence[int], columns: int, rank: int, absent: float, noise: s
         raise ParameterError(f"Unknown noise {noise!r}; choose one of {', '.join(NOISES)}.")
     if not level >= 0 or (noise == "binomial" and level > 1):
         raise ParameterError(f"The level of noise must be 0 or more (and a probability for binomial); got {level}.")
-
-
-# ---- synthetic --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What several reproductions use: data with planted factors, and classification of documents by their topics."""

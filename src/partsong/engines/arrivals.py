@@ -1,0 +1,176 @@
+"""The asynchronous run: what the server does with an upload that arrives alone. The same over every network.
+
+No party waits for another. The server aggregates one upload, finishes, and answers its sender alone: one arrival is one
+Round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+
+from partsong.core import runtime
+from partsong.core.interfaces import (
+    Arrival,
+    Arrivals,
+    Ask,
+    AsyncCheckpoint,
+    Checkpoint,
+    Layout,
+    Occasion,
+    Program,
+    Reduction,
+    Round,
+    Schedule,
+    State,
+    WorkItem,
+)
+from partsong.engines.collective import as_text, from_text
+from partsong.engines.rounds import nobody_left
+from partsong.engines.upload_checks import Expected, check_sum, check_together
+from partsong.errors import CompositionError, ParameterError, PartsongError
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncConfig:
+    """What stays the same in a whole asynchronous run."""
+
+    program: Program
+    schedule: Schedule
+    layout: Layout
+    reduction: Reduction
+    expected: Expected
+    record: bool
+
+
+def ask_for(name: str, item: WorkItem, stops: str | None) -> Ask:
+    """What a party is asked with an item: work, and a sum over itself alone by the model it was sent."""
+    return Ask("work", item.version, 0, 0, (name,), (name,), item.model, stops=stops)
+
+
+def run_arrivals(
+    program: Program,
+    arrivals: Arrivals,
+    schedule: Schedule,
+    reduction: Reduction,
+    point: Checkpoint | None = None,
+    record: bool = False,
+    is_over: Callable[[AsyncCheckpoint], bool] | None = None,
+) -> Generator[Round]:
+    """Yield a Round for every arrival; when the last is yielded, all parties know that the run is over.
+
+    By default a run is over after as many arrivals as the schedule has rounds.
+    """
+    with arrivals.running():
+        run = asynchronous(program, schedule, arrivals.layout, reduction, record)
+        current = arrivals.begin(beginning(run, point))
+        del point  # as large as the parties' states, and soon behind us
+        is_over = is_over or (lambda reached: reached.index >= schedule.rounds)
+        sums: State = None
+        if not is_over(current):
+            arrivals.send(current.items)
+        while not arrivals.has_ended and not is_over(current):
+            arrival = arrivals.next()
+            if arrival is None:
+                continue
+            done, sums = taken_in(run, sums, current, arrival)
+            done = arrivals.commit(done, arrival, sums)
+            assert isinstance(done.checkpoint, AsyncCheckpoint)
+            current = done.checkpoint
+            if is_over(current):
+                arrivals.close()
+                yield done
+                return
+            arrivals.send({arrival.name: current.items[arrival.name]})
+            del arrival  # as large as the model
+            yield done
+            del done
+        arrivals.close()
+
+
+def asynchronous(
+    program: Program, schedule: Schedule, layout: Layout, reduction: Reduction, record: bool
+) -> AsyncConfig:
+    """The settings of a run, unless it cannot be asynchronous."""
+    kind = type(reduction).__name__
+    if reduction.hides_uploads:
+        raise CompositionError(
+            f"{kind} lets the server see sums alone, but an asynchronous server takes in one upload at a time and sees "
+            "each by definition. Use InTheOpen, with noise added at the parties if uploads are to be protected, or a "
+            "synchronous engine."
+        )
+    if reduction.phases != 1:
+        raise CompositionError(
+            f"{kind} takes {reduction.phases} exchanges for a sum, and an asynchronous party sends once. Use "
+            "InTheOpen, or a synchronous engine."
+        )
+    if schedule.absent or schedule.silent:
+        raise ParameterError(
+            "A schedule with absent or silent parties speaks of rounds that all parties share; an asynchronous run has "
+            "none. Let a party be slow instead (Durations(stragglers={name: factor}) on the virtual clock), leave out "
+            "its shard, or use a synchronous engine."
+        )
+    if program.traits.full_participation and len(layout.parties) > 1:
+        raise CompositionError(
+            f"{type(program).__name__} needs the sum over all parties, and an asynchronous server takes in one upload "
+            "at a time. Use a program whose server moves with each (Consensus with Relaxation), or another engine."
+        )
+    expected = program.upload_spec(layout)
+    check_together(program, reduction, expected)
+    return AsyncConfig(program, schedule, layout, reduction, expected, record)
+
+
+def beginning(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoint:
+    """Where a run begins, or goes on: parties without an item are sent the model as it stands.
+
+    A checkpoint of a synchronous run will do. Of parties that have left, states are kept and items are not.
+    """
+    point = resume if resume is not None else Checkpoint(0, {}, *run.program.start_server(run.layout))
+    if run.program.turn(point.model).steps > 1:
+        raise CompositionError(
+            "This program's rounds take several exchanges over the same parties, and in an asynchronous run no two "
+            "parties share one. Use one exchange a round (sweeps=1), or a synchronous engine."
+        )
+    known, clock = (point.items, point.clock) if isinstance(point, AsyncCheckpoint) else ({}, 0.0)
+    items = {name: known.get(name) or WorkItem(point.model, point.index) for name in run.layout.parties}
+    return AsyncCheckpoint(point.index, dict(point.parties), point.server, point.model, items, clock)
+
+
+def taken_in(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arrival) -> tuple[Round, State]:
+    """The round that an arrival makes, and what the reduction keeps; the checkpoint has the sender's next item."""
+    name, sent, item = arrival.name, arrival.sent, point.items[arrival.name]
+    if isinstance(sent, PartsongError):
+        return _refused(run, point, arrival, sent), sums
+    program, reduction = run.program, run.reduction
+    occasion = Occasion(item.version, (name,), run.layout, item.model)
+    with runtime.kernels_on(run.schedule.kernel_threads):
+        state, answer = reduction.hear(0, {name: sent}, sums, occasion)
+        sums, aggregate, included = reduction.total(state, program.aggregation, occasion)
+        check_sum(aggregate, included, point.index)
+        handed_over = [aggregate]
+        del aggregate  # as large as the model; the program lets go of its copy when it can
+        server, model = program.finish(point.server, handed_over.pop())
+    down = item.model.nbytes + (answer.nbytes if answer.arrays else 0)
+    after = _next(replace(point, server=server, model=model), arrival, ())
+    traffic = ((name, 0, sent),) if run.record else ()
+    seconds, metrics = arrival.clock - point.clock, program.metrics(server)
+    return Round(point.index, model, metrics, included, {name: sent.nbytes}, down, seconds, after, traffic), sums
+
+
+def _refused(run: AsyncConfig, point: AsyncCheckpoint, arrival: Arrival, error: PartsongError) -> Round:
+    """Nothing arrived but the reason; the model stands still, and the party is sent it to try again."""
+    name = arrival.name
+    after = _next(point, arrival, tuple(as_text(error)))
+    faults = {party: after.items[party].fault for party in run.layout.parties}
+    if all(faults.values()):
+        everyone = {party: error if party == name else from_text(*fault) for party, fault in faults.items()}
+        raise nobody_left(everyone, point.index) from error
+    down, seconds = point.items[name].model.nbytes, arrival.clock - point.clock
+    metrics = run.program.metrics(point.server)
+    return Round(point.index, point.model, metrics, (), {name: 0}, down, seconds, after, (), {name: str(error)})
+
+
+def _next(point: AsyncCheckpoint, arrival: Arrival, fault: tuple[str, ...]) -> AsyncCheckpoint:
+    name, index = arrival.name, point.index + 1
+    item = WorkItem(point.model, index, point.items[name].number + 1, fault=fault)
+    return replace(point, index=index, items={**point.items, name: item}, clock=arrival.clock)

@@ -1,0 +1,162 @@
+"""What ranks have to agree on before the first round; each difference is an error at all ranks, with who has what."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from partsong.core.interfaces import Layout, Program, Schedule, Shard, type_name
+from partsong.engines.collective import Communicator, Ended, share
+from partsong.errors import CompositionError, ParameterError, PartsongError
+
+SHOWN = 60
+"""Characters of a difference that an error spells out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The layout of all ranks together, and the rank of each party."""
+
+    layout: Layout
+    homes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Of another rank's matrix one knows how wide it is, and its number type."""
+
+    shape: tuple[int, int]
+    dtype: str
+
+
+def agree_on_run(
+    communicator: Communicator,
+    program: Program,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    others: Mapping[str, Any],
+    *,
+    has_server: bool = False,
+) -> Placement:
+    """The placement that all ranks agree on; where rank 0 is a server alone, it holds no party.
+
+    Sent, as JSON: version, settings as text, and the names, widths and number types of this rank's shards.
+    """
+    own = {
+        "version": version("partsong"),
+        "seed": schedule.seed,
+        "schedule": text_of(schedule),
+        "program": text_of(program),
+        **{name: text_of(value) for name, value in others.items()},
+        "parties": [[s.name, int(s.matrix.shape[1]), type_name(s.matrix.dtype)] for s in shards],
+    }
+    cards = [json.loads(text) for text in share(communicator, json.dumps(own))]
+    try:
+        _check_settings(cards)
+        return _placed_with_server(cards) if has_server else _placed(cards)
+    except PartsongError as error:
+        raise Ended(error) from None
+
+
+def _check_settings(cards: Sequence[Mapping[str, Any]]) -> None:
+    for what in (name for name in cards[0] if name != "parties"):
+        values = [card.get(what) for card in cards]
+        if len(set(values)) > 1:
+            kind = ParameterError if what in ("seed", "schedule", "resume") else CompositionError
+            raise kind(
+                f"All ranks must have the same {what}, but {_shown(values)}. Start every rank with the same command on "
+                "the same version."
+            )
+
+
+def _placed(cards: Sequence[Mapping[str, Any]]) -> Placement:
+    idle = [rank for rank, card in enumerate(cards) if not card["parties"]]
+    if idle:
+        raise ParameterError(
+            f"Every rank needs at least one shard, but {_ranks(idle)} has none. Start fewer ranks, or split the rows "
+            "into more parts."
+        )
+    homes: dict[str, int] = {}
+    for rank, (name, _, _) in _parties(cards):
+        if name in homes:
+            raise ParameterError(f"Party names must differ, but {name!r} is at {_ranks(sorted({homes[name], rank}))}.")
+        homes[name] = rank
+    widths = [" and ".join(sorted({f"{width} columns" for _, width, _ in card["parties"]})) for card in cards]
+    if len({width for _, (_, width, _) in _parties(cards)}) > 1:
+        raise CompositionError(
+            f"Parties must hold the same columns, but {_shown(widths)}. Bring them to one list of features first."
+        )
+    return Placement(_layout(cards), homes)
+
+
+def _placed_with_server(cards: Sequence[Mapping[str, Any]]) -> Placement:
+    if cards[0]["parties"]:
+        names = ", ".join(name for name, *_ in cards[0]["parties"])
+        raise ParameterError(
+            f"Rank 0 is the server and holds no shard, but it was given {names}. Give shards to the other ranks."
+        )
+    idle = [rank for rank, card in enumerate(cards) if rank and not card["parties"]]
+    if idle:
+        raise ParameterError(
+            f"Every worker needs at least one shard, but rank {idle[0]} has none. Start fewer ranks, or split the rows "
+            "into more parts."
+        )
+    return Placement(_layout(cards), {name: rank for rank, (name, _, _) in _parties(cards)})
+
+
+def _layout(cards: Sequence[Mapping[str, Any]]) -> Layout:
+    known = [Shard(name, _Columns((0, width), dtype)) for _, (name, width, dtype) in _parties(cards)]  # type: ignore[arg-type]
+    return Layout.of(known, cards[0]["seed"])
+
+
+def text_of(value: Any) -> str:
+    """What a value is, in the same words in every process: no addresses, and arrays by type, shape and checksum."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = ", ".join(f"{field.name}={text_of(getattr(value, field.name))}" for field in fields(value))
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(sorted(f"{text_of(k)}: {text_of(v)}" for k, v in value.items())) + "}"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(text_of, value))) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(text_of, value)) + ")"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        array = np.ascontiguousarray(value.cpu() if hasattr(value, "cpu") else value)
+        return f"{type_name(array.dtype)}{list(array.shape)}#{zlib.crc32(array.tobytes()):08x}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _parties(cards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, tuple[str, int, str]]]:
+    for rank, card in enumerate(cards):
+        yield from ((rank, tuple(party)) for party in card["parties"])
+
+
+def _shown(values: Sequence[Any]) -> str:
+    """Who has what, from where it begins to differ: 'it is 3 at ranks 0 and 2, and 4 at rank 1'."""
+    texts = [str(value) for value in values]
+    alike = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), None)
+    start = 0 if alike is None else max(0, alike - SHOWN // 2)
+    start = start if max(map(len, texts)) > SHOWN else 0
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        groups.setdefault(text, []).append(rank)
+    parts = [f"{_cut(text, start)} at {_ranks(who)}" for text, who in groups.items()]
+    return "it is " + ", and ".join(parts)
+
+
+def _cut(text: str, start: int) -> str:
+    return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if len(text) > start + SHOWN else ''}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[:8]] + (["…"] if len(ranks) > 8 else [])
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,135 @@
+"""One party's half of a run: what it makes of each ask, as pure functions of its state.
+
+    started ─► worked ─► begun ─► sent ─► … ─► sent ─► summed ─► counted
+              (`local`) └──────── one sum ─────────┘
+
+Work, sum and counting are three moments. `local` runs once in a round, however often its sum begins again: it may draw
+noise that must not be drawn twice. A new state counts only once the server says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from partsong.core import runtime
+from partsong.core.interfaces import Ask, Layout, Message, Occasion, Program, Reduction, Shard, State
+from partsong.engines.upload_checks import Expected, check_upload
+from partsong.errors import PartsongError, TooFewParties
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What `local` made of the model of one round; the upload goes once its sum is done."""
+
+    index: int
+    state: State
+    upload: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartyState:
+    """All that a party keeps from step to step.
+
+    `program` is the state that counts (there is one once `has_started`), `lasting` what the reduction keeps from sum to
+    sum, and `sending` what it keeps within one.
+    """
+
+    program: State = None
+    has_started: bool = False
+    lasting: State = None
+    work: Work | None = None
+    sending: State = None
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A shard with the program and the reduction that are run on it."""
+
+    program: Program
+    shard: Shard
+    layout: Layout
+    reduction: Reduction
+    expected: Expected
+    kernel_threads: int = 1
+
+    def enrolled(self) -> PartyState:
+        """Before anything: the reduction's keys, if it has some."""
+        return PartyState(lasting=self.reduction.enrol(self.shard.name, self.shard.secret, self.layout))
+
+    def started(self, state: PartyState, index: int) -> PartyState:
+        """With a first state of the program."""
+        with runtime.kernels_on(self.kernel_threads), named(self.shard.name, "start", index):
+            return replace(state, program=self.program.start_party(self.shard, self.layout), has_started=True)
+
+    def worked(self, state: PartyState, ask: Ask) -> PartyState:
+        """The program's work on the model, once in a round.
+
+        The upload is checked here, where it leaves the party: nobody else sees it under a reduction that hides uploads.
+        """
+        if state.work is not None and state.work.index == ask.index:
+            return state
+        name = self.shard.name
+        with runtime.kernels_on(self.kernel_threads), named(name, "local", ask.index):
+            after, upload = self.program.local(self.shard, state.program, ask.message)
+        with named(name, "upload", ask.index):
+            check_upload(name, upload, self.expected)
+        return replace(state, work=Work(ask.index, after, upload), sending=None)
+
+    def begun(self, state: PartyState, ask: Ask) -> PartyState:
+        """The upload enters a sum among the participants."""
+        assert state.work is not None
+        assert state.work.upload is not None
+        occasion = Occasion(ask.index, ask.participants, self.layout, ask.message)
+        with named(self.shard.name, "reduction", ask.index):
+            sending = self.reduction.begin(state.lasting, state.work.upload, self.program.aggregation, occasion)
+        return replace(state, sending=sending)
+
+    def sent(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
+        """What the party sends in one phase of the sum."""
+        reply = ask.message if ask.kind == "reduce" else Message({})
+        with named(self.shard.name, f"reduction phase {ask.phase}", ask.index):
+            sending, message = self.reduction.send(ask.phase, state.sending, reply)
+        return replace(state, sending=sending), message
+
+    def answer(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
+        """The answer to an ask, of either kind."""
+        if ask.kind == "work":
+            state = self.begun(self.worked(state, ask), ask)
+        return self.sent(state, ask)
+
+    def summed(self, state: PartyState) -> PartyState:
+        """After a sum: what the reduction has learned is kept, and the upload goes."""
+        work = None if state.work is None else replace(state.work, upload=None)
+        lasting = state.lasting if state.sending is None else self.reduction.rest(state.sending)
+        return replace(state, lasting=lasting, work=work, sending=None)
+
+    def counted(self, state: PartyState, *, counts: bool = True) -> PartyState:
+        """After a round: the state that the work led to is the party's state, if its work counts."""
+        assert not counts or state.work is not None
+        program = state.work.state if counts and state.work is not None else state.program
+        return replace(state, program=program, work=None)
+
+
+def fault_of(error: PartsongError, stops: str | None) -> PartsongError:
+    """The error as a value; raised instead where faults stop the run, or where it is about the sum and no party."""
+    if stops is not None:
+        if stops:
+            error.add_note(stops)
+        raise error
+    if isinstance(error, TooFewParties):
+        raise error
+    return error.with_traceback(None)  # which holds the party's arrays
+
+
+class named:
+    """Adds party, stage and round to any error that leaves the block."""
+
+    def __init__(self, party: str, stage: str, index: int) -> None:
+        self.note = f"(party {party!r}, stage {stage!r}, round {index})"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self.note not in getattr(error, "__notes__", []):
+            error.add_note(self.note)

@@ -1,0 +1,295 @@
+"""The network over ranks: every rank runs the same rounds with its own shards, and rank 0 also plays the server.
+
+In each round, between ranks (what parties send and receive is counted as in every other engine):
+
+    for each phase of the reduction
+        everybody → everybody: a card (49 bytes): all is well, or not; how many bytes follow; the norm of the model
+        rank p → rank 0:       the phase's messages of p's parties
+        rank 0 → everybody:    the server's reply; after the last phase the aggregate instead, with the names in it
+                               and the bytes that each party has sent
+
+or, instead of all phases, an all-reduce of Σ lift(upload) over the ranks; it takes the place of the plain reduction,
+for aggregations that are sums. `finish` turns the same aggregate into the same model at every rank, so that no model
+has to be sent. Never sent: a shard, its secret, a party's state, what a reduction keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from partsong.core.codec import array_types, decode, encode
+from partsong.core.interfaces import (
+    Aggregation,
+    Answers,
+    Ask,
+    Checkpoint,
+    Message,
+    Point,
+    Program,
+    Reducible,
+    Reduction,
+    RoundAttempt,
+    Schedule,
+    Served,
+    Shard,
+    State,
+)
+from partsong.engines.collective import (
+    Card,
+    Communicator,
+    Ended,
+    agree,
+    as_text,
+    at_the_server,
+    from_text,
+    leave,
+    share,
+    tell,
+)
+from partsong.engines.consistency import agree_on_run
+from partsong.engines.local import LocalParties, point_of
+from partsong.engines.rounds import LeftByError, Rounds, run_rounds
+from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError
+
+IN_ORDER, ALL_REDUCE = "in order", "all-reduce"
+
+DRIFT = {"float64": 1e-6}
+"""How far, relative to themselves, the norms of the ranks' models may differ; 1e-3 for other number types."""
+
+SUMMABLE = ("float32", "float64")
+"""Number types that every transport can add."""
+
+
+def run_ranks(
+    communicator: Communicator,
+    program: Program,
+    shards: Sequence[Shard],
+    schedule: Schedule,
+    reduction: Reduction,
+    resume: Checkpoint | None,
+    sums: str = IN_ORDER,
+    record: bool = False,
+) -> Rounds:
+    """The rounds of a run, the same at every rank but for checkpoints and seconds.
+
+    An error at any rank is raised at all. A caller that leaves its loop at one rank ends it at all, after that round.
+    """
+    network = Ranks(communicator, program, shards, schedule, reduction, resume, sums)
+    point = None if resume is None else point_of(resume)
+    return Rounds(run_rounds(program, network, schedule, reduction, point, record))
+
+
+class Ranks:
+    """The parties of all ranks; `shards` are those of this one, and `sums` says how uploads are added.
+
+    `seen` has what all parties sent at rank 0, elsewhere what the own ones did, and nothing of an all-reduce.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        reduction: Reduction,
+        resume: Checkpoint | None,
+        sums: str = IN_ORDER,
+    ) -> None:
+        self._communicator, self._reduction, self._sums = communicator, reduction, sums
+        self._settings = program, tuple(shards), schedule
+        self._start, self._states = (0, {}) if resume is None else (resume.index, dict(resume.parties))
+        self._seen: dict[str, Message] = {}
+        self._answered: Answers | None = None
+        self._is_over = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Agree on all settings. An error is raised at all ranks; one that leaves ends the run at all."""
+        try:
+            self._join()
+            yield
+        except Ended as end:
+            if end.error is not None:
+                raise end.error from None
+        except LeftByError as left:
+            if not self._is_over:
+                tell(self._communicator, left.as_fault(self._communicator.rank))
+            raise
+        except GeneratorExit:
+            if not self._is_over:
+                leave(self._communicator)
+            raise
+        except BaseException as error:
+            tell(self._communicator, error)
+            raise
+
+    def _join(self) -> None:
+        program, shards, schedule = self._settings
+        if self._sums not in (IN_ORDER, ALL_REDUCE):
+            raise ParameterError(f'sums must be "{IN_ORDER}" or "{ALL_REDUCE}"; got {self._sums!r}.')
+        others = {"reduction": self._reduction, "sums": self._sums, "resume": self._start}
+        placement = agree_on_run(self._communicator, program, shards, schedule, others)
+        self.layout, self._homes = placement.layout, placement.homes
+        if self._sums == ALL_REDUCE:
+            check_that_sums_suffice(program.aggregation, self._reduction)
+        elsewhere = self._homes.keys() - {shard.name for shard in shards}
+        known = {name: state for name, state in self._states.items() if name not in elsewhere}
+        self._parties = LocalParties(program, shards, schedule, self._reduction, self.layout, known)
+        self._states = {}
+
+    def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
+        """The first phase, as rank 0 knows it; sent where there are several."""
+        if self._reduction.phases == 1:
+            return attempt
+        phase = first(attempt.asked) if self._communicator.rank == 0 else 0
+        return replace(attempt, first=agree(self._communicator, Card(first=phase))[0].first)
+
+    def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
+        """Answers of all ranks to rank 0, and what it makes of them to all."""
+        communicator, own = self._communicator, self._answered or self._answer(ask)
+        self._answered = None
+        parcel = encode(dict(own.messages)) if communicator.rank > 0 else b""
+        cards = self._agree(ask, Card(size=len(parcel), faults=len(own.faults)))
+        faults = self._all_faults(own) if any(card.faults for card in cards) else {}
+        inbox = dict(own.messages)
+        for other in communicator.gather(parcel, [card.size for card in cards])[1:]:
+            inbox.update(decode(other, device=communicator.device))
+        answers = Answers({name: inbox[name] for name in ask.names if name in inbox}, faults)
+        here: list[Served] = []
+
+        def work() -> tuple[Mapping[str, Message], list[object]]:
+            here.append(serve(answers))
+            return _as_parcel(here[0])
+
+        messages, note = at_the_server(communicator, work)
+        served = here[0] if here else _from_parcel(messages[""], note)
+        self._seen = dict(answers.messages)
+        if ask.phase + 1 == self._reduction.phases and not served.is_again:
+            self._parties.end_sum()
+        return served
+
+    def sum(self, ask: Ask, aggregation: Aggregation) -> Served | None:
+        """The all-reduce, unless a party is at fault, or a rank has nothing to add or arrays of another form."""
+        if self._sums != ALL_REDUCE or not isinstance(aggregation, Reducible):
+            return None
+        communicator, own = self._communicator, self._answer(ask)
+        self._answered = own  # for `exchange`, if this comes to nothing
+        total, card = self._addend(own, aggregation)
+        cards = self._agree(ask, card)
+        if any(other.faults or not other.form or other.form != card.form for other in cards):
+            return None
+        sums = {name: communicator.sum(total[name]) for name in sorted(total.arrays)}
+        weight = float(communicator.sum(np.array([float(total.weight)]))[0])
+        aggregate = aggregation.lower(Message({name: sums[name] for name in total.arrays}, weight))
+        names = tuple(name for name in ask.names if name not in ask.silent)
+        self._parties.end_sum()
+        return Served(
+            aggregate, names, ask.names, sizes={name: cards[self._homes[name]].upload_bytes for name in names}
+        )
+
+    def _answer(self, ask: Ask) -> Answers:
+        if ask.kind == "work" and ask.attempt == 0:
+            self._parties.start(ask.index, ask.stops)
+        return self._parties.answer(ask)
+
+    def _addend(self, own: Answers, aggregation: Reducible) -> tuple[Message, Card]:
+        """Σ lift(upload) over the own parties, and its card; uploads of several sizes have no common form."""
+        for name, message in own.messages.items():
+            work = self._parties.states[name].work
+            if work is None or message is not work.upload:
+                raise CompositionError(
+                    f"{type(self._reduction).__name__} sends something else than the upload, which an all-reduce would "
+                    'pass over. Use sums="in order".'
+                )
+        uploads, sizes = own.messages.values(), {message.nbytes for message in own.messages.values()}
+        total = reduce(_add, map(aggregation.lift, uploads)) if uploads else Message({})
+        form = _checksum(total) if len(sizes) == 1 else 0
+        return total, Card(upload_bytes=max(sizes, default=0), form=form, faults=len(own.faults))
+
+    def _agree(self, ask: Ask, card: Card) -> list[Card]:
+        """The cards of all ranks; before anything of a round is sent they also show whether the models are the same."""
+        if ask.kind == "reduce":
+            return agree(self._communicator, card)
+        norm = _norm(ask.message) if self._communicator.size > 1 else 0.0
+        cards = agree(self._communicator, replace(card, norm=norm))
+        self._check_drift(ask.index, [card.norm for card in cards])
+        return cards
+
+    def _all_faults(self, own: Answers) -> dict[str, PartsongError]:
+        """Everybody's faults; sent: for each such party its name, and the kind and message of its error."""
+        texts = share(self._communicator, json.dumps({name: as_text(error) for name, error in own.faults.items()}))
+        pairs = sorted(pair for text in texts for pair in json.loads(text).items())
+        return {name: own.faults.get(name) or from_text(*fault) for name, fault in pairs}
+
+    def _check_drift(self, index: int, norms: Sequence[float]) -> None:
+        apart = max(norms) - min(norms)
+        if apart > DRIFT.get(self.layout.dtype, 1e-3) * max(norms):
+            shown = ", ".join(f"{norm:.6g} at rank {rank}" for rank, norm in enumerate(norms))
+            raise Ended(
+                PartyError(
+                    f"Before round {index} the ranks hold different models (norms: {shown}), although each had the "
+                    "same sums. Resume all ranks from checkpoints of one run, on machines of one kind."
+                )
+            )
+
+    def seen(self) -> Mapping[str, Message]:
+        """What was sent by all parties, at rank 0, or by the own ones."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
+        """The states of the own parties. After the last round the ranks agree once more that all is well."""
+        if is_last:
+            agree(self._communicator, Card())
+            self._is_over = True
+        return self._parties.count(worked)
+
+
+def check_that_sums_suffice(aggregation: Aggregation, reduction: Reduction) -> None:
+    """Refuse what needs more than one sum of lifted uploads."""
+    way_out = 'Use sums="in order", which works with all of them.'
+    if not isinstance(aggregation, Reducible):
+        kind = type(aggregation).__name__
+        raise CompositionError(f"{kind} reads individual uploads, and an all-reduce has none. {way_out}")
+    if reduction.phases != 1 or reduction.hides_uploads:
+        raise CompositionError(f"An all-reduce cannot take the place of {type(reduction).__name__}. {way_out}")
+
+
+def _as_parcel(served: Served) -> tuple[Mapping[str, Message], list[object]]:
+    faults = {name: as_text(error) for name, error in served.faults.items()}
+    names = [list(served.included), list(served.worked)]
+    return {"": served.message}, [*names, faults, dict(served.sizes), served.reply_bytes, served.is_again]
+
+
+def _from_parcel(message: Message, note: Sequence[Any]) -> Served:
+    included, worked, faults, *others = note
+    errors = {name: from_text(*fault) for name, fault in faults.items()}
+    return Served(message, tuple(included), tuple(worked), errors, *others)
+
+
+def _add(a: Message, b: Message) -> Message:
+    sums = {name: (array + b[name])[...] for name, array in a.arrays.items()}  # of 0-d arrays NumPy makes a number
+    return Message(sums, a.weight + b.weight)
+
+
+def _checksum(total: Message) -> int:
+    """Of names, shapes and number types, never 0; 0 where a transport may be unable to add an array."""
+    described = list(array_types(total.arrays))
+    is_summable = all(kind in SUMMABLE for _, _, kind, _, _ in described)
+    return zlib.crc32(repr(described).encode()) | 1 << 32 if is_summable else 0
+
+
+def _norm(model: Message) -> float:
+    """A number that tells models apart: √Σ‖array‖²; of no use to a rank alone."""
+    arrays = model.arrays.values()
+    norms = [array.double().norm() if hasattr(array, "double") else np.linalg.norm(array) for array in arrays]
+    return math.hypot(*map(float, norms))

@@ -1,0 +1,264 @@
+"""Asynchronous runs in one process: arrivals on a virtual clock, or in an order that was recorded.
+
+Nothing here sleeps or looks at the host's clock: the same settings give the same times everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from partsong.core.interfaces import (
+    Arrival,
+    AsyncCheckpoint,
+    Checkpoint,
+    Engine,
+    Layout,
+    Message,
+    Program,
+    Reduction,
+    Round,
+    Schedule,
+    Shard,
+    State,
+    WorkItem,
+)
+from partsong.core.streams import stream
+from partsong.engines.arrivals import ask_for, run_arrivals
+from partsong.engines.local import LocalParties
+from partsong.engines.rounds import Rounds, stops_of
+from partsong.errors import ParameterError
+
+LARGEST = 700.0
+"""Exponents whose exponential is a finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Virtual seconds from the model that a party is sent to the arrival of what it makes of it.
+
+        d(p, i) = latency + base_p · straggler_p · exp(jitter · z_pi),   base_p = seconds_p, or per_row · n_p
+
+    for the i-th piece of party p. `seconds` names all parties or none, `stragglers` those that differ, 2 for half the
+    speed. z_pi is standard normal, from a stream of the run's seed, p and i: it depends on nothing else. `latency` is
+    that of both ways together.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    stragglers: Mapping[str, float] = field(default_factory=dict)
+    jitter: float = 0.0
+    latency: float = 0.0
+    per_row: float = 1.0
+
+    def __post_init__(self) -> None:
+        named = {
+            f"{what} of {name!r}": value
+            for what in ("seconds", "stragglers")
+            for name, value in getattr(self, what).items()
+        }
+        for what, value in {**named, "per_row": self.per_row}.items():
+            if not 0 < value < math.inf:
+                raise ParameterError(f"Durations need {what} > 0 and finite; got {value!r}.")
+        for what, value in (("jitter", self.jitter), ("latency", self.latency)):
+            if not 0 <= value < math.inf:
+                raise ParameterError(f"Durations need {what} ≥ 0 and finite; got {value!r}.")
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse names that no party has, and seconds for some parties only."""
+        unknown = sorted((self.seconds.keys() | self.stragglers.keys()) - set(names))
+        if unknown:
+            raise ParameterError(
+                f"The durations name parties that are not there: {', '.join(unknown[:5])}. "
+                f"The parties are {', '.join(sorted(names)[:5])}{'…' if len(names) > 5 else ''}."
+            )
+        missing = sorted(set(names) - self.seconds.keys()) if self.seconds else []
+        if missing:
+            raise ParameterError(
+                f"The durations say nothing of {', '.join(missing[:5])}. Name the seconds of all parties, or of none: "
+                "then they are proportional to rows."
+            )
+
+    def of(self, shard: Shard, number: int, seed: int) -> float:
+        """d(p, i) for a party's piece of that number, from 0."""
+        name = shard.name
+        base = self.seconds[name] if self.seconds else self.per_row * shard.matrix.shape[0]
+        exponent = self.jitter * stream(seed, "duration", name, number).standard_normal() if self.jitter else 0.0
+        scale = math.exp(exponent) if exponent < LARGEST else math.inf
+        duration = self.latency + base * self.stragglers.get(name, 1.0) * scale
+        if not 0 < duration < math.inf:
+            raise ParameterError(
+                f"A piece of work of party {name!r} would last {duration!r} virtual seconds; it must be more than 0 "
+                "and finite. Name its seconds, or lower the jitter."
+            )
+        return duration
+
+
+@dataclass(frozen=True, slots=True)
+class Asynchronous:
+    """No party waits for another: each begins again with the model that its own last upload was answered with.
+
+    `Schedule.rounds` counts arrivals; a Round is one of them, with its sender as the only participant. Arrivals come in
+    the order of (virtual time, name), so that a run depends on `durations` and not on the host. `Round.seconds` is the
+    virtual time since the arrival before: their sum is the clock, in `Round.checkpoint.clock`. A party that is left out
+    for a fault uses up an arrival too, and tries again with the model as it stands then; the run ends when nobody's
+    latest piece was good. Checkpoints hold what is under way (`AsyncCheckpoint`), and a resumed run is the
+    uninterrupted one to the bit. With one party and a server that takes over what it is sent this is Sequential.
+    """
+
+    durations: Durations = Durations()
+    record: bool = False
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Rounds:
+        """Rounds in the order of arrival."""
+        clock = VirtualClock(program, shards, schedule, reduction, self.durations)
+        return Rounds(run_arrivals(program, clock, schedule, reduction, resume, self.record))
+
+
+class VirtualClock:
+    """Parties in this process whose work lasts as `durations` say; it is computed when it arrives."""
+
+    has_ended = False
+
+    def __init__(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        reduction: Reduction,
+        durations: Durations,
+    ) -> None:
+        self._program, self._shards, self._schedule, self._reduction = program, tuple(shards), schedule, reduction
+        self._durations = durations
+        self._items: dict[str, WorkItem] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Nobody else has to agree, or to hear of the end."""
+        self.layout = Layout.of(self._shards, self._schedule.seed)
+        self._stops = stops_of(self._schedule, self.layout)
+        yield
+
+    def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
+        """Start the parties; items that are not on the clock are due from now on."""
+        self._durations.check(self.layout.parties)
+        self._parties = LocalParties(
+            self._program, self._shards, self._schedule, self._reduction, self.layout, point.parties
+        )
+        self._parties.start(0, self._stops)
+        return self._on_the_clock(replace(point, parties=self._parties.count(())))
+
+    def send(self, items: Mapping[str, WorkItem]) -> None:
+        """Keep them until they are due."""
+        self._items.update(items)
+
+    def next(self) -> Arrival:
+        """The item that is due first, worked on now; at the same time, the first by name."""
+        name = min(self._items, key=lambda party: (self._items[party].due, party))
+        item = self._items.pop(name)
+        assert item.due is not None
+        ask = ask_for(name, item, self._stops)
+        self._parties.start(item.version, self._stops, [name])
+        answers = self._parties.answer(ask)
+        self._parties.end_sum()
+        return Arrival(name, answers.faults.get(name) or answers.messages[name], item.due)
+
+    def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
+        """With the states of all parties, and the time at which the sender's next item is due."""
+        after = done.checkpoint
+        assert isinstance(after, AsyncCheckpoint)
+        states = self._parties.count(done.participants)
+        return replace(done, checkpoint=self._on_the_clock(replace(after, parties=states)))
+
+    def close(self) -> None:
+        """Nobody is at work."""
+
+    def _on_the_clock(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
+        def timed(name: str, item: WorkItem) -> WorkItem:
+            shard = self._parties.parties[name].shard
+            return replace(item, due=point.clock + self._durations.of(shard, item.number, self._schedule.seed))
+
+        items = {name: timed(name, item) if item.due is None else item for name, item in point.items.items()}
+        return replace(point, items=items)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocked:
+    """A synchronous engine in one process, with virtual seconds: a round lasts as long as its slowest party.
+
+        seconds = max_p d(p, round) over all that are asked
+
+    Models and all else are the engine's. Exchanges in which nobody works last as long as the latency. With one party
+    the clock is that of `Asynchronous` with the same durations.
+    """
+
+    engine: Engine
+    durations: Durations = Durations()
+
+    def run(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        *,
+        reduction: Reduction,
+        resume: Checkpoint | None = None,
+    ) -> Rounds:
+        """The rounds of the engine, with other seconds."""
+        return Rounds(self._timed(program, shards, schedule, reduction, resume))
+
+    def _timed(
+        self,
+        program: Program,
+        shards: Sequence[Shard],
+        schedule: Schedule,
+        reduction: Reduction,
+        resume: Checkpoint | None,
+    ) -> Generator[Round]:
+        self.durations.check([shard.name for shard in shards])
+        by_name = {shard.name: shard for shard in shards}
+        model: Message | None = None if resume is None else resume.model
+        for done in self.engine.run(program, shards, schedule, reduction=reduction, resume=resume):
+            is_work = model is None or program.turn(model).works
+            lasts = [self.durations.of(by_name[name], done.index, schedule.seed) for name in done.bytes_up]
+            model = done.model
+            yield replace(done, seconds=max(lasts) if is_work else self.durations.latency)
+            del done
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOrder(Durations):
+    """The i-th arrival of all is that of order[i], at second i + 1; pieces that are not in it never arrive.
+
+    A piece of work is a function of its party's state and of the model that its last upload was answered with, and so
+    the order is all that a run depends on. `Schedule.rounds` is at most the length of the order.
+    """
+
+    order: tuple[str, ...] = ()
+    lasting: dict[str, list[int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        seconds: dict[str, list[int]] = {}
+        for second, name in enumerate(self.order, 1):
+            seconds.setdefault(name, [0]).append(second)
+        lasting = {name: [late - early for early, late in pairwise(given)] for name, given in seconds.items()}
+        object.__setattr__(self, "lasting", lasting)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse names that no party has."""
+        Durations(stragglers=dict.fromkeys(self.order, 1.0)).check(names)
+
+    def of(self, shard: Shard, number: int, seed: int) -> float:
+        """Seconds from the arrival before of this party to that of its piece of this number."""
+        known = self.lasting.get(shard.name, [])
+        return float(known[number]) if number < len(known) else math.inf

@@ -1,0 +1,119 @@
+"""FNMF (Dalleiger & Gionis, 2025): long local phases, and components that are matched before they are averaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from partsong.aggregation.alignment import ALIGNMENTS, Assignment, Sinkhorn
+from partsong.aggregation.barycenter import BARYCENTERS, FixedPoint, FromMean, FromPrevious, FuzzyCMeans, KMeans
+from partsong.aggregation.linear import AlignedMean
+from partsong.core.interfaces import Aggregation, Alignment
+from partsong.core.parameters import AtLeast, Choice, Steps, Whole
+from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal
+from partsong.methods.registry import Problem, Texts, method
+from partsong.methods.relay import Relay, exact_after
+from partsong.methods.starts import INDEPENDENT, IndependentStart, Start
+from partsong.solvers.coupling import AlignedProximalTerm
+from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.update_rules import InertialPalm
+
+LONG_ROUNDS = 1
+"""Rounds with which "fnmf" begins; all others are exact (docs/results/fnmf.md, decision 11)."""
+
+PAPER, ROBUST, PERSONAL = "paper", "robust", "personal"
+
+Align = Annotated[Alignment, ALIGNMENTS]
+OwnAlign = Annotated[Alignment | None, ALIGNMENTS]
+Variant = Annotated[str, Choice.of(ROBUST, PAPER)]
+Barycenters = Annotated[type, BARYCENTERS]
+Synchronisation = Annotated[str, Choice.of("overwrite", PERSONAL)]
+Strength = Annotated[float | None, AtLeast(0)]
+Every = Annotated[int | None, Whole()]
+
+
+@method("fnmf-alone", compared_rounds=10, privacy=("party",))
+def fnmf_alone(
+    problem: Problem,
+    *,
+    align: Align = Sinkhorn(),
+    client_align: OwnAlign = None,
+    server_align: OwnAlign = None,
+    local_steps: Steps = 100,
+    strength: Strength = None,
+    every: Every = None,
+    variant: Variant = ROBUST,
+    barycenter: Barycenters = FixedPoint,
+    synchronisation: Synchronisation = "overwrite",
+    start: Start = INDEPENDENT,
+) -> Consensus:
+    """Parties iterate long and alone; which component is which is found out before averaging.
+
+    Parties run iPALM with a pull of `strength` towards the shared H, in the order that `client_align` finds `every` so
+    many steps; the server takes the `barycenter` of all H_p under `server_align`; `align` is for both. Three details of
+    the printed algorithm undo its idea, since parties begin with components in different orders. "robust" therefore
+    lets W follow its components when H is overwritten, pulls from the second round on (before there is nothing to be
+    pulled to), and starts the barycenter from the model before. "paper" has none of these.
+
+    By `synchronisation` "personal", components with a partner in the shared model take its values, in the party's own
+    order, and others are kept: better for local models, worse for the shared one.
+    """
+    is_paper = variant == PAPER
+    at_party, at_server = client_align or align, server_align or align
+    if isinstance(start, IndependentStart):
+        start = replace(start, announced=is_paper)
+    pull = strength if strength is not None else 0.01 if is_paper else 0.1
+    pause = every if every is not None else 1 if is_paper else 25
+    overwrite = Overwrite() if is_paper else Overwrite(follow=at_server)
+    return Consensus(
+        problem.rank,
+        SquaredError(InertialPalm()),
+        local_steps,
+        start,
+        _barycenter(barycenter, at_server, is_paper),
+        coupling=AlignedProximalTerm(pull, at_party, every=pause),
+        joining=Personal() if synchronisation == PERSONAL else overwrite,
+        free_rounds=0 if is_paper else 1,
+    )
+
+
+def _barycenter(kind: Any, align: Alignment, is_paper: bool) -> Aggregation:
+    """The aggregation of a name; clusters need no alignment."""
+    if kind is FixedPoint:
+        return FixedPoint(align, FromMean() if is_paper else FromPrevious())
+    made: Aggregation = kind() if kind in (KMeans, FuzzyCMeans) else kind(align)
+    return made
+
+
+@method("fnmf", extends=fnmf_alone, texts=Texts(rounds=200))
+def fnmf(problem: Problem, *, align: Align = Assignment(), **options: Any) -> Relay:
+    """One round as fnmf-alone, then WᵀW and WᵀX as exact."""
+    return exact_after(fnmf_alone(problem, align=align, **options), LONG_ROUNDS)
+
+
+@method("fnmf-paper", extends=fnmf_alone, without=("variant",), compared_rounds=10, privacy=("party",))
+def fnmf_paper(problem: Problem, *, align: Align = Assignment(), **options: Any) -> Consensus:
+    """As fnmf-alone, exactly as the paper prints it."""
+    return fnmf_alone(problem, align=align, variant=PAPER, **options)
+
+
+@method("fnmf-personal", extends=fnmf_alone, without=("synchronisation", "variant"), compared_rounds=10)
+def fnmf_personal(problem: Problem, **options: Any) -> Consensus:
+    """As fnmf-alone, while each party keeps the components that have no partner in the shared model."""
+    return fnmf_alone(problem, synchronisation=PERSONAL, **options)
+
+
+@method(
+    "fnmf-by-sums",
+    extends=fnmf_alone,
+    without=("client_align", "server_align", "barycenter", "synchronisation"),
+    compared_rounds=10,
+    counts_exchanges=True,
+)
+def fnmf_by_sums(problem: Problem, *, align: Align = Assignment(), sweeps: Steps = 2, **options: Any) -> Consensus:
+    """As fnmf-alone, with a barycenter of sums: parties align themselves, and sums can be masked.
+
+    A round takes `sweeps` exchanges, of which the first alone iterates.
+    """
+    seen = fnmf_alone(problem, align=align, **options)
+    return replace(seen, aggregation=AlignedMean(), upload=AlignedUpload(align), sweeps=sweeps)

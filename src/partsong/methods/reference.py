@@ -1,0 +1,237 @@
+"""Write what follows from the registry: the lazy table of names, and docs/methods.md.
+
+python -m partsong.methods.reference            # print the page
+python -m partsong.methods.reference --write    # write methods/table.py, and docs/methods.md in a source tree
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from partsong import methods
+from partsong.core.interfaces import ArraySpec, Dim, Layout, Reducible
+from partsong.core.parameters import Parameter
+from partsong.methods import PARTIES, RANKS, TABLE, TEXTS
+from partsong.methods.registry import Method, Problem, load
+from partsong.methods.table import Entry
+
+TABLE_FILE = Path(__file__).with_name("table.py")
+PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
+
+FIRST = ("exact", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "relay", "fednmf", "fedlda")
+"""Modules whose methods come first, in this order."""
+
+K, M, N, PARTICIPANTS = 7, 1009, 5003, 3
+"""Numbers from which names of dimensions are read back: k components, m columns, n rows of all parties."""
+
+DIMENSIONS: Mapping[int, Dim] = {
+    K: "k",
+    M: "m",
+    4 * K: "4k",
+    -(-M // 10): "⌈m/10⌉",
+    -(-N // 10): "⌈n/10⌉",
+    -(-M // PARTICIPANTS): "⌈m/N⌉",
+    M + K + 1: "m + k + 1",
+}
+
+HEAD = '''"""The lazy table: where methods live, and what may be known of them without importing them. Generated.
+
+`python -m partsong.methods.reference --write` writes this file from the registrations; a test compares.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """Module, one sentence, parameters, those without a default, tasks, and the name of a method over pooled texts."""
+
+    module: str
+    summary: str
+    parameters: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ("parties",)
+    pooled_name: str = ""
+
+
+'''
+
+INTRODUCTION = """# Methods
+
+Generated from the registrations in `src/partsong/methods/` by `python -m partsong.methods.reference --write`.
+
+Names, parameters and their values are the same everywhere:
+
+| where | how |
+|---|---|
+| an estimator | `FederatedNMF(20, method="fedavg", method_options={"weighted": False})` |
+| a program | `partsong.methods.build("fedavg", 20, weighted=False)` |
+| the command line | `partsong fit parts/ -k 20 --method fedavg --method-option weighted=false` |
+| experiment.toml | `method = "fedavg"`, and `weighted = false` beside it |
+
+**Sent** is what a party may send in an exchange, as the program states it and engines check it; a program with several
+kinds of uploads sends one of them at a time. There are k components, m columns, N parties and n rows of all parties.
+Rows X_p and weights W_p are never sent; what follows from these arrays is in
+[what-leaves-a-party.md](what-leaves-a-party.md).
+"""
+
+
+def all_methods() -> list[Method]:
+    """Every method of this package, and those that the table has from elsewhere."""
+    modules = [one.name for one in pkgutil.iter_modules(methods.__path__) if one.name not in ("reference", "table")]
+    ordered = sorted(modules, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    places = [f"{methods.__name__}.{name}" for name in ordered]
+    places += [entry.module for entry in TABLE.values() if entry.module not in places]
+    return [one for place in dict.fromkeys(places) for one in load(place).values()]
+
+
+def tasks_of(one: Method) -> tuple[str, ...]:
+    """What it can be run on."""
+    between = not one.only_texts and not one.traits.needs_columns
+    by_task = {PARTIES: between, TEXTS: one.texts is not None, RANKS: one.over_ranks}
+    return tuple(task for task, is_one in by_task.items() if is_one)
+
+
+def entry_of(one: Method) -> Entry:
+    """What the table says of a method."""
+    pooled = "" if one.texts is None else one.texts.pooled_name or ""
+    module, parameters, required = one.builder.__module__, tuple(one.parameters), tuple(one.required)
+    return Entry(module, one.summary, parameters, required, tasks_of(one), pooled)
+
+
+def table() -> str:
+    """The text of methods/table.py."""
+    known = all_methods()
+    lines = [HEAD + "TABLE: dict[str, Entry] = {"]
+    for one in known:
+        shown = [_text(part) if isinstance(part, str) else _tuple(part) for part in entry_of(one)]
+        lines += [f'    "{one.name}": Entry(', *(f"        {part}," for part in shown), "    ),"]
+    lines += ["}  # fmt: skip", "", "CHOICES: dict[str, tuple[str, ...]] = {"]
+    for name, names in choices(known).items():
+        lines.append(f'    "{name}": {_tuple(names)},')
+    lines += ["}  # fmt: skip", '"""Parameters that have names for values -> all names, over all methods."""', ""]
+    return "\n".join(lines)
+
+
+def choices(known: list[Method]) -> dict[str, tuple[str, ...]]:
+    """Parameter -> the names that it has at any method, those of the method with most of them first."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in known:
+        for name, parameter in one.parameters.items():
+            names = parameter.names
+            if names and one.passes_to != name:
+                longer, shorter = sorted((found.get(name, ()), names), key=len, reverse=True)
+                found[name] = tuple(dict.fromkeys((*longer, *shorter)))
+    return found
+
+
+def page() -> str:
+    """The text of docs/methods.md."""
+    parts = [INTRODUCTION]
+    for one in all_methods():
+        parts.append("\n".join(_section(one)))
+    return "\n".join(parts)
+
+
+def _section(one: Method) -> Iterator[str]:
+    yield f"## {one.name}\n"
+    yield one.summary + "\n"
+    if further := _further(one):
+        yield further + "\n"
+    yield " · ".join(_facts(one)) + "\n"
+    if one.parameters:
+        yield "| parameter | values | default |\n|---|---|---|"
+        yield from (_row(parameter) for parameter in one.parameters.values())
+        yield ""
+    yield "| sent | size | type | what it is |\n|---|---|---|---|"
+    yield from dict.fromkeys(_sent(one))
+    yield ""
+
+
+def _further(one: Method) -> str:
+    """The docstring after the summary."""
+    return "\n\n".join((inspect.getdoc(one.builder) or "").split("\n\n")[1:])
+
+
+def _facts(one: Method) -> Iterator[str]:
+    """Where it runs, what can be hidden, and what noise can promise."""
+    traits, program = one.traits, one.example
+    names = {PARTIES: "parties", TEXTS: "texts", RANKS: "ranks of MPI or torch"}
+    yield "for " + ", ".join(names[task] for task in tasks_of(one))
+    yield "one round" if one.is_one_shot else f"up to {one.rounds} rounds"
+    if traits.asynchronous:
+        yield "asynchronous: no party waits for another"
+    if traits.needs_columns:
+        yield "needs columns of all rows at every party"
+    stated = [spec for kind in specs_of(one) for spec in kind.values()]
+    can_be_hidden = isinstance(program.aggregation, Reducible) and not traits.asynchronous
+    can_be_hidden = can_be_hidden and traits.requires != "plain" and not any(s.single_party_reason for s in stated)
+    hidden = "sums can be masked" if can_be_hidden else "cannot be masked"
+    yield hidden if one.passes_to is None else f"sums can be masked where those of `{one.passes_to}` can"
+    if one.privacy:
+        yield f"differential privacy of {' or '.join('rows' if unit == 'row' else 'parties' for unit in one.privacy)}"
+
+
+def _row(parameter: Parameter) -> str:
+    kind = "names of alignments" if False else str(parameter.kind)
+    default: Any = "needed" if parameter.is_required else parameter.plain(parameter.default)
+    shown = (
+        {None: "–", True: "true", False: "false"}.get(default, default) if not isinstance(default, float) else default
+    )
+    return f"| `{parameter.name}` | {kind} | {shown} |"
+
+
+def specs_of(one: Method) -> tuple[Mapping[str, ArraySpec], ...]:
+    """What its program states of its uploads, with names for dimensions."""
+    program = one.build(Problem(K, PARTICIPANTS, n_rows=N), one.required)
+    layout = Layout(tuple(f"p{i}" for i in range(PARTICIPANTS)), M, 0)
+    stated = program.upload_spec(layout)
+    return tuple({name: replace(spec, shape=_named(spec.shape)) for name, spec in kind.items()} for kind in stated)
+
+
+def _named(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return tuple(DIMENSIONS.get(size, size) if isinstance(size, int) else size for size in shape)
+
+
+def _sent(one: Method) -> Iterator[str]:
+    for kind in specs_of(one):
+        for name, spec in kind.items():
+            size = " × ".join(map(str, spec.shape))
+            yield f"| `{name}` | {size} | {spec.kind}{' ≥ 0' if spec.non_negative else ''} | {spec.meaning} |"
+
+
+def _text(text: str) -> str:
+    """A string literal, over several lines if need be."""
+    lines = textwrap.wrap(text, 96, drop_whitespace=False)
+    return ("\n" + " " * 8).join(json.dumps(line, ensure_ascii=False) for line in lines or [""])
+
+
+def _tuple(names: tuple[str, ...]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names)
+    line = f"({shown},)" if len(names) == 1 else f"({shown})"
+    if len(line) < 100:
+        return line
+    return "(\n" + textwrap.fill(shown + ",", 104, initial_indent=" " * 12, subsequent_indent=" " * 12) + "\n        )"
+
+
+def main(arguments: list[str]) -> None:
+    """Print the page, or write both files."""
+    if "--write" not in arguments:
+        sys.stdout.write(page())
+        return
+    TABLE_FILE.write_text(table(), encoding="utf-8")
+    if PAGE.parent.is_dir():
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

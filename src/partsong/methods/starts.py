@@ -1,0 +1,74 @@
+"""Where parties begin: all from one H, or each from one of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from partsong.core.interfaces import Array, Layout, Shard
+from partsong.core.parameters import Choice
+from partsong.core.streams import stream
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.squared_error import SquaredError
+
+
+@dataclass(frozen=True, slots=True)
+class CommonStart:
+    """All parties begin with the server's H, and fit W to it before they move."""
+
+    def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
+        """Hᵀ (m × k) from U(0, 1)."""
+        return random_columns(layout.n_features, rank, draw, layout.dtype)
+
+    def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
+        assert model_Ht is not None
+        return model_Ht
+
+    def weights(self, shard: Shard, Ht: Array, solver: SquaredError) -> Array:
+        """The non-negative least squares fit to H."""
+        return solver.solve_rows(shard.matrix, Ht)
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentStart:
+    """Every party draws a W and an H of its own, as the FNMF paper does; components come out in different orders.
+
+    `announced`: the server first sends the mean of as many draws from U(0, 1) as there are parties. That is what the
+    paper's mean of all H_p before the first round looks like, without an exchange for it; it pulls towards noise.
+    """
+
+    announced: bool = False
+
+    def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
+        """The mean of draws, or nothing."""
+        if not self.announced:
+            return None
+        total = np.zeros((layout.n_features, rank))
+        for _ in layout.parties:
+            total += draw.random(total.shape)
+        return (total / len(layout.parties)).astype(layout.dtype, copy=False)
+
+    def columns(self, shard: Shard, model_Ht: Array | None, rank: int) -> Array:
+        """The party's own Hᵀ, U(0, 1), from its private stream."""
+        draw = stream(shard.secret, "start", shard.name)
+        return shard.matrix.native(random_columns(shard.matrix.shape[1], rank, draw))
+
+    def weights(self, shard: Shard, Ht: Array, solver: SquaredError) -> Array:
+        """The party's own W, uniform, on a scale where W H has the mean of X (the paper takes U(0, 1) as it is)."""
+        rank = Ht.shape[1]
+        draw = stream(shard.secret, "start", shard.name, "W")
+        return shard.matrix.native(draw.random((shard.matrix.shape[0], rank)) * (4.0 * shard.matrix.mean / rank))
+
+
+COMMON, INDEPENDENT = CommonStart(), IndependentStart()
+
+STARTS = Choice({"common": COMMON, "independent": INDEPENDENT}, needed=("model", "columns", "weights"))
+OWN_START = Choice({"independent": INDEPENDENT}, reason="Each party of this method has a start of its own.")
+ONE_START = Choice({"common": COMMON}, reason="This method has one start for all parties.")
+
+Start = Annotated[CommonStart | IndependentStart, STARTS]
+OwnStart = Annotated[IndependentStart, OWN_START]
+OneStart = Annotated[CommonStart, ONE_START]
+"""Of methods whose parties must begin with one H."""

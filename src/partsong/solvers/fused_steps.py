@@ -1,0 +1,83 @@
+"""Many steps of W and H in one compiled call, for rules, pulls and data that compiled code knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from partsong import kernels
+from partsong.core.interfaces import Array, Matrix, UpdateRule
+from partsong.kernels.fused_steps import Move, Towards, Turns
+from partsong.solvers.normal_equations import Penalty, PlainRule, RuleState
+
+if TYPE_CHECKING:
+    from partsong.solvers.coupling import Coupling, ProximalAnchor, SteadyPull
+
+
+@runtime_checkable
+class TurnsAtOnce(Protocol):
+    """A matrix that can do many turns in one compiled call."""
+
+    def most_turns(self, rank: int, move: Move) -> int:
+        """How many turns one call should do at most, so that it can be interrupted after it; 0: do them singly."""
+
+    def take_turns(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, turns: Turns) -> None:
+        """All of `turns`, in place; the factors before the last step are kept where the rule looks back."""
+
+
+def longest_call(matrix: Matrix, rule: UpdateRule, coupling: Coupling | None, Ht: Array) -> int:
+    """How many steps fit one call on these data; 0 where compiled code does not know all that happens in a step."""
+    move = _known_move(rule, coupling)
+    if move is None or not isinstance(matrix, TurnsAtOnce) or "compiled" not in kernels.capabilities(Ht):
+        return 0
+    return matrix.most_turns(Ht.shape[1], move)
+
+
+def take_fused_steps(
+    matrix: Matrix,
+    rule: UpdateRule,
+    penalties: tuple[Penalty, Penalty],
+    factors: tuple[Array, Array],
+    memories: tuple[RuleState, RuleState],
+    count: int,
+    coupling: Coupling | None = None,
+    anchor: ProximalAnchor | None = None,
+) -> tuple[Array, Array, RuleState, RuleState]:
+    """`count` steps of W and Hᵀ in calls no longer than `longest_call`: the factors, and what the rule remembers.
+
+    Pairs are for W and for H. The factors given stay as they are; a coupling pulls H to the anchor.
+    """
+    (n, m), (on_W, on_H) = matrix.shape, penalties
+    move = _known_move(rule, coupling)
+    at_once, pull = cast(TurnsAtOnce, matrix), cast("SteadyPull | None", coupling)
+    W, Ht = (factor + 0 for factor in factors)
+    W_before, Ht_before = (_previous(memory, factor) for memory, factor in zip(memories, (W, Ht), strict=True))
+    assert move is not None
+    most, left = at_once.most_turns(Ht.shape[1], move), count
+    while left > 0:
+        towards, several = Towards(), min(left, most)
+        if pull is not None and anchor is not None:
+            towards, anchor, several = pull.compiled_pull(Ht, anchor, several)
+        turns = Turns(several, move, on_W.l1 * m, on_W.l2 * m, on_H.l1 * n, on_H.l2 * n, towards)
+        at_once.take_turns(W, W_before, Ht, Ht_before, turns)
+        left -= several
+    after_W, after_H = (
+        memory.advanced(None if memory.previous is None else before, count)
+        for memory, before in zip(memories, (W_before, Ht_before), strict=True)
+    )
+    return W, Ht, after_W, after_H
+
+
+def _known_move(rule: Any, coupling: Coupling | None) -> Move | None:
+    """The rule's step, where compiled code knows that step and that coupling.
+
+    What a subclass inherits says nothing of its own steps.
+    """
+    knows_pull = coupling is None or "compiled_pull" in vars(type(coupling))
+    return cast(PlainRule, rule).compiled_move if knows_pull and "compiled_move" in vars(type(rule)) else None
+
+
+def _previous(memory: RuleState, factor: Array) -> Array:
+    """The factor one step ago where a rule looks back; else memory that nobody reads."""
+    if memory.previous is None:
+        return kernels.of(factor).empty((0, factor.shape[1]), factor)
+    return memory.previous + 0

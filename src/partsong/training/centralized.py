@@ -1,0 +1,269 @@
+"""Centralised NMF, X ≈ W H of rows in one place: where it starts, its iterations, and what ends at zero."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from partsong import kernels
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Checkpoint, Matrix, Message, Outcome, Round, Shard
+from partsong.core.runtime import Interrupts, held
+from partsong.core.streams import stream
+from partsong.data.observed import ObservedMatrix
+from partsong.errors import ParameterError
+from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
+from partsong.solvers.initialization import (
+    InitialFactors,
+    anchors,
+    balanced,
+    double_svd,
+    is_mostly_zero,
+    random_beginning,
+)
+from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
+from partsong.solvers.update_rules import CoordinateDescent, Multiplicative
+from partsong.training.loop import (
+    NOTHING,
+    EmptyModelWarning,
+    Fit,
+    Step,
+    Training,
+    Watch,
+    finish,
+    is_zero,
+    run,
+    warn_if_ill_posed,
+    warn_if_model_is_zero,
+    warn_of_divergence,
+)
+from partsong.training.result import FitResult, error_from_data
+from partsong.training.stopping import StoppingRule
+
+PARTY = "all"
+"""Whose rows they are: there is nobody else."""
+
+SILENCE = Message({})
+"""What it sends."""
+
+TRIAL_STEPS = 200
+"""Iterations of a fit from another start, where the first has led to nothing."""
+
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
+
+FILLS = {"nndsvd": 0.0, "nndsvda": 1.0, "nndsvdar": 0.01}
+"""What zeros of a double SVD become, in units of the mean of X; for "nndsvdar" it is a random share of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class CentralizedConfig:
+    """Centralised NMF as a value: rank, solver, start, and when to stop.
+
+    With a `sketch` of a kind steps see sketched data; with a `game` (a `solvers.game.Game`, or "game" for the usual
+    one) players meet over single cells, and the solver fits rows to what they end with. `shuffle` draws the order of
+    components from the seed.
+    """
+
+    rank: int
+    solver: SquaredError | ObservedRows
+    init: str = "auto"
+    seed: int = 0
+    max_iter: int = 500
+    stop: StoppingRule = StoppingRule()
+    threads: int = 1
+    sketch: str | None = None
+    sketch_ratio: float = 0.1
+    game: Any = None
+    shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.init not in INITS:
+            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
+
+
+def iterations(
+    solver: SquaredError, matrix: Matrix, rows: RowState, columns: ColumnState, *, first: int, most: int, threads: int
+) -> Iterator[Step]:
+    """W ← rule(W; H), then H ← rule(H; WᵀW, XᵀW): iterations `first` to `most`, each with its error."""
+    dtype = matrix.dtype
+    for index in range(first, most):
+        began = time.perf_counter()
+        with runtime.kernels_on(threads):
+            rows, columns = solver.iterate(matrix, rows, columns, 1)
+            metrics, measuring = solver.metrics(columns), time.perf_counter()
+            error = error_from_data(metrics["relative_error"], [matrix], [rows], columns, dtype)
+            objective = metrics["objective"]
+            if error != metrics["relative_error"]:
+                objective += error**2 - metrics["relative_error"] ** 2
+        now = time.perf_counter()
+        after = Checkpoint(index + 1, {PARTY: rows}, columns, SILENCE)
+        done = Round(index, SILENCE, metrics, (PARTY,), {}, 0, measuring - began, after)
+        yield Step(done, error, math.inf if math.isnan(objective) else objective, measuring=now - measuring)
+
+
+@dataclass(frozen=True, slots=True)
+class CentralizedFit:
+    """A fit by both half-steps in turn; without an `init` of its own it starts where the configuration says."""
+
+    matrix: Matrix
+    config: CentralizedConfig
+    init: InitialFactors | None = None
+    is_private: bool = field(default=False, init=False)
+    spending: None = field(default=None, init=False)
+
+    @property
+    def solver(self) -> SquaredError:
+        """The half-steps; the solver called "hals" makes one sweep a step on sparse data.
+
+        Products with sparse data cost less than sweeps, and several sweeps to one product end in worse minima there.
+        """
+        solver = self.config.solver
+        assert isinstance(solver, SquaredError)
+        is_hals = isinstance(solver.momentum, Extrapolation) and isinstance(solver.rule, CoordinateDescent)
+        if not is_hals or isinstance(self.matrix, ObservedMatrix) or not is_mostly_zero(self.matrix):
+            return solver
+        return replace(solver, rule=replace(solver.rule, sweeps=1))  # type: ignore[type-var]
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [Shard(PARTY, self.matrix)]
+
+    @property
+    def stop(self) -> StoppingRule:
+        return self.config.stop
+
+    @property
+    def last(self) -> int:
+        return self.config.max_iter
+
+    @property
+    def threads(self) -> int:
+        return self.config.threads
+
+    def steps(self, point: Checkpoint | None) -> Iterator[Step]:
+        solver, point = self.solver, self._start() if point is None else point
+        rows, columns, first = point.parties[PARTY], point.server, point.index
+        del point  # the start is handed over and not kept: W is as large as its rows
+        return iterations(solver, self.matrix, rows, columns, first=first, most=self.last, threads=self.threads)
+
+    def components(self, server: ColumnState) -> Array:
+        return self.solver.components(server)
+
+    def server_at_start(self) -> ColumnState:
+        columns: ColumnState = self._start().server
+        return columns
+
+    def _start(self) -> Checkpoint:
+        config, solver = self.config, self.solver
+        with runtime.kernels_on(config.threads):
+            chosen = self.init if self.init is not None else initial_factors(self.matrix, config)
+            chosen = balanced(self.matrix, _shuffled(chosen, config) if config.shuffle else chosen, solver)
+        return Checkpoint(0, {PARTY: RowState(chosen.W)}, solver.begin(chosen.Ht), SILENCE)
+
+
+Build = Callable[[Matrix, CentralizedConfig, InitialFactors | None], Fit]
+"""How a configuration becomes a fit: `CentralizedFit`, or `single_party_fit` for sketches and games."""
+
+
+def fit_centralized(
+    matrix: Matrix,
+    config: CentralizedConfig,
+    *,
+    init: InitialFactors | None = None,
+    began: float | None = None,
+    watch: Watch = lambda done, row: None,
+    build: Build = CentralizedFit,
+) -> tuple[Training, FitResult]:
+    """Fit X ≈ W H from start to end; a penalised fit that ends at zero is tried again from another start.
+
+    `init` replaces the start that the configuration names.
+    """
+    began = time.perf_counter() if began is None else began
+    fit = build(matrix, config, init)
+    warn_if_ill_posed(config.solver)
+    with held() as interrupts, runtime.kernels_on(config.threads):
+        training = run(fit, began=began, watch=watch, interrupts=interrupts)
+        warn_of_divergence(training)
+        result = finish(fit, training)
+        if not is_zero(result):
+            return training, result
+        is_asked = isinstance(config.solver, SquaredError) and config.solver.is_penalised and init is None
+        if not is_asked or training.outcome is Outcome.TIME_SPENT or interrupts.count:
+            warn_if_model_is_zero(config.solver, result)
+            return training, result
+        other = _from_another_start(matrix, config)
+        return _better_of(other, build(matrix, other, None), config, (training, result), interrupts)
+
+
+def _from_another_start(matrix: Matrix, config: CentralizedConfig) -> CentralizedConfig:
+    """Plain steps from another start."""
+    assert isinstance(config.solver, SquaredError)
+    init = "nndsvda" if config.init == "random" and config.rank <= min(matrix.shape) else "random"
+    plain = replace(config.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
+    return replace(config, solver=plain, init=init, max_iter=min(config.max_iter, TRIAL_STEPS))
+
+
+def _better_of(
+    other: CentralizedConfig,
+    trial: Fit,
+    config: CentralizedConfig,
+    found: tuple[Training, FitResult],
+    interrupts: Interrupts,
+) -> tuple[Training, FitResult]:
+    """A penalised fit that ended at zero, or one from another start where that is better; both warn."""
+    training = run(trial, interrupts=interrupts)
+    least = min((row.objective for row in training.history if math.isfinite(row.objective)), default=1.0)
+    how = f"a fit with solver='cd' from init={other.init!r} ends at {least:.5g}"
+    if least >= 1 - NOTHING:
+        comparison = f"The objective of the zero model is 1 (in units of ½‖X‖²); {how}."
+        warn_if_model_is_zero(config.solver, found[1], comparison)
+        return found
+    warnings.warn(
+        f"From init={config.init!r} the fit ends at the zero model, with an objective of 1 (in units of ½‖X‖²); "
+        f"{how}, and is returned instead.",
+        EmptyModelWarning,
+        stacklevel=2,
+    )
+    return training, finish(trial, training)
+
+
+def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors:
+    """The start that the configuration names; "auto" takes nndsvda for sparse data and anchors for others.
+
+    Random numbers are for cells that are unknown, and for more components than rows or columns, which no SVD has.
+    Sketches are for data that one would rather not multiply by often, and the double SVD takes twelve products.
+    """
+    generator, init = stream(config.seed, "start"), config.init
+    is_partly_known = isinstance(matrix, ObservedMatrix)
+    if is_partly_known and init not in ("auto", "random"):
+        raise ParameterError(f"init={init!r} needs all cells of X, and some are unknown. Take init='random'.")
+    if init == "auto" and config.sketch is None and not is_partly_known and is_mostly_zero(matrix):
+        init = "random" if config.rank > min(matrix.shape) else "nndsvda"
+    if init == "random" or is_partly_known:
+        return random_beginning(matrix, config.rank, generator)
+    if init in FILLS:
+        if config.rank > min(matrix.shape):
+            raise ParameterError(
+                f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
+                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'."
+            )
+        fill = FILLS[init] * matrix.mean
+        return double_svd(matrix, config.rank, generator, fill, is_random=init == "nndsvdar")
+    factors = anchors(matrix, config.rank, generator)
+    if isinstance(config.solver, SquaredError) and isinstance(config.solver.rule, Multiplicative):
+        # multiplicative steps leave zeros at zero for ever
+        return InitialFactors(factors.Ht + factors.Ht.dtype.type(0.01 * float(factors.Ht.mean())))
+    return factors
+
+
+def _shuffled(factors: InitialFactors, config: CentralizedConfig) -> InitialFactors:
+    """The same components in another order, which rules that update one after another go by."""
+    order = stream(config.seed, "order").permutation(config.rank)
+    return InitialFactors(
+        *(None if F is None else kernels.of(F).rows_of(F[:, order].T) for F in (factors.Ht, factors.W))
+    )

@@ -1,0 +1,329 @@
+"""Checkpoints of a fit: what a run has done so far, kept in a file every few seconds, and how it is resumed from there.
+
+    resumed = load_run(path) if resume else None
+    with RunRecorder.of(fit, {"settings": settings, "data": data}, path=path, resumed=resumed) as recorder:
+        training = run(fit, resume=recorder.earlier, watch=recorder.watch)
+
+`training.run_folder` keeps a checkpoint with the other files of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from partsong.core.interfaces import Checkpoint, Message, Round, State
+from partsong.core.states import state
+from partsong.data.issues import is_sparse
+from partsong.errors import FileError, FormatError, ParameterError
+from partsong.io.opening import place_of
+from partsong.io.state_file import read_state, write_state
+from partsong.io.write import as_json
+from partsong.privacy.accounting import Accounts
+from partsong.privacy.ledger import Spending, releases_of
+from partsong.training.loop import Fit, ResumePoint
+from partsong.training.stopping import HistoryRow, ProgressByCohort
+from partsong.training.traffic import TrafficRecorder
+
+Sent = tuple[int, str, int, int]
+"""Iteration, party, bytes up, bytes down."""
+
+ONE_TABLE = "all"
+"""The name of the only party in a fit of one table."""
+
+WHOLE_BYTES, SAMPLED_ROWS = 64 * 2**20, 256
+"""Data up to this size are hashed whole, larger ones by so many rows."""
+
+
+@state("training.run")
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run after its latest round.
+
+    `rows` are the lines of its history, `best` is the server's state at its best, `sent` who sent how much. `about`
+    says which run it is: plain values, with "settings" and "data" among them. `spent` are accounts of privacy by party;
+    unless the run has ended (`is_under_way`), its parties may have sent more than these have.
+    """
+
+    checkpoint: Checkpoint
+    rows: tuple[tuple[Any, ...], ...] = ()
+    best: State = None
+    sent: tuple[Sent, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    spent: Mapping[str, Any] = field(default_factory=dict)
+    is_under_way: bool = False
+
+    @property
+    def history(self) -> tuple[HistoryRow, ...]:
+        """A line for each round."""
+        return tuple(HistoryRow(*row) for row in self.rows)
+
+    @property
+    def earlier(self) -> ResumePoint:
+        """What `training.loop.run` needs to go on with the run."""
+        return ResumePoint(self.checkpoint, self.history, self.best)
+
+    def charged(self, path: Path | None, spending: Spending) -> SavedRun:
+        """The run with what its parties may have sent; `spending` gets the accounts of what it has spent.
+
+        If nobody has closed the file, every party may have sent a message that it does not know of, and is charged for
+        one more. (The file is written after every round of such a run.) A party sends as many less as it was charged
+        for.
+        """
+        spending.accounts = Accounts.from_json(self.spent)
+        parties = self.checkpoint.parties
+        made = {name: getattr(one, "releases", None) for name, one in parties.items()}
+        if not all(_is_covered(count, releases_of(spending.accounts, name)) for name, count in made.items()):
+            raise FormatError(
+                f"{path}: its parties have sent more than its accounts say, or it is no run with noise. What was spent "
+                "is unknown, and nothing may be sent on top of it. Restore an intact copy of this file."
+            )
+        if self.is_under_way:
+            spending.begin({*parties, *self.about.get("data", ())})
+            spending.settled = None
+        states = {name: replace(one, releases=releases_of(spending.accounts, name)) for name, one in parties.items()}
+        return replace(self, checkpoint=replace(self.checkpoint, parties=states))
+
+
+def save_run(path: str | PathLike[str], run: SavedRun) -> None:
+    """Write a checkpoint file atomically, for its owner alone: private states are in it, W among them."""
+    write_state(path, run, "checkpoint")
+
+
+def load_run(path: str | PathLike[str]) -> SavedRun:
+    """Read a checkpoint file; whatever is not the checkpoint of a fit is a FormatError."""
+    run = read_state(path, "checkpoint")
+    if not isinstance(run, SavedRun) or not _is_sound(run):
+        raise FormatError(f"{place_of(path)}: not the checkpoint of a fit. Start a new run.")
+    return run
+
+
+def fingerprint(X: Any, feature_names: Sequence[str] | None = None) -> dict[str, Any]:
+    """What tells these rows from others: shape, type, and a hash of all of them or, of large data, of some."""
+    digest = hashlib.sha256()
+    for block in _sampled(X):
+        digest.update(block)
+    names = hashlib.sha256("\0".join(feature_names or ()).encode("utf-8", "surrogatepass"))
+    return {
+        "shape": [int(side) for side in X.shape],
+        "dtype": str(X.dtype),
+        "values": digest.hexdigest(),
+        "feature_names": None if feature_names is None else names.hexdigest(),
+    }
+
+
+def stored_rows(matrix: Any) -> Any:
+    """The rows behind a matrix as they are stored, for a fingerprint: an array or CSR."""
+    rows = matrix.by_row if hasattr(matrix, "by_row") else matrix.X
+    return rows.detach().cpu().numpy() if hasattr(rows, "detach") else rows
+
+
+def require_same_run(
+    path: str | PathLike[str],
+    run: SavedRun,
+    settings: Mapping[str, Any],
+    data: Mapping[str, Mapping[str, Any]],
+    may_change: Collection[str] = (),
+    name_of: Callable[[str], str] = str,
+) -> None:
+    """Refuse to resume a run with other data or settings; the error names all that differs.
+
+    `data` has a fingerprint for each party, and `name_of` says how users know a setting.
+    """
+    there = run.about["settings"]
+    differences = [
+        f"{name_of(name)} ({there.get(name)} there, {value} here)"
+        for name, value in settings.items()
+        if name not in may_change and there.get(name) != as_json(value)
+    ]
+    differences += _different_data(run.about["data"], data)
+    if differences:
+        raise another_run(path, differences)
+
+
+def another_run(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:
+    """The error for a checkpoint of other data or settings."""
+    return ParameterError(
+        f"{path}: this checkpoint belongs to another run; these differ: {', '.join(differences)}. "
+        "Give the same data and settings, or start anew without --resume."
+    )
+
+
+@dataclass(slots=True)
+class RunRecorder:
+    """Keeps what a fit has done: a checkpoint file every so many seconds, and recorded traffic.
+
+    `watch` goes to `training.loop.run`. Leaving the block writes the file once more: as a closed one, or, after an
+    error, as one that is under way. With accounts of privacy the file is written after every round, and a round that
+    cannot be noted ends the run; else a full disk is a warning.
+    """
+
+    about: Mapping[str, Any]
+    path: Path | None = None
+    every: float = 60.0
+    traffic: TrafficRecorder | None = None
+    spending: Spending | None = None
+    keeps_last: bool = False
+    warn: Callable[[str], None] = warnings.warn
+    earlier: ResumePoint | None = None
+    checkpoint: Checkpoint | None = None
+    history: list[HistoryRow] = field(default_factory=list)
+    best: State = None
+    progress: ProgressByCohort = field(default_factory=ProgressByCohort)
+    sent: list[Sent] = field(default_factory=list)
+    saved_at: float = field(default_factory=time.perf_counter)
+    saved_index: int = -1
+    is_under_way: bool = True
+
+    @staticmethod
+    def of(
+        fit: Fit,
+        about: Mapping[str, Any],
+        *,
+        path: Path | None = None,
+        every: float = 60.0,
+        traffic: TrafficRecorder | None = None,
+        resumed: SavedRun | None = None,
+        warn: Callable[[str], None] = warnings.warn,
+    ) -> RunRecorder:
+        """The recorder of a fit; of a `resumed` run it begins with what that had done."""
+        spending = fit.spending
+        every = every if spending is None else 0.0
+        recorder = RunRecorder(about, path, every, traffic, spending, fit.is_private, warn)
+        if resumed is not None:
+            charged = resumed if spending is None else resumed.charged(path, spending)
+            recorder.earlier, recorder.checkpoint = charged.earlier, charged.checkpoint
+            recorder.history, recorder.best, recorder.sent = list(charged.history), charged.best, list(charged.sent)
+            recorder.progress = ProgressByCohort.of(charged.history, len(fit.shards))
+        return recorder
+
+    def __enter__(self) -> RunRecorder:
+        if self.spending is not None:
+            self.save()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.save()
+
+    def watch(self, done: Round, row: HistoryRow) -> None:
+        """One more round."""
+        self.note(done, row)
+        if self.traffic is not None:
+            self.traffic.note(done)
+        self.tick()
+
+    def note(self, done: Round, row: HistoryRow) -> None:
+        """Remember a round; the best is chosen as by the loop.
+
+        The checkpoint comes last: an interrupt in between leaves the round before.
+        """
+        self.history.append(row)
+        self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
+        is_best = self.progress.add(row) or self.progress.count == 0  # before a first whole round any model will do
+        if is_best or self.keeps_last:
+            self.best = done.checkpoint.server
+        self.checkpoint = done.checkpoint
+
+    def tick(self) -> None:
+        """Save if it is time."""
+        if time.perf_counter() - self.saved_at >= self.every:
+            self.save()
+
+    def close(self) -> None:
+        """The rounds have ended, and all that was sent is noted."""
+        self.is_under_way = False
+        if self.spending is not None:
+            self.saved_index = -1
+        self.save()
+
+    def save(self) -> None:
+        """Save unless there is nothing new."""
+        point = self.checkpoint
+        if self.path is None or point is None or point.index == self.saved_index:
+            return
+        try:
+            save_run(self.path, self._so_far(point))
+            self.saved_index = point.index
+        except FileError as error:
+            if self.spending is not None:
+                raise
+            self.warn(f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}")
+        self.saved_at = time.perf_counter()
+
+    def _so_far(self, point: Checkpoint) -> SavedRun:
+        rows = tuple(_plain_row(row) for row in self.history[: point.index])
+        sent = tuple(entry for entry in self.sent if entry[0] <= point.index)
+        spent = {} if self.spending is None else self.spending.accounts.to_json()
+        return SavedRun(point, rows, self.best, sent, as_json(self.about), spent, self.is_under_way)
+
+
+_KINDS = tuple(get_type_hints(HistoryRow).values())
+
+
+def _plain_row(row: HistoryRow) -> tuple[Any, ...]:
+    return tuple(kind(value) for kind, value in zip(_KINDS, row, strict=True))
+
+
+def _is_sound(run: SavedRun) -> bool:
+    point, about = run.checkpoint, run.about
+    is_point = isinstance(point, Checkpoint) and type(point.index) is int and point.index >= 0
+    is_about = isinstance(about, Mapping) and all(isinstance(about.get(name), Mapping) for name in ("settings", "data"))
+    return (
+        is_point
+        and isinstance(point.parties, Mapping)
+        and isinstance(point.model, Message)
+        and is_about
+        and len(run.rows) == point.index
+        and all(_are_numbers(row, _KINDS) for row in run.rows)
+        and all(len(entry) == 4 and _are_numbers((entry[0], *entry[2:]), (int, int, int)) for entry in run.sent)
+    )
+
+
+def _are_numbers(row: Any, kinds: tuple[type, ...]) -> bool:
+    return type(row) is tuple and len(row) <= len(kinds) and all(type(value) in (int, float) for value in row)
+
+
+def _sampled(X: Any) -> Iterator[bytes]:
+    n_rows = int(X.shape[0])
+    n_bytes = int(X.data.nbytes if is_sparse(X) else X.nbytes)
+    is_whole = n_bytes <= WHOLE_BYTES or n_rows <= SAMPLED_ROWS
+    spread = np.linspace(0, n_rows - 1, SAMPLED_ROWS).astype(np.int64).tolist()
+    rows = [slice(0, n_rows)] if is_whole else [slice(row, row + 1) for row in spread]
+    if is_sparse(X):
+        X = X.tocsr()
+        yield X.indptr.astype(np.int64).tobytes()
+    for chosen in rows:
+        if is_sparse(X):
+            part = slice(X.indptr[chosen.start], X.indptr[chosen.stop])
+            yield X.indices[part].astype(np.int64).tobytes() + X.data[part].tobytes()
+        else:
+            yield np.ascontiguousarray(X[chosen]).tobytes()
+
+
+def _different_data(there: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    if set(there) != set(here):
+        return [f"parties ({', '.join(there)} there, {', '.join(here)} here)"]
+    return [
+        f"data ({'' if party == ONE_TABLE else f'{party}: '}other {name.replace('_', ' ')})"
+        for party, print_of in here.items()
+        for name, value in print_of.items()
+        if there[party].get(name) != value
+    ]
+
+
+def _is_covered(made: Any, charged_for: int) -> bool:
+    return type(made) is int and 0 <= made <= charged_for

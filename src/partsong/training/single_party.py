@@ -1,0 +1,75 @@
+"""Programs that a single party runs with itself: sketched steps ("sanls") and games over single cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from partsong.core import runtime
+from partsong.core.interfaces import Checkpoint, Matrix, Schedule, Shard
+from partsong.data.observed import ObservedMatrix
+from partsong.engines.local import Sequential
+from partsong.methods.dsanls import SketchExchange, SketchParty
+from partsong.methods.game import PlayInStrata, PlayParty
+from partsong.sketch.crossing import Proportion
+from partsong.sketch.kinds import SKETCHES
+from partsong.solvers.game import Game, balance, first_weights
+from partsong.solvers.initialization import InitialFactors
+from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import SquaredError
+from partsong.training.centralized import PARTY, CentralizedConfig, CentralizedFit, initial_factors
+from partsong.training.loop import Fit
+from partsong.training.simulation import FederatedFit
+
+LOOK_EVERY = 10
+"""Sketched iterations from one look at the error to the next: it costs a pass over the data."""
+
+
+def single_party_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None = None) -> Fit:
+    """What a configuration means for these rows: both half-steps in turn, sketched ones, or a game."""
+    if config.game is not None:
+        return game_fit(matrix, config, init)
+    if config.sketch is not None:
+        return sketched_fit(matrix, config, init)
+    return CentralizedFit(matrix, config, init)
+
+
+def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None) -> FederatedFit:
+    """An iteration is a sweep over all cells; columns without a known cell begin, and stay, at zero."""
+    assert isinstance(config.solver, ObservedRows)
+    assert config.game is not None
+    game = Game() if config.game == "game" else config.game
+    program = PlayInStrata(config.rank, game, config.solver)
+
+    def begin() -> Checkpoint:
+        with runtime.kernels_on(config.threads):
+            chosen = init if init is not None else initial_factors(matrix, config)
+            Ht = chosen.Ht + 0
+            if isinstance(matrix, ObservedMatrix):
+                Ht[matrix.empty_columns] = 0
+            W = first_weights(matrix, Ht) if chosen.W is None else chosen.W
+            scale = balance(W, Ht) if init is None else 1.0
+        server, model = program.start_from(Ht / scale)
+        return Checkpoint(0, {PARTY: PlayParty(0, 1, config.seed, W * scale)}, server, model)
+
+    schedule = Schedule(config.max_iter, config.seed, kernel_threads=config.threads)
+    shards = [Shard(PARTY, matrix)]
+    return FederatedFit(program, shards, schedule, config.stop, Sequential(), begin=begin, threads=config.threads)
+
+
+def sketched_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None) -> FederatedFit:
+    """An iteration is two exchanges, of a party with itself; its H is looked at now and then."""
+    assert isinstance(config.solver, SquaredError)
+    assert config.sketch is not None
+    most, rows = config.max_iter, matrix.shape[0]
+    sketch = Proportion(SKETCHES[config.sketch], config.sketch_ratio)
+    program = SketchExchange(config.rank, config.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
+
+    def begin() -> Checkpoint:
+        with runtime.kernels_on(config.threads):
+            chosen = init if init is not None else initial_factors(matrix, config)
+        server, model = program.start_from(chosen.Ht)
+        return Checkpoint(0, {PARTY: SketchParty(config.seed, 1, chosen.W)}, server, model)
+
+    schedule = Schedule(program.exchanges(most, 1), config.seed, kernel_threads=config.threads)
+    stop, shards = replace(config.stop, tol=config.stop.tol * program.every), [Shard(PARTY, matrix)]
+    return FederatedFit(program, shards, schedule, stop, Sequential(), begin=begin, threads=config.threads)
