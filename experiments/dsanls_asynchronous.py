@@ -28,7 +28,6 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.mpi import Mpi
 from partsong.engines.mpi_async import AsynchronousMpi
-from partsong.methods.registry import exchanges_of
 from partsong.solvers.update_rules import ProximalDescent
 
 WORKERS = 2
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     worker = comm.Get_rank() - is_asynchronous
     names, rows = ["p00", "p01"], shares(X.shape[0], chosen.share, chosen.seed)
     own = [Shard(names[worker], as_matrix(X[rows[worker]]), key(chosen.seed, "secret", worker))] if worker >= 0 else []
-    several = exchanges_of(program, chosen.rounds, WORKERS)
+    several = program.exchanges(chosen.rounds, WORKERS)
     engine: Any = AsynchronousMpi() if is_asynchronous else Mpi(sums="all-reduce")
     kept: list[tuple[float, np.ndarray, tuple[str, ...]]] = []
     comm.Barrier()

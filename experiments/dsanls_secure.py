@@ -33,7 +33,6 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous, Durations
 from partsong.methods import build
-from partsong.methods.registry import exchanges_of
 from partsong.solvers.update_rules import ProximalDescent
 
 FOREVER = 10**9
@@ -123,7 +122,7 @@ def is_whole(program: Timed, done: Round) -> bool:
 
 def iterations_in(program: Timed, pieces: int) -> int:
     """Steps of both factors in so many pieces of work: STEPS in each, or in the STEPS + 1 of a round of Syn-SSD."""
-    return pieces * STEPS // exchanges_of(program.program, 1, 1)
+    return pieces * STEPS // program.program.exchanges(1, 1)
 
 
 def rounds_of(method: str, program: Timed, shards: Sequence[Shard], seed: int) -> Iterator[tuple[Round, float]]:

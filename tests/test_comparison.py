@@ -314,7 +314,7 @@ def test_the_curve_knows_what_was_sent_by_each_round(federation, method):
     assert found.curve.bytes_up[-1] == found.bytes_up_per_party
     assert len(sent) == len(found.curve.rounds)
     columns = federation[0].shape[1]
-    components, sums = 8 * 3 * columns + 8, 8 * (3 * columns + 9 + 3) + 8
+    components, sums = 8 * 3 * columns + 8, 8 * (3 * columns + 9 + 2) + 8
     sketch = 8 * 9 + 8
     kinds = {"exact": [sums] * 5, "fnmf": [components, *[sums] * 4], "syn-ssd-v": [11 * components] * 5}
     kinds |= dict.fromkeys(("syn-ssd-u", "syn-ssd-uv"), [components + 10 * sketch] * 5)

@@ -162,7 +162,7 @@ def test_bytes_are_those_of_the_formula(method):
     expected = {
         "FedAvg": 2 * 2 * 2 * (4 * k * V + 8),
         "FedAdam+MI": 2 * 2 * 2 * (4 * (k * V + critic) + 8),
-        "exact": 2 * 10 * ((4 * k * V + 8 * k * k + 3 * 8 + 8) + (4 * k * V + 2 * 8 + 8)),
+        "exact": 2 * 10 * ((4 * k * V + 8 * k * k + 2 * 8 + 8) + (4 * k * V + 2 * 8 + 8)),
         "FedLDA": 2 * 2 * ((8 * k * V + 4 * 8 + 8) + (8 * k * V + 8)),
     }
     first_models = {"exact": 10 * 4 * k * V}  # the first H is in float64: the server has seen no data yet

@@ -157,7 +157,7 @@ def rank_of(jacobian, tolerance=1e-7):
 
 
 def numbers_sent(m, k, rounds):
-    return rounds * (k * m + k * (k + 1) // 2 + 3)
+    return rounds * (k * m + k * (k + 1) // 2 + 2)
 
 
 FEWER = [(12, 6, 1.0, 1), (12, 6, 1.0, 2), (12, 6, 0.5, 1), (20, 10, 0.5, 1), (20, 10, 0.5, 2), (20, 10, 1.0, 4)]

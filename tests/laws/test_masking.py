@@ -1320,7 +1320,7 @@ def test_a_key_of_small_order_is_refused():
 
 
 def test_only_sums_can_be_masked():
-    with pytest.raises(CompositionError, match=r"reads individual uploads.*fnmf_by_sums"):
+    with pytest.raises(CompositionError, match=r"reads individual uploads.*fnmf-by-sums"):
         next(
             Sequential().run(
                 build("fnmf-alone", 4, align="assignment"),

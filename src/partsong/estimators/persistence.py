@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-import partsong  # whose names are imported when they are used: a fit needs no file formats
 from partsong.core.interfaces import RowSolver
 from partsong.errors import FormatError, ParameterError
 from partsong.estimators.validation import count_told, penalties_of
+from partsong.io.model_file import Model, load_model, save_model
 from partsong.solvers.normal_equations import Penalty
 
 LDA = "fedlda"
@@ -56,7 +56,7 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
         about: dict[str, Any] = {"settings": written}
     else:
         about = {"settings": origin.retold(settings), "created": origin.created, "versions": origin.versions}
-    model = partsong.Model(
+    model = Model(
         components=estimator.components_,
         feature_names=None if names is None else tuple(str(name) for name in names),
         seed=estimator.seed_,
@@ -64,7 +64,7 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
         shares=None if is_private else estimator.component_shares_,
         **about,
     )
-    partsong.save_model(path, model)
+    save_model(path, model)
 
 
 def penalties_told(solver: RowSolver) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def penalties_told(solver: RowSolver) -> dict[str, Any]:
 class LoadedModel:
     """What a model file says of a fit."""
 
-    model: partsong.Model
+    model: Model
 
     @property
     def H(self) -> np.ndarray:
@@ -111,7 +111,7 @@ class LoadedModel:
 
 def load_fitted(path: str | os.PathLike[str]) -> LoadedModel:
     """Read a model file for an estimator; topics of LDA have a file of their own kind."""
-    model = partsong.load_model(path)
+    model = load_model(path)
     if model.settings.get("method") == LDA:
         raise FormatError(
             f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "

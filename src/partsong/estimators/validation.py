@@ -302,7 +302,9 @@ def physical_memory() -> int | None:
 
 def is_game(solver: Any) -> bool:
     """Whether a solver is a game, by its name or as a value; other solvers do not sweep over cells."""
-    return solver == "game" if isinstance(solver, str) else callable(getattr(solver, "sweep", None))
+    if isinstance(solver, str | type):
+        return isinstance(solver, str) and solver == "game"
+    return callable(getattr(solver, "sweep", None))
 
 
 def row_solver_of(
