@@ -13,11 +13,9 @@ from benchmarks.evaluation import Problem
 from benchmarks.iterations import factors, iterate
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.initialization import random_beginning
-from partsong.solvers.named import accelerated_hals
-from partsong.solvers.squared_error import SquaredError
-from partsong.solvers.update_rules import CoordinateDescent
+from partsong.solvers.squared_error import SquaredError, accelerated_hals
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation
 
 ALLOWED = 1.3
 WARM = 3

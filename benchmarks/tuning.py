@@ -19,10 +19,9 @@ from benchmarks.iterations import iterate
 from experiments.shared.synthetic import gamma_factors, sparse_topics
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
-from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.initialization import anchors
 from partsong.solvers.squared_error import SquaredError
-from partsong.solvers.update_rules import CoordinateDescent
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, NoExtrapolation
 
 SWEEPS = (1, 2, 3, 4, 5, 8)
 STARTS = (None, 0.3, 0.5, 0.7)
@@ -138,7 +137,7 @@ def written(outcomes: list[Outcome], heading: str) -> str:
 
 
 def _choice(by_setting: dict[Setting, dict[str, Outcome]], cost: dict[Setting, float]) -> str:
-    """The setting that `partsong.solvers.named` should hold: the cheapest of those that arrived on every seed."""
+    """The setting that `accelerated_hals` should hold: the cheapest of those that arrived on every seed."""
     sure = [s for s, held in by_setting.items() if all(math.isfinite(spread(o.seconds).high) for o in held.values())]
     if not sure:
         return "No setting reached the level on every seed."

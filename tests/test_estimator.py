@@ -39,7 +39,7 @@ from partsong.estimators.validation import rank_of
 from partsong.io.model_file import save_model
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.update_rules import CoordinateDescent
-from partsong.training.loop import EmptyModelWarning
+from partsong.training.result import EmptyModelWarning
 
 SOLVERS = ["hals", "cd", "mu", "pg", "ipalm", "bpp"]
 INITS = [None, "auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar"]

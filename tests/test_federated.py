@@ -25,7 +25,7 @@ import partsong
 from partsong.core.interfaces import Outcome
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
-from partsong.data.partition import by_label, contiguous, iid, party_names
+from partsong.data.partition import by_label, contiguous, iid
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -38,6 +38,7 @@ from partsong.errors import (
     UnreadableError,
 )
 from partsong.estimators import federated_nmf
+from partsong.estimators.parties import party_names
 from partsong.estimators.validation import solver_told
 from partsong.io.model_file import load_model, save_model
 from partsong.methods import build
@@ -46,8 +47,9 @@ from partsong.methods.exact import SharedSums
 from partsong.methods.game import PlayInStrata
 from partsong.solvers.game import Game
 from partsong.solvers.normal_equations import Penalty
-from partsong.training import loop, simulation
-from partsong.training.loop import EmptyModelWarning, LeftOutWarning
+from partsong.training import loop, result, simulation
+from partsong.training.loop import LeftOutWarning
+from partsong.training.result import EmptyModelWarning
 
 
 def parts(seed=0, sizes=(30, 50, 20)):
@@ -947,7 +949,7 @@ def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch
     """On a clock by which a round takes a second, and the caller a hundred before each of them."""
     now = [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    for module in (federated_nmf, loop, simulation):
+    for module in (federated_nmf, loop, result, simulation):
         monkeypatch.setattr(module, "time", clock)
     own_work = SharedSums.finish
 

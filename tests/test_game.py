@@ -26,7 +26,7 @@ from partsong.evaluation.equilibrium import equilibrium
 from partsong.methods.game import PlayInStrata
 from partsong.solvers.game import ConstantStep, DecayingStep, Game, SafeStep, ShrinkOthers, ShrinkSmallest
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.training.loop import EmptyModelWarning
+from partsong.training.result import EmptyModelWarning
 
 ORDERS = [Raster(), Shuffled(), Stratified(), Simultaneous(), Alternating()]
 

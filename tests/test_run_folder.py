@@ -19,11 +19,11 @@ from partsong.methods import build
 from partsong.privacy.accounting import Release
 from partsong.privacy.ledger import Spending
 from partsong.training.checkpoint import SavedRun, fingerprint, load_run, save_run
-from partsong.training.loop import finish
+from partsong.training.loop import StoppingRule
 from partsong.training.loop import run as run_fit
+from partsong.training.result import finish
 from partsong.training.run_folder import RunFolder
 from partsong.training.simulation import simulation_of_rounds
-from partsong.training.stopping import StoppingRule
 
 SETTINGS = {"method": "fedavg", "n_components": 3, "seed": 4}
 

@@ -22,11 +22,22 @@ from partsong.methods import build
 from partsong.methods.averaging import Consensus
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import ProjectedGradient
-from partsong.training import loop
-from partsong.training.loop import EmptyModelWarning, ResumePoint, ServerMeasures, Training, finish, measured, train
+from partsong.training import loop, result
+from partsong.training.loop import (
+    WINDOW,
+    HistoryRow,
+    Progress,
+    ProgressByCohort,
+    ResumePoint,
+    ServerMeasures,
+    StoppingRule,
+    Training,
+    measured,
+    train,
+)
 from partsong.training.loop import run as run_fit
+from partsong.training.result import EmptyModelWarning, finish
 from partsong.training.simulation import FederatedFit
-from partsong.training.stopping import WINDOW, HistoryRow, Progress, ProgressByCohort, StoppingRule
 
 
 def rounds_of(objectives, participants=None, pause=0.0):
@@ -140,7 +151,8 @@ def clock(monkeypatch):
     """A clock that goes by `sleep` alone."""
     now = [100.0]
     passing = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr(loop, "time", passing)
+    for module in (loop, result):
+        monkeypatch.setattr(module, "time", passing)
     monkeypatch.setitem(globals(), "time", passing)
     return passing
 
@@ -241,7 +253,7 @@ def test_held_counts_the_first_and_lets_the_second_through(interrupts_work):
 def test_ctrl_c_in_the_start_or_the_end_of_a_fit_loses_nothing(interrupts_work, monkeypatch, moment):
     from partsong.training import centralized
 
-    home = centralized if moment == "initial_factors" else loop
+    home = centralized if moment == "initial_factors" else result
     plain = getattr(home, moment)
 
     def pressed(*given, **more):

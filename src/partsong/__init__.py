@@ -60,7 +60,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import partsong` stays light."""
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found = getattr(import_module(_HOMES[name]), name)
+        return found
     raise AttributeError(f"module 'partsong' has no attribute {name!r}")
 
 

@@ -21,7 +21,7 @@ from benchmarks.peers import PEERS
 from partsong import NMF
 from partsong.data.conversion import as_matrix
 from partsong.solvers.initialization import InitialFactors
-from partsong.solvers.named import accelerated_hals
+from partsong.solvers.squared_error import accelerated_hals
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from partsong.data import issues
+from partsong.data import scan
 from partsong.data.validation import inspect, require_factorizable, require_transformable
 from partsong.errors import DataError, DataTypeError, FeatureError, PartsongError, ShapeError, UnreadableError
 
@@ -184,10 +184,10 @@ def test_memory_maps_are_read_in_blocks(tmp_path, monkeypatch):
     X[700, 3] = np.nan
     X[900] = 0
     np.save(tmp_path / "X.npy", X)
-    monkeypatch.setattr(issues, "BLOCK_BYTES", 6400)
+    monkeypatch.setattr(scan, "BLOCK_BYTES", 6400)
     sizes = []
-    plain = issues._blocks
-    monkeypatch.setattr(issues, "_blocks", lambda X: (sizes.append(part[2].nbytes) or part for part in plain(X)))
+    plain = scan._blocks
+    monkeypatch.setattr(scan, "_blocks", lambda X: (sizes.append(part[2].nbytes) or part for part in plain(X)))
     mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
     assert found(mapped, "nan").rows == (700,)
     assert found(mapped, "zero-rows").rows == (900,)

@@ -36,11 +36,10 @@ from partsong.methods.starts import IndependentStart
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian, Hadamard, Subsampling
 from partsong.solvers.coupling import ProximalTerm
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.game import DecayingStep, Game, ShrinkOthers
 from partsong.solvers.game_orders import Raster
 from partsong.solvers.squared_error import SquaredError
-from partsong.solvers.update_rules import CoordinateDescent, ProjectedGradient, ProximalDescent
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, ProjectedGradient, ProximalDescent
 
 RUNS = {
     "exact": {"accelerate": True},

@@ -66,7 +66,7 @@ from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian
 from partsong.solvers.game import SELF_PLAYS, Game
 from partsong.solvers.game_orders import ORDERS
-from partsong.solvers.named import solver_of
+from partsong.solvers.squared_error import solver_of
 
 RANK, ROUNDS, SEED = 3, 4, 5
 N_PARTIES, N_COLUMNS = 4, 10

@@ -16,8 +16,8 @@ from partsong.data.dense import FEW_COMPONENTS
 from partsong.data.sparse import SparseMatrix
 from partsong.evaluation.metrics import relative_error
 from partsong.methods.exact import SharedSums
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.squared_error import KNOWN, RowState, SquaredError
+from partsong.solvers.update_rules import Extrapolation
 from partsong.training.result import complete
 
 RANK = 10

@@ -22,8 +22,8 @@ from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal, WholeUpload
 from partsong.methods.starts import CommonStart, IndependentStart
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalTerm
-from partsong.solvers.extrapolation import Extrapolation
-from partsong.solvers.named import accelerated_hals
+from partsong.solvers.squared_error import accelerated_hals
+from partsong.solvers.update_rules import Extrapolation
 
 PROGRAMS = {
     "fnmf robust": build("fnmf-alone", 4, local_steps=5, align="assignment"),

@@ -11,14 +11,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong import kernels
 from partsong.core import runtime
-from partsong.data import csr, sparse, tiles
+from partsong.data import csr, scan, sparse
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ShapeError
 from partsong.solvers import initialization
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.squared_error import RowState, SquaredError
-from partsong.solvers.update_rules import CoordinateDescent, InertialPalm
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, InertialPalm
 
 
 def sparse_like(shape, seed=0, density=0.3):
@@ -116,7 +115,7 @@ def test_threads_change_only_rounding_and_are_reproducible(form, tmp_path, monke
 def small_tiles(monkeypatch):
     """Tiles so small that a few columns make a wide matrix."""
     for name in ("TILE_BYTES", "MAPPED_TILE_BYTES"):
-        monkeypatch.setattr(tiles, name, 4096)
+        monkeypatch.setattr(scan, name, 4096)
 
 
 @pytest.mark.parametrize("form", ["C order", "F order", "memory map", "memory map, F order"])
@@ -124,7 +123,7 @@ def test_wide_rows_in_blocks_are_the_same_rows(form, tmp_path, small_tiles, monk
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     X = sparse_like((300, 41))
     matrix = as_matrix(FORMS[form](X, tmp_path))
-    assert tiles.Tiles(matrix.X, matrix.dtype).are_low
+    assert scan.Tiles(matrix.X, matrix.dtype).are_low
     rng = np.random.default_rng(2)
     A, B = rng.random((300, 3)), rng.random((41, 3))
     Ht = rng.random((41, 5))

@@ -21,8 +21,8 @@ from partsong.methods.averaging import Consensus
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import InertialPalm
+from partsong.training.loop import StoppingRule
 from partsong.training.simulation import PotentialMeasures, party_components, simulate
-from partsong.training.stopping import StoppingRule
 
 SUB_STOCHASTIC = PartialSinkhorn(level=0.4, blur=0.5)
 ALIGNMENTS = [Assignment(), PartialAssignment(), Sinkhorn(), SUB_STOCHASTIC]

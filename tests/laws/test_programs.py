@@ -31,7 +31,6 @@ from partsong.methods.game import PlayInStrata
 from partsong.methods.private import row_private
 from partsong.methods.relay import exact_after
 from partsong.methods.starts import IndependentStart
-from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.game import DecayingStep, Game
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
@@ -39,8 +38,10 @@ from partsong.solvers.squared_error import RowState, SquaredError
 from partsong.solvers.update_rules import (
     BlockPivoting,
     CoordinateDescent,
+    Extrapolation,
     InertialPalm,
     Multiplicative,
+    NoExtrapolation,
     ProjectedGradient,
 )
 

@@ -21,20 +21,21 @@ from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import ArraySpec, RowBlock, Schedule, Traits
 from partsong.core.streams import stream
-from partsong.data import csr, tiles
+from partsong.data import csr, scan
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.engines.local import Sequential
 from partsong.kernels import numpy_backend
 from partsong.methods.exact import SharedSums
 from partsong.secure_aggregation.protocol import MaskedSum
-from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.squared_error import RowFacts, RowState, SquaredError
 from partsong.solvers.update_rules import (
     CoordinateDescent,
+    Extrapolation,
     InertialPalm,
     Multiplicative,
+    NoExtrapolation,
     ProjectedGradient,
     ProximalDescent,
 )
@@ -71,7 +72,7 @@ def dense(block: RowBlock) -> np.ndarray:
 @pytest.mark.parametrize("form", FORMS)
 def test_blocks_hold_every_row_once(form, threads, monkeypatch):
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
-    monkeypatch.setattr(tiles, "TILE_BYTES", 1024)
+    monkeypatch.setattr(scan, "TILE_BYTES", 1024)
     monkeypatch.setattr(csr, "TILE_ROWS", 7)
     X, times = zeroed(), np.zeros(90)
     matrix, found = as_matrix(FORMS[form](X)), np.zeros(X.shape)

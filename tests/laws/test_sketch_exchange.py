@@ -25,21 +25,21 @@ from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.sketch.crossing import Proportion, placed_rows, transposed_times, walk
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.squared_error import RowState, SquaredError, start_rows
 from partsong.solvers.update_rules import (
     CoordinateDescent,
+    Extrapolation,
     InertialPalm,
     Multiplicative,
     ProjectedGradient,
     ProximalDescent,
 )
-from partsong.training.loop import ResumePoint, finish
+from partsong.training.loop import WINDOW, ResumePoint, StoppingRule
 from partsong.training.loop import run as run_fit
+from partsong.training.result import finish
 from partsong.training.simulation import FederatedFit
-from partsong.training.stopping import WINDOW, StoppingRule
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
 N, M, K, SEED = 61, 34, 3, 3
@@ -535,7 +535,7 @@ def test_blocks_that_do_not_fit_are_refused():
 def test_products_for_the_equations_are_those_of_the_sketched_matrix(kind, form, tmp_path, monkeypatch):
     X = np.round(10 * data()).astype(np.int16 if form == "int" else np.float64)
     if form == "wide":
-        monkeypatch.setattr("partsong.data.tiles.TILE_BYTES", 4096)
+        monkeypatch.setattr("partsong.data.scan.TILE_BYTES", 4096)
     if form == "tensor":
         import_torch = pytest.importorskip("torch")
         matrix = as_matrix(import_torch.from_numpy(X))

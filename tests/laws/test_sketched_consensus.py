@@ -24,10 +24,9 @@ from partsong.methods.secure_sketched import SketchedConsensus
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.solvers.coupling import ProximalTerm
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.sketched import exact_columns, exact_rows, sketched_columns, sketched_rows
 from partsong.solvers.squared_error import RowState, SquaredError, start_rows
-from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, ProximalDescent
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, InertialPalm, ProximalDescent
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
 SOME = Proportion(ratio=0.5)

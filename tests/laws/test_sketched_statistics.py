@@ -21,9 +21,8 @@ from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.recovery import most_sketches, recover_from_sketches
-from partsong.solvers.extrapolation import Extrapolation
 from partsong.solvers.squared_error import SquaredError, start_rows
-from partsong.solvers.update_rules import CoordinateDescent, ProximalDescent
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, ProximalDescent
 
 K, M, SEED = 3, 12, 5
 SOME = Proportion(ratio=0.5)

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong import kernels
 from partsong.core import runtime
-from partsong.data import tiles
+from partsong.data import scan
 from partsong.data.conversion import as_matrix
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError, ParameterError, ShapeError
@@ -222,8 +222,8 @@ def test_small_pieces_and_threads_change_nothing(form, kind, tmp_path, monkeypat
     expected = results()
     monkeypatch.setattr(operator, "BYTES", 1 << 12)
     monkeypatch.setattr(placed, "TOGETHER", 1000)
-    monkeypatch.setattr(tiles, "TILE_BYTES", 1 << 14)
-    monkeypatch.setattr(tiles, "MAPPED_TILE_BYTES", 1 << 14)
+    monkeypatch.setattr(scan, "TILE_BYTES", 1 << 14)
+    monkeypatch.setattr(scan, "MAPPED_TILE_BYTES", 1 << 14)
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     with runtime.kernels_on(3):
         for found, wanted in zip(results(), expected, strict=True):

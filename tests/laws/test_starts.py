@@ -10,7 +10,7 @@ from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
 from partsong.solvers import initialization as start_module
 from partsong.solvers.initialization import anchors, balanced
-from partsong.solvers.named import solver_of
+from partsong.solvers.squared_error import solver_of
 from partsong.training.centralized import CentralizedConfig, initial_factors
 
 INITS = ["anchors", "random", "nndsvd", "nndsvda", "nndsvdar"]

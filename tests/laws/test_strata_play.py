@@ -39,9 +39,9 @@ from partsong.solvers.game import (
     first_weights,
 )
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.training.loop import EmptyModelWarning, Training, measured, train
+from partsong.training.loop import StoppingRule, Training, measured, train
+from partsong.training.result import EmptyModelWarning
 from partsong.training.simulation import simulate
-from partsong.training.stopping import StoppingRule
 
 K, M = 4, 14
 GAMES = {

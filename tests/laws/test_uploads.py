@@ -32,8 +32,7 @@ from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload
 from partsong.methods.relay import exact_after
 from partsong.secure_aggregation.protocol import MaskedSum
-from partsong.training.loop import Training, measured, train
-from partsong.training.stopping import StoppingRule
+from partsong.training.loop import StoppingRule, Training, measured, train
 
 PROGRAMS = {
     "exact": build("exact", 4, local_steps=5),

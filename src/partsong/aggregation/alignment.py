@@ -13,6 +13,7 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Plan
 from partsong.core.parameters import Choice
 from partsong.errors import ParameterError
+from partsong.kernels.transport import NOTHING, scale
 
 ALMOST_ONE = 1.0 - 1e-12
 LEAST, MOST = 2.0**-250, 2.0**250
@@ -401,8 +402,6 @@ def entropic_plan(
     Steps scale a kernel by factors, which is cheap. Where these become extreme, they are absorbed, and a step in the
     log domain, which cannot overflow, makes the next kernel.
     """
-    from partsong.kernels.transport import NOTHING, scale
-
     scores = np.asarray(cost, np.float64) / -blur
     f, g, left = -_top(scores, 1)[:, 0], np.zeros(len(columns)), iterations
     while True:

@@ -55,7 +55,7 @@ from partsong.training.settings import IGNORE
 if TYPE_CHECKING:
     import numpy as np
 
-    from partsong.data.issues import Finding
+    from partsong.data.scan import Finding
     from partsong.data.table import Table
 
 
@@ -259,7 +259,8 @@ def split(
 def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
     """The rows of each party by name; the same seed gives the same shares."""
     from partsong.core.streams import stream
-    from partsong.data.partition import by_label, by_size, contiguous, iid, party_names
+    from partsong.data.partition import by_label, by_size, contiguous, iid
+    from partsong.estimators.parties import party_names
 
     n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
     if how == "contiguous":

@@ -119,8 +119,9 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
     from partsong.core.streams import key, stream
     from partsong.data.conversion import as_matrix
-    from partsong.data.partition import by_label, party_names
+    from partsong.data.partition import by_label
     from partsong.estimators.compare import exposures_in_words, warm_up
+    from partsong.estimators.parties import party_names
     from partsong.reporting.run_report import Party, write_report
 
     X, labels = load_digits(return_X_y=True)

@@ -41,12 +41,11 @@ from partsong.reporting.run_report import Party, Report, write_report
 from partsong.training import run_folder
 from partsong.training.checkpoint import Sent
 from partsong.training.distributed import rows_at
-from partsong.training.loop import Exclusion, Fit, Training, warn_if_ill_posed, warn_if_model_is_zero
-from partsong.training.result import FitResult
+from partsong.training.loop import Exclusion, Fit, HistoryRow, Training
+from partsong.training.result import FitResult, warn_if_ill_posed, warn_if_model_is_zero
 from partsong.training.run_folder import MODEL
 from partsong.training.settings import IGNORE, RankSettings
 from partsong.training.simulation import FederatedFit
-from partsong.training.stopping import HistoryRow
 
 if TYPE_CHECKING:
     from partsong.data.table import Table

@@ -79,8 +79,8 @@ from partsong.core.runtime import Interrupts, held
 from partsong.core.streams import key
 from partsong.data.blocks import TwoSided, block_range
 from partsong.data.conversion import as_matrix
-from partsong.data.issues import extremes
 from partsong.data.observed import ObservedMatrix, observed
+from partsong.data.scan import extremes
 from partsong.data.table import Table
 from partsong.data.validation import require_factorizable
 from partsong.engines.collective import Communicator, heard, share, together
@@ -110,14 +110,13 @@ from partsong.training.distributed import (
     pursued_by_arrivals,
     rows_at,
 )
-from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, Training, Watch, finish, progress
+from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, HistoryRow, StoppingRule, Training, Watch, progress
 from partsong.training.loop import run as run_fit_to_end
-from partsong.training.result import FitResult
+from partsong.training.result import FitResult, finish
 from partsong.training.run_folder import RunFolder
 from partsong.training.settings import IGNORE, RankSettings
 from partsong.training.simulation import FederatedFit, simulation_of_rounds
 from partsong.training.single_party import single_party_fit
-from partsong.training.stopping import HistoryRow, StoppingRule
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
 
 # ---- fit outputs ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from partsong.training.settings import IGNORE
 if TYPE_CHECKING:
     import numpy as np
 
-    from partsong.data.issues import Finding
+    from partsong.data.scan import Finding
     from partsong.data.table import Table
 
 
@@ -63,7 +63,7 @@ def known_by_column(tables: Iterable[Table]) -> np.ndarray:
 
 def warn_of_unknown_columns(counts: np.ndarray, names: Sequence[str] | None, *, is_random: bool) -> None:
     """Warn of columns without a known cell: between parties and ranks they stay as random as they began."""
-    from partsong.data.issues import labelled
+    from partsong.data.scan import labelled
 
     empty = (counts == 0).nonzero()[0]
     if empty.size:

@@ -232,8 +232,8 @@ def weights_of(table: Table, model: Model, threads: int | None, missing: str = M
     from partsong.data.conversion import as_matrix
     from partsong.data.observed import observed
     from partsong.data.validation import require_transformable
-    from partsong.solvers.named import solver_of
     from partsong.solvers.observed import ObservedRows
+    from partsong.solvers.squared_error import solver_of
 
     with named_source(table):
         require_transformable(table.X, dtype=model.components.dtype)

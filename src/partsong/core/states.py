@@ -30,7 +30,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     ),
     "aggregation.server_update": ("server-update.moments",),
     "solvers.normal_equations": ("update-rule.memory",),
-    "solvers.extrapolation": ("squared-error.momentum",),
+    "solvers.update_rules": ("squared-error.momentum",),
     "solvers.revival": ("squared-error.trial",),
     "solvers.squared_error": ("squared-error.rows", "squared-error.columns"),
     "secure_aggregation.client": (
@@ -71,6 +71,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "topics.agreement.protocol": ("words.party", "words.remaining", "words.server", "words.step"),
     "topics.agreement.tables": ("words.agreed", "words.tables"),
     "training.checkpoint": ("training.run",),
+    "training.distributed": ("reporting.party", "reporting.server"),
     "federation.server.state": (
         "federation.absence",
         "federation.run",

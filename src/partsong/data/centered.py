@@ -12,9 +12,8 @@ from partsong.core.interfaces import Matrix
 from partsong.data.conversion import as_matrix
 from partsong.data.csr import CHUNK
 from partsong.data.dense import DenseMatrix
-from partsong.data.issues import extremes
+from partsong.data.scan import Tiles, extremes
 from partsong.data.sparse import SparseMatrix
-from partsong.data.tiles import Tiles
 from partsong.data.validation import error_of, inspect
 from partsong.errors import DataError
 

@@ -13,8 +13,8 @@ from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import RowBlock, Sums
 from partsong.core.runtime import once
-from partsong.data.tiles import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges, mapping
-from partsong.kernels import fused_steps, hals, numpy_backend
+from partsong.data.scan import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges, mapping
+from partsong.kernels import fused_steps, nnls, numpy_backend
 from partsong.kernels.fused_steps import Move, Turns, most_turns
 
 FEWEST_SUMMED = 64
@@ -54,7 +54,7 @@ class DenseMatrix:
     @once
     def squared_norm(self) -> float:
         """‖X‖², in float64."""
-        return self._sum(lambda block: hals.inner_rows(block, block))
+        return self._sum(lambda block: nnls.inner_rows(block, block))
 
     @once
     def mean(self) -> float:

@@ -13,7 +13,7 @@ from partsong.core.interfaces import Sums
 from partsong.core.runtime import once
 from partsong.data.conversion import array_of, float_type, form_errors
 from partsong.data.csr import GATHER_COST, CsrRows
-from partsong.data.issues import BLOCK_BYTES, few, is_sparse
+from partsong.data.scan import BLOCK_BYTES, few, is_sparse
 from partsong.data.validation import cell_errors, error_of, require_transformable
 from partsong.errors import CompositionError, DataError, DataTypeError, first_few
 from partsong.kernels import observed as compiled

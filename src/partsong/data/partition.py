@@ -12,12 +12,6 @@ CONCENTRATIONS = (1e-300, 1e300)
 """Between these the parameters of a Dirichlet distribution, and the gamma variates it is made of, stay in float64."""
 
 
-def party_names(parties: int) -> list[str]:
-    """party-01, party-02, …: names that sort in their order."""
-    digits = max(2, len(str(parties)))
-    return [f"party-{i + 1:0{digits}d}" for i in range(parties)]
-
-
 def contiguous(rows: int, parties: int) -> list[np.ndarray]:
     """Equal runs of neighbouring rows; the first parties take the remainder."""
     _require_enough(rows, parties)

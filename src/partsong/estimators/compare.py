@@ -35,10 +35,20 @@ from partsong.methods.starts import STARTS
 from partsong.privacy.exposure import simulated_in_words
 from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
 from partsong.reporting.run_report import Curve, MethodResult, Party, Report, Sent, write_report
-from partsong.training.loop import FAULTY, LEAVE_OUT, STOP, ExclusionLog, Training, Watch, finish, progress, run
-from partsong.training.result import FitResult
+from partsong.training.loop import (
+    FAULTY,
+    LEAVE_OUT,
+    STOP,
+    ExclusionLog,
+    HistoryRow,
+    StoppingRule,
+    Training,
+    Watch,
+    progress,
+    run,
+)
+from partsong.training.result import FitResult, finish
 from partsong.training.simulation import FederatedFit, finish_with_warnings, party_components, simulation_of_rounds
-from partsong.training.stopping import HistoryRow, StoppingRule
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 

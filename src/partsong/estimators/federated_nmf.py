@@ -63,6 +63,8 @@ from partsong.training.loop import (
     LEAVE_OUT,
     STOP,
     ExclusionLog,
+    HistoryRow,
+    StoppingRule,
     Training,
     Watch,
     progress,
@@ -79,7 +81,6 @@ from partsong.training.simulation import (
     simulation_of_rounds,
     whole_rounds,
 )
-from partsong.training.stopping import HistoryRow, StoppingRule
 
 ROUNDS, PRIVATE_ROUNDS = 100, 10
 """Rounds by default, of a Program and with privacy; noise grows with the root of their number."""

@@ -47,9 +47,8 @@ from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import SquaredError
 from partsong.training.centralized import Build, CentralizedConfig, CentralizedFit, fit_centralized
-from partsong.training.loop import Training, progress
+from partsong.training.loop import WINDOW, StoppingRule, Training, progress
 from partsong.training.result import FitResult, top_features
-from partsong.training.stopping import WINDOW, StoppingRule
 
 SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu", "bpp"), 0.01
 """Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""

@@ -13,11 +13,9 @@ from partsong import kernels, methods
 from partsong.aggregation.alignment import Assignment
 from partsong.core.interfaces import Array, Layout, Shard
 from partsong.core.streams import key
-from partsong.data.conversion import as_matrix, float_type, is_tensor
+from partsong.data.conversion import as_matrix, column_labels, column_names, float_type, is_tensor, repeated
 from partsong.data.observed import known_cells, observed
-from partsong.data.partition import party_names
 from partsong.data.party_columns import Columns, of_other_columns, require_same_columns, require_somebody
-from partsong.data.table import column_labels, column_names, repeated
 from partsong.data.validation import require_factorizable
 from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
@@ -202,15 +200,17 @@ def own_components(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Each party's H_p with the norms of its partners in H, and the permutation that puts it in the order of H.
 
-    Parties that have none, or one that has run away from all measure, are given H.
+    Parties that have none, or one that has diverged, are given H.
     """
-    components, alignments = {}, {}
+    components = {name: H.copy() for name in names}
+    alignments = {name: np.eye(len(H)) for name in names}
     sizes = np.linalg.norm(H, axis=1, keepdims=True)
-    for name in names:
-        found = np.asarray(kernels.of(own[name]).to_numpy(own[name])) if name in own else H
+    for name in own.keys() & components.keys():
+        found = np.asarray(kernels.of(own[name]).to_numpy(own[name]))
         with np.errstate(over="ignore"):
-            has_run_away = not np.isfinite(np.square(found, dtype=np.float64).sum())
-        found = H if has_run_away else found
+            has_diverged = not np.isfinite(np.square(found, dtype=np.float64).sum())
+        if has_diverged:
+            continue
         plan = Assignment(unit=True).plan(H, found)
         exact = found.astype(np.float64)
         theirs = np.linalg.norm(exact, axis=1, keepdims=True)
@@ -397,3 +397,9 @@ def _require_private_method(privacy: Privacy, method: str, masked: Any, options:
             f"{masked.bound_of('H'):.4g}: whether one is refused would depend on the data. Give masked=True, or "
             f'MaskedSum(bounds={{"H": {reach_of(privacy):.4g}}}).'
         )
+
+
+def party_names(parties: int) -> list[str]:
+    """party-01, party-02, …: names that sort in their order."""
+    digits = max(2, len(str(parties)))
+    return [f"party-{i + 1:0{digits}d}" for i in range(parties)]

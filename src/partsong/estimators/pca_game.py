@@ -15,8 +15,7 @@ from partsong.core.interfaces import Outcome
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import held
 from partsong.data.centered import Centred, require_finite, require_variance
-from partsong.data.conversion import as_matrix, float_type
-from partsong.data.table import column_names
+from partsong.data.conversion import as_matrix, column_names, float_type
 from partsong.errors import DivergenceWarning, ParameterError
 from partsong.estimators.validation import (
     DEFAULT_RANK,
@@ -30,8 +29,7 @@ from partsong.estimators.validation import (
     whole_seed,
 )
 from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played
-from partsong.training.loop import progress
-from partsong.training.stopping import HistoryRow
+from partsong.training.loop import HistoryRow, progress
 
 BATCH_DECAY = 0.03
 """What `decay` is with minibatches where nothing is said: steps fall as 33/t in the end."""

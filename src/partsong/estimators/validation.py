@@ -18,10 +18,10 @@ from partsong.core import runtime
 from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import fresh_seed
-from partsong.data.conversion import array_of, form_errors
-from partsong.data.issues import SHOWN
+from partsong.data.conversion import array_of, column_labels, column_names, form_errors
 from partsong.data.observed import ObservedMatrix, observed
-from partsong.data.table import Table, column_labels, column_names
+from partsong.data.scan import SHOWN
+from partsong.data.table import Table
 from partsong.data.validation import cell_errors, error_of, require_factorizable, require_transformable
 from partsong.errors import (
     DataError,
@@ -33,11 +33,10 @@ from partsong.errors import (
     first_few,
 )
 from partsong.solvers.initialization import InitialFactors
-from partsong.solvers.named import solver_of
 from partsong.solvers.observed import ObservedRows
-from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.squared_error import SquaredError, solver_of
 from partsong.training import centralized
-from partsong.training.stopping import StoppingRule
+from partsong.training.loop import StoppingRule
 
 
 def validated(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> Any:

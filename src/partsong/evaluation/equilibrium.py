@@ -17,8 +17,8 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
 from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.dense import DenseMatrix
-from partsong.data.issues import is_sparse
 from partsong.data.observed import ObservedMatrix
+from partsong.data.scan import is_sparse
 from partsong.data.validation import require_transformable
 from partsong.errors import DataError, ShapeError
 from partsong.kernels import observed as compiled

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.issues import BLOCK_BYTES, Finding, few, is_sparse, places
+from partsong.data.scan import BLOCK_BYTES, Finding, few, give_back_block, is_sparse, mapping, places
 from partsong.data.table import Table
-from partsong.data.tiles import give_back_block, mapping
 from partsong.data.validation import inspect, require_transformable
 from partsong.errors import DataError, PartsongError, ShapeError, first_few
 from partsong.io.arrays import (

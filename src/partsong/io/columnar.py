@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.issues import SHOWN
+from partsong.data.scan import SHOWN
 from partsong.data.table import Table
 from partsong.errors import FeatureError, FormatError, ParameterError, first_few
 from partsong.io.opening import GZIP_RATIO, Wanted, optional, parsing, require_plausible

@@ -195,7 +195,7 @@ def _write_part(path: Path, table: Table, rows: np.ndarray) -> None:
     """Dense rows as X, sparse ones as scipy.sparse.save_npz lays them out; names and labels beside them."""
     import numpy as np
 
-    from partsong.data.issues import is_sparse
+    from partsong.data.scan import is_sparse
 
     chosen = table.X[rows]
     arrays: dict[str, Any] = {"X": np.ascontiguousarray(chosen)} if not is_sparse(chosen) else _sparse_arrays(chosen)

@@ -14,7 +14,7 @@ import numpy as np
 
 from partsong.kernels.compiling import FAST, compiled
 from partsong.kernels.csr_products import gather_rows
-from partsong.kernels.hals import VANISHING, descend_rows, multiply_rows, sweep_rows
+from partsong.kernels.nnls import VANISHING, descend_rows, multiply_rows, sweep_rows
 
 LONG_CALL = 2e9
 """Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from partsong.core import runtime
-from partsong.kernels import hals as compiled
-from partsong.kernels.pivoting import solve_rows
+from partsong.kernels import nnls as compiled
+from partsong.kernels.nnls import solve_rows
 
 Floats = np.ndarray
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from partsong.kernels.compiling import FAST, compiled
-from partsong.kernels.pivoting import solve_rows
+from partsong.kernels.nnls import solve_rows
 
 SWEEPS = 20
 """Sweeps that find most of a row's support before it is solved exactly."""

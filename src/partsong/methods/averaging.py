@@ -35,14 +35,19 @@ from partsong.methods.starts import COMMON, INDEPENDENT, CommonStart, Independen
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.operator import Operator
 from partsong.solvers.coupling import Coupling, NoPull, ProximalAnchor, ProximalTerm
-from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.game import Game, Standing
 from partsong.solvers.game_orders import distance
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.local_steps import run_local_steps
 from partsong.solvers.sketched import take_sketched_turns
 from partsong.solvers.squared_error import RowState, SquaredError
-from partsong.solvers.update_rules import CoordinateDescent, InertialPalm, Multiplicative, warn_if_noisy
+from partsong.solvers.update_rules import (
+    CoordinateDescent,
+    InertialPalm,
+    Multiplicative,
+    NoExtrapolation,
+    warn_if_noisy,
+)
 
 
 @dataclass(frozen=True, slots=True)

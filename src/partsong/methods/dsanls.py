@@ -34,11 +34,10 @@ from partsong.sketch import crossing
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import SKETCHES, Subsampling
 from partsong.sketch.operator import Operator, Sketch
-from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
 from partsong.solvers.squared_error import SquaredError, start_rows
-from partsong.solvers.update_rules import RULES, Multiplicative, ProximalDescent, warn_if_noisy
+from partsong.solvers.update_rules import RULES, Multiplicative, NoExtrapolation, ProximalDescent, warn_if_noisy
 
 
 @state("dsanls.party")

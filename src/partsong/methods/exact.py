@@ -23,10 +23,9 @@ from partsong.core.streams import stream
 from partsong.errors import ParameterError
 from partsong.methods.registry import Problem, Texts, method
 from partsong.methods.starts import COMMON, OneStart
-from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
-from partsong.solvers.update_rules import SWEEPS, CoordinateDescent
+from partsong.solvers.update_rules import SWEEPS, CoordinateDescent, Extrapolation, NoExtrapolation
 
 
 @dataclass(frozen=True, slots=True)

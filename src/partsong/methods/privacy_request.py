@@ -21,6 +21,7 @@ from partsong.methods.private import FAR, PrivateConsensus, PrivateStatistics, m
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation, multiplier_for, rounds_within
 from partsong.privacy.ledger import USUAL_DELTA
 from partsong.privacy.mechanisms import MECHANISMS, MOST_MULTIPLIER
+from partsong.secure_aggregation.protocol import MaskedSum
 
 UNITS = ("row", "party")
 NEEDED = {
@@ -138,8 +139,6 @@ def masks_for(privacy: Privacy | None, n_parties: int, bound: float | None = Non
 
     Noisy numbers are within its bounds whatever the data: a refusal would tell of them.
     """
-    from partsong.secure_aggregation.protocol import MaskedSum
-
     bounds: dict[str, Any] = {} if bound is None else {"bound": bound}
     if isinstance(privacy, RowPrivacy):
         exact = dict.fromkeys(("gram", "cross"), masked_bound(n_parties))

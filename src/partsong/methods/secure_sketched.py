@@ -23,12 +23,11 @@ from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import SKETCHES, CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.operator import Operator, Sketch
 from partsong.sketch.recovery import most_sketches
-from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, RuleState
 from partsong.solvers.sketched import exact_columns, exact_rows, first_rows, sketched_columns, sketched_rows
 from partsong.solvers.squared_error import SquaredError
-from partsong.solvers.update_rules import RULES, ProximalDescent, warn_if_noisy
+from partsong.solvers.update_rules import RULES, NoExtrapolation, ProximalDescent, warn_if_noisy
 
 
 @state("sketched-averaging.party")

@@ -20,9 +20,9 @@ from partsong.core.interfaces import Array, Matrix, Sums
 from partsong.core.streams import Name
 from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
+from partsong.data.scan import Tiles, even_ranges, mapping
 from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
-from partsong.data.tiles import Tiles, even_ranges, mapping
 from partsong.errors import ParameterError
 from partsong.sketch.kinds import ChosenCoordinates, Subsampling
 from partsong.sketch.operator import Operator, Sketch, dimension_for

@@ -12,7 +12,7 @@ from partsong.core.parameters import Choice
 from partsong.core.runtime import once
 from partsong.core.streams import Name
 from partsong.data.dense import DenseMatrix
-from partsong.data.tiles import Tiles
+from partsong.data.scan import Tiles
 from partsong.kernels import sketching as compiled
 from partsong.sketch import operator
 from partsong.sketch import placed as placing

@@ -22,8 +22,8 @@ from partsong.core.interfaces import Array, Matrix, type_name
 from partsong.core.streams import Name, stream
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.dense import DenseMatrix
+from partsong.data.scan import Tiles
 from partsong.data.sparse import SparseMatrix
-from partsong.data.tiles import Tiles
 from partsong.errors import ParameterError, ShapeError
 
 BYTES = 16 << 20

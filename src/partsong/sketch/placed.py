@@ -12,9 +12,9 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
 from partsong.data.csr import GATHER_COST
 from partsong.data.dense import DenseMatrix
+from partsong.data.scan import Tiles
 from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
-from partsong.data.tiles import Tiles
 from partsong.kernels import sketching as compiled
 from partsong.sketch import operator as products
 from partsong.sketch.operator import Operator, Pattern

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from partsong.core.interfaces import Matrix
 from partsong.solvers.coupling import Coupling, ProximalAnchor
-from partsong.solvers.extrapolation import NoExtrapolation
 from partsong.solvers.fused_steps import longest_call, take_fused_steps
 from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
+from partsong.solvers.update_rules import NoExtrapolation
 
 
 def run_local_steps(

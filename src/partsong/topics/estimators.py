@@ -68,8 +68,7 @@ from partsong.topics.shared_vocabulary import (
 )
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, Weighing, matrix_of, texts_by_party, words_of
-from partsong.training.loop import progress
-from partsong.training.stopping import HistoryRow, StoppingRule
+from partsong.training.loop import HistoryRow, StoppingRule, progress
 
 
 class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]

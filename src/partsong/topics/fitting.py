@@ -36,19 +36,16 @@ from partsong.solvers.lda import TopicRows
 from partsong.topics import TOP
 from partsong.topics.shared_vocabulary import only_round
 from partsong.topics.vocabulary import COUNTS, TFIDF, WEIGHTINGS, Counted, matrix_of
-from partsong.training.loop import (
+from partsong.training.loop import HistoryRow, StoppingRule, Training, Watch, run
+from partsong.training.result import (
     EmptyModelWarning,
-    Training,
-    Watch,
+    FitResult,
     finish,
     is_zero,
-    run,
     warn_if_model_is_zero,
     warn_of_divergence,
 )
-from partsong.training.result import FitResult
 from partsong.training.simulation import FederatedFit, simulation_of_rounds
-from partsong.training.stopping import HistoryRow, StoppingRule
 
 TOGETHER = methods.names(methods.TEXTS)
 """Methods between parties."""

@@ -15,8 +15,8 @@ from scipy import sparse
 from partsong.core.interfaces import Matrix
 from partsong.core.states import state
 from partsong.data.conversion import as_matrix
-from partsong.data.partition import party_names
 from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.estimators.parties import party_names
 from partsong.evaluation.topic_quality import WINDOW, windows
 from partsong.topics.documents import as_documents, read_word_list
 from partsong.topics.tokenizer import Words

@@ -16,7 +16,6 @@ from partsong.core.runtime import Interrupts, held
 from partsong.core.streams import stream
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import ParameterError
-from partsong.solvers.extrapolation import Extrapolation, NoExtrapolation
 from partsong.solvers.initialization import (
     InitialFactors,
     anchors,
@@ -27,23 +26,19 @@ from partsong.solvers.initialization import (
 )
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
-from partsong.solvers.update_rules import CoordinateDescent, Multiplicative
-from partsong.training.loop import (
+from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, Multiplicative, NoExtrapolation
+from partsong.training.loop import Fit, Step, StoppingRule, Training, Watch, run
+from partsong.training.result import (
     NOTHING,
     EmptyModelWarning,
-    Fit,
-    Step,
-    Training,
-    Watch,
+    FitResult,
+    error_from_data,
     finish,
     is_zero,
-    run,
     warn_if_ill_posed,
     warn_if_model_is_zero,
     warn_of_divergence,
 )
-from partsong.training.result import FitResult, error_from_data
-from partsong.training.stopping import StoppingRule
 
 PARTY = "all"
 """Whose rows they are: there is nobody else."""

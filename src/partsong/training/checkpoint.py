@@ -23,15 +23,14 @@ import numpy as np
 
 from partsong.core.interfaces import Checkpoint, Message, Round, State
 from partsong.core.states import state
-from partsong.data.issues import is_sparse
+from partsong.data.scan import is_sparse
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.io.opening import place_of
 from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.ledger import Spending, releases_of
-from partsong.training.loop import Fit, ResumePoint
-from partsong.training.stopping import HistoryRow, ProgressByCohort
+from partsong.training.loop import Fit, HistoryRow, ProgressByCohort, ResumePoint
 from partsong.training.traffic import TrafficRecorder
 
 Sent = tuple[int, str, int, int]

@@ -31,18 +31,29 @@ from partsong.core.interfaces import (
     Turn,
 )
 from partsong.core.runtime import Interrupts
+from partsong.core.states import state
 from partsong.data.blocks import block_range
 from partsong.engines.collective import Communicator, at_the_server, heard, share, together
 from partsong.errors import DivergenceError
 from partsong.methods.averaging import Consensus, ConsensusParty
 from partsong.methods.exact import SharedSums
 from partsong.methods.registry import Problem
-from partsong.solvers.named import solver_of
-from partsong.training.loop import FinalizationTimer, Training, Watch, measured, run, train
-from partsong.training.result import FitResult, complete
+from partsong.solvers.squared_error import solver_of
+from partsong.training.loop import (
+    PERFECT,
+    WINDOW,
+    Progress,
+    StoppingRule,
+    Training,
+    Watch,
+    measured,
+    run,
+    train,
+    yardstick,
+)
+from partsong.training.result import FinalizationTimer, FitResult, complete
 from partsong.training.settings import RANK_SOLVERS, RankSettings
 from partsong.training.simulation import FederatedFit
-from partsong.training.stopping import PERFECT, WINDOW, Progress, StoppingRule, yardstick
 
 # ---- ranks reports ----------------------------------------------------------------------------------------------
 #
@@ -52,6 +63,7 @@ ERROR = "reported_error"
 """The metric that the server makes of reports; it is not the error of one moment."""
 
 
+@state("reporting.party")
 @dataclass(frozen=True, slots=True)
 class ReportingParty:
     """A party, which place it has in the list of all, and how many there are."""
@@ -61,6 +73,7 @@ class ReportingParty:
     parties: int
 
 
+@state("reporting.server")
 @dataclass(frozen=True, slots=True)
 class ReportedServer:
     """A server, and the latest report of each party (2 × parties): ‖X_p − W_p H‖², ‖X_p‖²; zero before the first."""

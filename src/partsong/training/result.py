@@ -1,17 +1,30 @@
-"""From the last round to a model: scale, order, weights, error."""
+"""From the last round to a model: scale, order, weights, error; what is warned of; how long that will take."""
 
 from __future__ import annotations
 
 import math
+import time
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from partsong import kernels
-from partsong.core.interfaces import Array, Matrix, RowSolver, Shard
+from partsong.core import runtime
+from partsong.core.interfaces import Array, Matrix, Outcome, Round, RowSolver, Shard
+from partsong.errors import DivergenceWarning, IllPosedWarning
 from partsong.solvers.squared_error import TRUSTED, ColumnState, RowState
+
+if TYPE_CHECKING:
+    from partsong.training.loop import Fit, Training
+
+TRIAL_ROWS = 400
+"""Rows on which the end of a fit is tried when a time budget has to cover it."""
+
+NOTHING = 1e-9
+"""A share of ‖X‖² that is nothing but rounding."""
 
 Result = TypeVar("Result")
 
@@ -179,3 +192,91 @@ def top_features(H: np.ndarray, names: Sequence[str] | None, n: int) -> list[lis
     """The n features with the largest values in each row of H: names where known, else column numbers."""
     order = np.argsort(-H, axis=1, kind="stable")[:, :n]
     return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
+
+
+class EmptyModelWarning(UserWarning):
+    """A fit ended with a model that is zero, although the data are not."""
+
+
+def finish(fit: Fit, training: Training) -> FitResult:
+    """Return the best model of a run, or that of the start where not even one step was made: H on its scale and in
+    order, W, shares and error.
+    """
+    H = fit.components(fit.server_at_start() if training.best is None else training.best)
+    with runtime.kernels_on(fit.threads):
+        Ht, rescale = kernels.of(H).rows_of(H), scale_is_free(fit.solver)
+        return complete(fit.solver, fit.shards, Ht, rescale, keeps_order=fit.is_private)
+
+
+@dataclass(slots=True)
+class FinalizationTimer:
+    """How long the end of a fit will take, so that a time budget covers it: tried on a few rows now and then."""
+
+    fit: Fit
+    seconds: float = 0.0
+    tried_at: float = 0.0
+
+    def reserve(self, done: Round, spent: float) -> float:
+        """Seconds to keep back; tried again each time that twice as much time has been spent."""
+        if self.tried_at == 0.0 or spent >= 2 * self.tried_at:
+            self.tried_at = spent
+            self.seconds = self._try(self.fit.components(done.checkpoint.server))
+        return self.seconds
+
+    def _try(self, H: Array) -> float:
+        shards = self.fit.shards
+        rows = sum(shard.matrix.shape[0] for shard in shards)
+        share = min(1.0, TRIAL_ROWS / max(1, rows))
+        few = [_some_rows(shard, share) for shard in shards]
+        began = time.perf_counter()
+        with runtime.kernels_on(1):
+            complete(self.fit.solver, few, kernels.of(H).rows_of(H), rescale=False)
+        taken = time.perf_counter() - began
+        return taken * rows / max(1, sum(shard.matrix.shape[0] for shard in few)) / self.fit.threads
+
+
+def _some_rows(shard: Shard, share: float) -> Shard:
+    n = shard.matrix.shape[0]
+    count = max(1, round(n * share))
+    return shard if count >= n else replace(shard, matrix=shard.matrix.rows(np.arange(count) * n // count))
+
+
+def warn_of_divergence(training: Training) -> None:
+    """Warn callers in Python; the command line reports the outcome instead."""
+    if training.outcome is Outcome.DIVERGED:
+        message = f"The fit diverged and was stopped. The best model so far is kept. {training.trouble}".rstrip()
+        warnings.warn(message, DivergenceWarning, stacklevel=2)
+
+
+def is_zero(result: FitResult) -> bool:
+    """Whether W H explains nothing of an X that is not zero."""
+    return result.squared_norm > 0 and result.squared_error >= (1 - NOTHING) * result.squared_norm
+
+
+def warn_if_model_is_zero(solver: Any, result: FitResult, comparison: str = "") -> None:
+    """Warn where W H is zero, and say why; `comparison` is what a fit from another start has shown."""
+    if not is_zero(result):
+        return
+    if getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
+        why = (
+            f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, at least from this "
+            "start. Lower them: alpha_W and alpha_H, or those of the program's solver."
+        )
+        why = f"{why} {comparison}".rstrip()
+    else:
+        why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
+    warnings.warn(f"The model is zero: W H explains nothing of X. {why}", EmptyModelWarning, stacklevel=2)
+
+
+def warn_if_ill_posed(solver: Any) -> None:
+    """Warn where only one factor has a penalty: c W and H / c have the same product, and c has no best value."""
+    on_W, on_H = getattr(solver, "penalty_W", None), getattr(solver, "penalty_H", None)
+    if bool(on_W) == bool(on_H):
+        return
+    free, held_back = ("W", "H") if on_H else ("H", "W")
+    warnings.warn(
+        f"Only {held_back} has a penalty (alpha_{held_back}), so that the objective has no minimum: {free} grows and "
+        f"{held_back} shrinks without end. Set alpha_{free} above 0 as well.",
+        IllPosedWarning,
+        stacklevel=2,
+    )

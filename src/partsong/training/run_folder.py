@@ -24,8 +24,7 @@ from partsong.errors import FileError, FormatError
 from partsong.io.model_file import Model, load_model, machine_versions, now, save_model
 from partsong.io.write import as_json, quoting_for, require_writable_folder, write_json, write_text
 from partsong.training.checkpoint import RunRecorder, SavedRun, Sent, load_run, require_same_run, save_run
-from partsong.training.loop import Fit
-from partsong.training.stopping import HistoryRow
+from partsong.training.loop import Fit, HistoryRow
 from partsong.training.traffic import (
     Lines,
     TrafficRecord,

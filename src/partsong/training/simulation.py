@@ -38,21 +38,25 @@ from partsong.solvers.coupling import AlignedProximalTerm
 from partsong.solvers.squared_error import RowState
 from partsong.training.loop import (
     Fit,
+    HistoryRow,
     Measures,
     ServerMeasures,
     Step,
+    StoppingRule,
     Training,
     Watch,
-    finish,
     measured,
     run,
     steps_of,
+)
+from partsong.training.result import (
+    FitResult,
+    error_from_data,
+    finish,
     warn_if_ill_posed,
     warn_if_model_is_zero,
     warn_of_divergence,
 )
-from partsong.training.result import FitResult, error_from_data
-from partsong.training.stopping import HistoryRow, StoppingRule
 
 
 @dataclass(frozen=True, slots=True)

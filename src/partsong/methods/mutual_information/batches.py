@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from types import ModuleType
 
@@ -15,19 +14,13 @@ from partsong.core.runtime import once
 from partsong.data.conversion import is_tensor
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError
-
-
-@cache
-def _numpy_operations() -> ModuleType:
-    from partsong.methods.mutual_information import numpy_backend as on_numpy
-
-    return on_numpy
+from partsong.methods.mutual_information import numpy_backend as on_numpy
 
 
 def operations(array: Array) -> ModuleType:
     """What can be done with this kind of array: `on_numpy` or `on_torch`."""
     if isinstance(array, np.ndarray):
-        return _numpy_operations()
+        return on_numpy
     from partsong.methods.mutual_information import torch_backend as on_torch
 
     return on_torch
