@@ -11,6 +11,7 @@ X ≈ W H; rows are samples; parties own rows; W is private, H is shared.
     >>> private = partsong.FederatedNMF(20, privacy=partsong.RowPrivacy(epsilon=3, row_bound=10.0), masked=True)
     >>> topics = partsong.FederatedTopicModel(50).fit([texts_1, texts_2]).topics()
     >>> print(partsong.compare([X_1, X_2], 20))                            # alone, together, pooled
+    >>> fit = partsong.fit_distributed("X.npy", 20)                        # under mpiexec or torchrun
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from partsong.estimators.compare import compare as compare
+    from partsong.estimators.distributed import fit_distributed as fit_distributed
     from partsong.estimators.federated_nmf import FederatedNMF as FederatedNMF
     from partsong.estimators.nmf import NMF as NMF
     from partsong.estimators.nmf import non_negative_factorization as non_negative_factorization
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "compare": "partsong.estimators.compare",
     "NMF": "partsong.estimators.nmf",
+    "fit_distributed": "partsong.estimators.distributed",
     "FederatedNMF": "partsong.estimators.federated_nmf",
     "FederatedTopicModel": "partsong.topics.estimators",
     "Model": "partsong.io.model_file",
@@ -53,7 +56,7 @@ _HOMES = {
 
 __all__ = [
     "NMF", "FederatedNMF", "FederatedTopicModel", "Model", "PCAGame", "PartyPrivacy", "RowPrivacy", "TopicModel",
-    "__version__", "compare", "load_model", "non_negative_factorization", "read", "save_model",
+    "__version__", "compare", "fit_distributed", "load_model", "non_negative_factorization", "read", "save_model",
 ]  # fmt: skip
 
 

@@ -64,13 +64,13 @@ for program in (consensus.Consensus, shared_statistics.SharedSums):
 
 NO_FOLDER_AT_THE_END = """
 import shutil
-from partsong.cli import fit_report as ranks_outputs
-plain = ranks_outputs.RankResult.save
-def save(self, communicator):
+from partsong.training.distributed import DistributedFit
+plain = DistributedFit.save
+def save(self, communicator, **places):
     if rank == 0:
         shutil.rmtree(folder / "out")
-    plain(self, communicator)
-ranks_outputs.RankResult.save = save
+    plain(self, communicator, **places)
+DistributedFit.save = save
 """
 
 NO_NAME_FOR_THE_MODEL = """

@@ -363,7 +363,7 @@ def fit(
     options = dict(locals())
     given = given_names(options.pop("ctx"))
     if engine in RANKED:
-        from partsong.cli.fit_session import run_over_ranks
+        from partsong.cli.ranks import run_over_ranks
 
         run_over_ranks(FitOptions(**options), given)
     else:

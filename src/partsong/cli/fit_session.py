@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.cli import output
 from partsong.cli.choices import GAME, MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, is_game, program_named
 from partsong.cli.fit_report import (
-    RankResult,
     Result,
     Witness,
     faulty_of,
@@ -49,46 +44,21 @@ from partsong.cli.fit_settings import (
 )
 from partsong.cli.inputs import (
     ALONE,
-    NOTHING_KNOWN,
     Holdings,
-    header_notes,
     read_holdings,
     require_meaningful,
-    warn_of,
-    warn_of_identifiers,
-    warn_of_unknown_columns,
-    with_known_cells,
 )
 from partsong.cli.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
-from partsong.cli.ranks import (
-    agreed_code,
-    common_seed,
-    company,
-    part,
-    require_enough,
-    require_fitting,
-    require_rank_outputs,
-    require_same_file,
-    require_same_options,
-    settle_ranks,
-    with_one_voice,
-)
 from partsong.core import runtime
-from partsong.core.interfaces import Engine, Matrix, Outcome, Round, Schedule, Shard
+from partsong.core.interfaces import Matrix, Outcome, Round, Schedule, Shard
 from partsong.core.runtime import Interrupts, held
 from partsong.core.streams import key
-from partsong.data.blocks import TwoSided, block_range
 from partsong.data.conversion import as_matrix
-from partsong.data.observed import ObservedMatrix, observed
-from partsong.data.scan import extremes
+from partsong.data.observed import observed
 from partsong.data.table import Table
-from partsong.data.validation import require_factorizable
-from partsong.engines.collective import Communicator, heard, share, together
-from partsong.engines.mpi_async import AsynchronousMpi
-from partsong.errors import DataError, FileError, FormatError
+from partsong.errors import FileError, FormatError
 from partsong.estimators.validation import row_solver_of
 from partsong.io import model_file
-from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.model_file import Model, save_model
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
@@ -99,22 +69,12 @@ from partsong.privacy.ledger import Spending, without_names
 from partsong.solvers.game import game_from
 from partsong.training import run_folder
 from partsong.training.centralized import CentralizedConfig
-from partsong.training.checkpoint import RunRecorder, SavedRun, Sent, fingerprint, load_run, require_same_run
-from partsong.training.distributed import (
-    Attention,
-    Ranks,
-    Unison,
-    completed,
-    program_for,
-    pursued,
-    pursued_by_arrivals,
-    rows_at,
-)
+from partsong.training.checkpoint import RunRecorder, SavedRun, fingerprint, load_run, require_same_run
 from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, HistoryRow, StoppingRule, Training, Watch, progress
 from partsong.training.loop import run as run_fit_to_end
 from partsong.training.result import FitResult, finish
 from partsong.training.run_folder import RunFolder
-from partsong.training.settings import IGNORE, RankSettings
+from partsong.training.settings import IGNORE
 from partsong.training.simulation import FederatedFit, simulation_of_rounds
 from partsong.training.single_party import single_party_fit
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
@@ -174,7 +134,6 @@ def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
 #
 # Settings and data to a task that can be run, and its end to a model that can be saved.
 
-THREADS = "PARTSONG_NUM_THREADS"
 HARDWARE = {"threads", "engine", "time_budget"}
 """Settings that say nothing about a model."""
 
@@ -261,20 +220,6 @@ def model_of(
     )
 
 
-@contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Within this block all of partsong goes by this number of threads."""
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = str(count)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[THREADS]
-        else:
-            os.environ[THREADS] = before
-
-
 # ---- fit session ------------------------------------------------------------------------------------------------
 
 FINISHING = (
@@ -322,7 +267,7 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     if is_federation and options.resume is None:
         require_privacy(asdict(options), given)
     session = _prepare(options, given, is_federation)
-    with using_threads(session.settings.threads):
+    with runtime.using_threads(session.settings.threads):
         is_interrupted = _fit(session)
     if is_interrupted:
         raise typer.Exit(exit_code())
@@ -386,7 +331,7 @@ def _fit(session: Session) -> bool:
         with recorder:
             run = _rounds(session, fit, recorder, witness, began, pressed)
         done = finish(fit, run)
-        warn_of_empty_model(fit, done)
+        warn_of_empty_model(fit.solver, done)
         seconds = earlier_seconds + time.perf_counter() - began
         left_out = session.exclusions.left_out
         exposure = None
@@ -480,160 +425,3 @@ def _save(session: Session, done: FitResult, result: Result) -> None:
         warn_of_formulas(options.weights, sample_names)
     if session.folder is not None:
         session.folder.end(result.history, result.sent, result.as_dict())
-
-
-# ---- ranks session ----------------------------------------------------------------------------------------------
-#
-# One fit over ranks, start to end: all look at everything first, each reads its block, all compute, rank 0 tells.
-
-FINISHING_ALL = (
-    "Interrupted: all ranks end after this iteration, and the model is saved. A second Ctrl-C gives up, and nothing is."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """All that one rank knows before the first iteration."""
-
-    options: FitOptions
-    settings: RankSettings
-    source: Source
-    engine: Engine
-    communicator: Communicator
-    matrix: Matrix | None
-    rows: tuple[int, int]
-
-    @property
-    def shards(self) -> list[Shard]:
-        """The party that this rank is, unless it holds no rows."""
-        name = f"rank-{self.communicator.rank:06d}"
-        return [] if self.matrix is None else [Shard(name, self.matrix, key(self.settings.seed, "secret", name))]
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank speaks for all."""
-        return self.communicator.rank == 0
-
-
-def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
-    """Fit, save and tell; exit codes are those of a fit in one process, the same at all ranks."""
-    with company(options.engine, options.sums) as (engine, communicator):
-        work = partial(_run, options, given, engine, communicator)
-        result, code = with_one_voice(communicator, options.as_json, work)
-        if result is not None and communicator.rank == 0:
-            result.report()
-        if result is not None and result.run.outcome is Outcome.INTERRUPTED:
-            code, _ = agreed_code(communicator, exit_code())
-            part(communicator)
-    if code:
-        raise typer.Exit(code)
-
-
-def _run(options: FitOptions, given: Collection[str], engine: Engine, communicator: Communicator) -> RankResult:
-    wanted = Wanted(options.label, options.transpose, options.key, options.header)
-    together(communicator, lambda: _require_usage(options, given, wanted, communicator.size))
-    require_same_options(communicator, options)
-    together(communicator, lambda: require_rank_outputs(options, communicator.rank, communicator.size))
-    readable = replace(wanted, gaps=options.missing == IGNORE)
-    source = together(communicator, lambda: open_source(options.data, readable))
-    require_same_file(communicator, source)
-    require_enough(source, options.method, communicator.size)
-    seed = common_seed(communicator, options)
-    settings = together(communicator, partial(settle_ranks, options, source, seed, communicator.size))
-    rows = rows_at(settings, communicator.rank, source.shape[0])
-    engine = AsynchronousMpi() if settings.is_asynchronous else engine
-    with using_threads(settings.threads):
-        matrix = _read(settings, source, communicator, rows, wanted)
-        source = source.after_reading(rows)
-        return _fit_over_ranks(Seat(options, settings, source, engine, communicator, matrix, rows))
-
-
-def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted, ranks: int) -> None:
-    require_fitting(options, given, ranks)
-    require_meaningful(options.data, wanted)
-
-
-def _read(
-    settings: RankSettings, source: Source, communicator: Communicator, rows: tuple[int, int], wanted: Wanted
-) -> Matrix | None:
-    """This rank's rows, and its columns where the method needs them; refused at all ranks where one has bad values."""
-
-    def read() -> tuple[Matrix | None, float]:
-        if communicator.rank not in settings.workers:
-            return None, 0.0
-        X = source.block(rows)
-        table = with_known_cells(Table(X, source.feature_names, source=str(source.path)), settings.missing)
-        require_sound(table.X, source, rows[0], dtype=settings.dtype)
-        if communicator.rank == settings.workers.start:
-            warn_of(table, header_notes(replace(table, X=X), wanted))
-            warn_of_identifiers([table])
-        if settings.knows_some:
-            return observed(table.X, settings.dtype), extremes(table.X)[1]
-        matrix = as_matrix(X, settings.dtype)
-        if settings.is_sketched:
-            columns = block_range(source.shape[1], communicator.size, communicator.rank)
-            below = as_matrix(source.block(columns=columns), settings.dtype)
-            return TwoSided(matrix, below, rows[0], columns[0], source.shape[0]), extremes(X)[1]
-        return matrix, extremes(X)[1]
-
-    matrix, high = together(communicator, read)
-    with heard():
-        highest = max(float(text) for text in share(communicator, repr(high)))
-    if isinstance(matrix, ObservedMatrix):
-        counts = Ranks(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
-        if not counts.any():
-            raise DataError(f"{source.path}: {NOTHING_KNOWN}")
-        if communicator.rank == 0:
-            warn_of_unknown_columns(counts, source.feature_names, is_random=True)
-    try:
-        require_factorizable(np.full((1, 1), highest), None, settings.dtype)
-    except DataError as error:
-        raise DataError(f"{source.path}: {error}") from error
-    return matrix
-
-
-def _fit_over_ranks(seat: Seat) -> RankResult:
-    began, options, settings = time.perf_counter(), seat.options, seat.settings
-    communicator, shards = seat.communicator, seat.shards
-    program, rounds = program_for(settings, seat.source.shape[0])
-    schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
-    stop = StoppingRule(settings.tol * getattr(program, "every", 1))
-    fit = FederatedFit(program, shards, schedule, stop, seat.engine, threads=settings.threads)
-    together(communicator, lambda: _begin_over_ranks(seat))
-    sent: list[Sent] = []
-    with held(FINISHING_ALL if seat.is_first else "") as pressed:
-        run = _train_over_ranks(seat, fit, pressed, began, sent)
-        with runtime.kernels_on(settings.threads):
-            done = completed(program, run, shards, communicator, settings.seed)
-        seconds = time.perf_counter() - began
-        result = RankResult(options, settings, seat.source, seat.rows, run, done, sent, seconds)
-        result.save(communicator)
-        if seat.is_first:
-            warn_of_empty_model(fit, done)
-        return result
-
-
-def _begin_over_ranks(seat: Seat) -> None:
-    options = seat.options
-    if options.run_folder is None or not seat.is_first:
-        return
-    folder = RunFolder(place_of(options.run_folder))
-    reading: dict[str, Any] = {name: getattr(options, name) for name in ("data", "label", "transpose", "key", "header")}
-    asked = {**reading, **asdict(seat.settings), "started": model_file.now()}
-    folder.begin(asked, model_file.machine_versions(seat.settings.threads), {})
-
-
-def _train_over_ranks(seat: Seat, fit: FederatedFit, pressed: Interrupts, began: float, sent: list[Sent]) -> Training:
-    settings, (rows, columns) = seat.settings, seat.source.shape
-    is_shown = seat.is_first and not seat.options.quiet and sys.stderr.isatty()
-    title = f"{rows} × {columns} over {settings.ranks}"
-    with progress(int(is_shown), fit.last, settings.time_budget, title) as bar:
-
-        def watch(done: Round, row: HistoryRow) -> None:
-            sent.extend((done.index + 1, name, up, done.bytes_down) for name, up in sorted(done.bytes_up.items()))
-            bar(done, row)
-
-        if settings.is_asynchronous:
-            attention = Attention(pressed, len(settings.workers), began, settings.time_budget)
-            return pursued_by_arrivals(fit, seat.communicator, attention, watch)
-        return pursued(fit, Unison(seat.communicator, pressed, began, settings.time_budget), watch)

@@ -35,7 +35,7 @@ from partsong.core import runtime as threads
 from partsong.core.parameters import read_settings
 from partsong.errors import ParameterError
 from partsong.training.checkpoint import another_run
-from partsong.training.settings import IGNORE, SAFE, GameSettings
+from partsong.training.settings import GAME_DEFAULTS, IGNORE, SAFE, GameSettings
 
 if TYPE_CHECKING:
     from partsong.methods.privacy_request import Privacy
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 FOR_GAMES = {"play", "step", "step_decay", "self_play", "shrink", "leader", "missing"}
 PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
-DEFAULTS = {"play": PLAYS[0], "step": SAFE, "self_play": SELF_PLAYS[0], "missing": MISSING[0]}
+DEFAULTS = {**GAME_DEFAULTS, "missing": MISSING[0]}
 
 
 def complete_game(known: dict[str, Any], given: Collection[str], *, is_between_parties: bool) -> None:
@@ -428,7 +428,7 @@ NAMED |= {name: name for name in ("step", "step_decay", "self_play", "shrink", "
 def _spread_options(known: dict[str, Any], given: Collection[str]) -> None:
     """Options of the method by name, as plain data; those with an option of their own are as if that were given."""
     told = known["method_options"]
-    with _refusing("method_options"):
+    with refusing("method_options"):
         texts = told if isinstance(told, Mapping) else read_settings(told, option("method_options"))
         parameters = methods.method(known["method"]).parameters_with(texts)
         read = {
@@ -454,7 +454,7 @@ def _complete_federation(known: dict[str, Any], given: Collection[str]) -> None:
         if "rounds" in given and known["rounds"] != 1:
             raise typer.BadParameter(f"{method.name} averages once, so it has one round.", param_hint="--rounds")
         known["rounds"] = 1
-    with _refusing("method_options"):
+    with refusing("method_options"):
         if missing := [name for name in method.required if name not in known["method_options"]]:
             raise ParameterError(f"{method.name} needs {' and '.join(f'{name}=…' for name in missing)}.")
 
@@ -466,13 +466,13 @@ def _complete_option(method: Method, known: dict[str, Any], name: str) -> None:
         takers = ", ".join(methods.taking(name, METHODS))
         raise typer.BadParameter(f"only for {takers}; the method is {method.name}.", param_hint=option(name))
     if parameter is not None:
-        with _refusing(name):
+        with refusing(name):
             parameter.parse(parameter.default if value is None else value)
         known[name] = method.value(name, {name: value, **known["method_options"]})
 
 
 @contextmanager
-def _refusing(name: str) -> Iterator[None]:
+def refusing(name: str) -> Iterator[None]:
     """Errors of parameters as errors of this option."""
     try:
         yield

@@ -1,104 +1,75 @@
-"""Options to settings for a fit over ranks: what all of them must have been given, and what each makes of it."""
+"""`partsong fit` over ranks: options checked and agreed on, then `training.distributed`, then what rank 0 says."""
 
 from __future__ import annotations
 
-import json
-import os
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+import sys
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import typer
 
+from partsong import methods
 from partsong.cli import output
 from partsong.cli.choices import GAME, MODEL_ENDINGS, RANK_METHODS, WEIGHT_ENDINGS, WITH_SKETCHES
-from partsong.cli.fit_settings import FOR_PRIVACY, FOR_SKETCHES, FitOptions, complete_game, require_game
+from partsong.cli.fit_report import ENDINGS, PLAYED, warn_of_empty_model
+from partsong.cli.fit_settings import FOR_PRIVACY, FOR_SKETCHES, FitOptions, complete_game, refusing, require_game
+from partsong.cli.inputs import (
+    header_notes,
+    require_meaningful,
+    warn_of,
+    warn_of_identifiers,
+    warn_of_unknown_columns,
+    with_known_cells,
+)
 from partsong.cli.output import (
     INTERRUPTED,
     TERMINATED,
     adopt,
+    as_options,
     exit_code,
     option,
     put_failure,
+    put_json,
     require_distinct,
     require_writable,
     visible,
+    warn_of_formulas,
 )
-from partsong.core.interfaces import Engine
-from partsong.core.streams import fresh_seed
+from partsong.core.interfaces import Engine, Outcome
+from partsong.core.parameters import read_settings
+from partsong.core.runtime import using_threads
 from partsong.data.conversion import float_type
-from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, heard, share
-from partsong.engines.mpi import Mpi
-from partsong.engines.torch_distributed import TorchDistributed
-from partsong.errors import CompositionError, FileError, MissingExtra, ParameterError, PartsongError
-from partsong.io.opening import place_of
+from partsong.data.table import Table
+from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, together
+from partsong.errors import ParameterError, PartsongError
+from partsong.estimators.validation import rank_of
+from partsong.io.blocks import Source
+from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
+from partsong.io.weights import listing_path, shard_path
 from partsong.io.write import as_json
 from partsong.training import run_folder
-from partsong.training.settings import RankSettings, traits_by_name
-
-if TYPE_CHECKING:
-    from partsong.io.blocks import Source
-
-
-# ---- ranks company ----------------------------------------------------------------------------------------------
-#
-# The processes that mpiexec or torchrun has started: how they meet, speak with one voice, and part.
+from partsong.training.distributed import (
+    DistributedFit,
+    common_seed,
+    first_difference,
+    fit_over_ranks,
+    open_on_all_ranks,
+    read_rows,
+    require_enough,
+    require_sketchable,
+    started,
+)
+from partsong.training.run_folder import MODEL, RunFolder
+from partsong.training.settings import IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
 
 Result = TypeVar("Result")
 
 WRONG_USAGE = 2
 SIGNALS = (INTERRUPTED, TERMINATED)
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Where launchers of MPI say how many ranks they have started."""
-
-
-@contextmanager
-def company(engine: str, sums: str) -> Iterator[tuple[Engine, Communicator]]:
-    """The engine and the way to all ranks; a process that nobody has started beside others is alone."""
-    adding = sums.replace("in-order", "in order")
-    if engine == "mpi":
-        ranks = Mpi(sums=adding)
-        communicator = ranks.communicator()
-        _require_one_world(communicator)
-        yield ranks, communicator
-        return
-    distributed = _process_group()
-    try:
-        others = TorchDistributed(sums=adding)
-        yield others, others.communicator()
-    finally:
-        with suppress(Exception):  # of ranks that are gone: there is an error that matters more
-            distributed.destroy_process_group()
-
-
-def _require_one_world(communicator: Communicator) -> None:
-    started = next((int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()), 1)
-    if communicator.size != started and communicator.size == 1:
-        raise CompositionError(
-            f"mpiexec has started {started} ranks, but each is alone: it belongs to another MPI than the one that "
-            "mpi4py was built with. Take the mpiexec of that MPI; one comes with pip install 'partsong[mpi]'."
-        )
-
-
-def _process_group() -> Any:
-    try:
-        import torch.distributed as distributed
-    except ImportError as error:
-        raise MissingExtra('This engine needs PyTorch: pip install "partsong[torch]".') from error
-    if not distributed.is_available():
-        raise MissingExtra("This PyTorch was built without torch.distributed. Install another build, or use MPI.")
-    try:
-        if "WORLD_SIZE" in os.environ:
-            distributed.init_process_group("gloo")
-        else:
-            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    except (RuntimeError, ValueError) as error:
-        raise CompositionError(f"The ranks cannot meet: {error}. Start all of them with torchrun.") from error
-    return distributed
 
 
 def with_one_voice(communicator: Communicator, as_json: bool, work: Callable[[], Result]) -> tuple[Result | None, int]:
@@ -165,27 +136,6 @@ def part(communicator: Communicator) -> None:
         library.Finalize()
 
 
-# ---- ranks files ------------------------------------------------------------------------------------------------
-#
-# Where a fit over ranks writes, and that it can.
-
-
-def shard_path(weights: Path, rank: int, ranks: int) -> Path:
-    """W.rank0of4.npy for W.npy."""
-    ending = _ending(weights)
-    return weights.with_name(f"{weights.name[: len(weights.name) - len(ending)]}.rank{rank}of{ranks}{ending}")
-
-
-def listing_path(weights: Path) -> Path:
-    """W.shards.json for W.npy."""
-    return weights.with_name(f"{weights.name[: len(weights.name) - len(_ending(weights))]}.shards.json")
-
-
-def _ending(path: Path) -> str:
-    found = [ending for ending in WEIGHT_ENDINGS if path.name.lower().endswith(ending)]
-    return path.name[len(path.name) - len(max(found, key=len)) :] if found else ""
-
-
 def require_rank_outputs(options: FitOptions, rank: int, ranks: int) -> None:
     """Refuse, before anything is read, what this rank could not write afterwards."""
     if options.output is None and options.run_folder is None:
@@ -209,13 +159,10 @@ def require_rank_outputs(options: FitOptions, rank: int, ranks: int) -> None:
         run_folder.make_usable(folder, options.overwrite)
 
 
-# ---- ranks settings ---------------------------------------------------------------------------------------------
-
 FOREIGN = {
     "solver", "align", "start", "rounds", "local_steps", "faulty", "record", "report", "checkpoint", "checkpoint_every",
     "resume", *FOR_PRIVACY,
 }  # fmt: skip
-MARKED_BYTES = 1 << 16
 OWN = {"as_json", "quiet"}
 """Options that ranks may be given differently."""
 
@@ -271,68 +218,19 @@ def _require_server_and_workers(options: FitOptions, given: Collection[str], ran
 def require_same_options(communicator: Communicator, options: FitOptions) -> None:
     """Refuse ranks that were started with other options, at all of them."""
     own = {entry.name: as_json(getattr(options, entry.name)) for entry in fields(options) if entry.name not in OWN}
-    with heard():
-        all_given = [json.loads(text) for text in share(communicator, json.dumps(own))]
-    for name in own:
-        for rank, other in enumerate(all_given):
-            if other.get(name) != all_given[0][name]:
-                raise typer.BadParameter(
-                    f"it is {all_given[0][name]} at rank 0 and {other.get(name)} at rank {rank}. Start every rank with "
-                    "the same command.",
-                    param_hint="DATA" if name == "data" else option(name),
-                )
-
-
-def require_same_file(communicator: Communicator, source: Source) -> None:
-    """Refuse files that differ from rank to rank in shape, number type, size, or what they begin and end with."""
-    with heard():
-        seen = share(communicator, f"{source.shape[0]} × {source.shape[1]}, {source.dtype}, {_mark_of(source)}")
-    for rank, other in enumerate(seen):
-        if other != seen[0]:
-            raise FileError(
-                f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Give all ranks the same file."
-            )
-
-
-def _mark_of(source: Source) -> str:
-    """The size of a file and a checksum of its first and last bytes: enough to tell other data, and quickly read."""
-    with source.path.open("rb") as file:
-        checksum = zlib.crc32(file.read(MARKED_BYTES))
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - MARKED_BYTES))
-        return f"{size} bytes, checksum {zlib.crc32(file.read(MARKED_BYTES), checksum):08x}"
-
-
-def require_enough(source: Source, method: str, ranks: int) -> None:
-    """Each rank that works needs a row, and where both factors are distributed a column."""
-    traits = traits_by_name(method)
-    nouns, servers = ("rows", "columns") if traits.needs_columns else ("rows",), int(traits.asynchronous)
-    over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
-    for noun, size in zip(nouns, source.shape, strict=False):
-        if size < ranks - servers:
-            raise ParameterError(
-                f"{source.path}: {size} {noun} cannot be split over {over}: each needs at least one. "
-                f"Start at most {size + servers} ranks{', of which the first is the server' if servers else ''}."
-            )
-
-
-def common_seed(communicator: Communicator, options: FitOptions) -> int:
-    """The seed given, or else one that rank 0 has drawn."""
-    with heard():
-        seeds = share(communicator, str(fresh_seed() >> 32 if options.seed is None else options.seed))
-    return int(seeds[0])
+    found = first_difference(communicator, own)
+    if found is not None:
+        name, rank, first, other = found
+        raise typer.BadParameter(
+            f"it is {first} at rank 0 and {other} at rank {rank}. Start every rank with the same command.",
+            param_hint="DATA" if name == "data" else option(name),
+        )
 
 
 def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSettings:
-    """All settings; sketches need at least one row and one column for each component."""
-    from partsong.estimators.validation import rank_of
-
-    is_sketched, rank = traits_by_name(options.method).needs_columns, rank_of(options.n_components, source.shape)
-    if is_sketched and rank > min(source.shape):
-        raise ParameterError(
-            f"n_components={rank}: a sketch of {source.shape[0]} rows or {source.shape[1]} columns has no more columns "
-            f"than that, and needs one for each component. Choose at most {min(source.shape)}, or another method."
-        )
+    """All settings, once the shape of the data is known."""
+    rank = rank_of(options.n_components, source.shape)
+    require_sketchable(rank, source.shape, options.method)
     known: dict[str, Any] = {entry.name: getattr(options, entry.name, None) for entry in fields(RankSettings)}
     known |= {
         "n_components": rank,
@@ -340,6 +238,7 @@ def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> 
         "alpha_h": options.alpha_w if options.alpha_h is None else options.alpha_h,
         "sketch": options.sketch if options.method in WITH_SKETCHES else None,
         "sketch_ratio": options.sketch_ratio if options.method in WITH_SKETCHES else None,
+        "method_options": method_options_of(options),
         "seed": seed,
         "dtype": options.dtype or str(float_type(source.dtype)),
         "threads": options.threads or 1,
@@ -350,10 +249,117 @@ def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> 
     return RankSettings(**known)
 
 
-def rank_settings_as_json(settings: RankSettings) -> Mapping[str, Any]:
-    """What a model says of them."""
-    return {
-        name: value
-        for name, value in asdict(settings).items()
-        if name not in ("threads", "time_budget", "seed") and value is not None
-    }
+def method_options_of(options: FitOptions) -> dict[str, Any]:
+    """Further options of the method, as plain data; exact sums over ranks have none."""
+    with refusing("method_options"):
+        texts = read_settings(options.method_options, option("method_options"))
+        if not texts:
+            return {}
+        if options.method in RANK_SOLVERS:
+            raise ParameterError(f"{options.method} over ranks has no further options. Leave {', '.join(texts)} out.")
+        method = methods.method(options.method)
+        parameters = method.parameters_with(texts)
+        read = {
+            name: parameters[name].read(value) if isinstance(value, str) and name in parameters else value
+            for name, value in texts.items()
+        }
+        method.parse(read)
+    return {name: method.value(name, read) for name in read}
+
+
+FINISHING_ALL = (
+    "Interrupted: all ranks end after this iteration, and the model is saved. A second Ctrl-C gives up, and nothing is."
+)
+TROUBLE = "The fit diverged: check the data and the penalties, or take another method."
+
+
+def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
+    """Fit, save and say what came of it; exit codes are those of a fit in one process, the same at all ranks."""
+    with started(options.engine, options.sums) as (engine, communicator):
+        work = partial(_run, options, given, engine, communicator)
+        fit, code = with_one_voice(communicator, options.as_json, work)
+        if fit is not None and communicator.rank == 0:
+            report(fit, options)
+        if fit is not None and fit.outcome is Outcome.INTERRUPTED:
+            code, _ = agreed_code(communicator, exit_code())
+            part(communicator)
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(options: FitOptions, given: Collection[str], engine: Engine, communicator: Communicator) -> DistributedFit:
+    wanted, is_first = Wanted(options.label, options.transpose, options.key, options.header), communicator.rank == 0
+    together(communicator, lambda: _require_usage(options, given, wanted, communicator.size))
+    require_same_options(communicator, options)
+    together(communicator, lambda: require_rank_outputs(options, communicator.rank, communicator.size))
+    readable = replace(wanted, gaps=options.missing == IGNORE)
+    source = open_on_all_ranks(options.data, communicator, readable)
+    require_enough(str(source.path), source.shape, options.method, communicator.size)
+    seed = common_seed(communicator, options.seed)
+    settings = together(communicator, partial(settle_ranks, options, source, seed, communicator.size))
+
+    def look(table: Table) -> None:
+        warn_of(table, header_notes(table, wanted))
+        warn_of_identifiers([with_known_cells(table, settings.missing)])
+
+    folder = None if options.run_folder is None else RunFolder(place_of(options.run_folder))
+    reading = {name: getattr(options, name) for name in ("data", "label", "transpose", "key", "header")}
+    with using_threads(settings.threads):
+        data = read_rows(source, settings, communicator, look)
+        if data.known is not None and is_first:
+            warn_of_unknown_columns(data.known, data.feature_names, is_random=True)
+        del source  # a table that was read whole
+        is_shown = not options.quiet and sys.stderr.isatty()
+        words: dict[str, Any] = {"asked": reading, "verbose": int(is_shown), "note": FINISHING_ALL}
+        fit = fit_over_ranks(data, settings, engine, communicator, folder=folder, **words)
+        said = summary_of(fit, options)
+        fit.save(communicator, model=options.output, weights=options.weights, folder=folder, summary=said)
+        if options.weights is not None and fit.W is not None:
+            warn_of_formulas(shard_path(options.weights, communicator.rank, communicator.size), data.sample_names)
+        if is_first:
+            warn_of_empty_model(fit.solver, fit.result)
+        return fit
+
+
+def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted, ranks: int) -> None:
+    require_fitting(options, given, ranks)
+    require_meaningful(options.data, wanted)
+
+
+def summary_of(fit: DistributedFit, options: FitOptions) -> dict[str, Any]:
+    """The JSON contract of a fit, with paths as they were given."""
+    folder = options.run_folder
+    kept = None if folder is None else RunFolder(place_of(folder))
+    place = options.output or (None if folder is None else folder / MODEL)
+    return {**fit.summary(place, options.weights, kept), "run_folder": folder}
+
+
+def report(fit: DistributedFit, options: FitOptions) -> None:
+    """One JSON object, or a few lines, or nothing; for rank 0 alone."""
+    if fit.outcome is Outcome.DIVERGED:
+        why = PLAYED if fit.settings.is_game else TROUBLE
+        typer.echo(visible(f"{why} {as_options(fit.training.trouble)}".rstrip()), err=True)
+    said = summary_of(fit, options)
+    if options.as_json:
+        put_json(said)
+    elif not options.quiet:
+        lines = _lines(said, ENDINGS[fit.outcome])
+        if fit.settings.is_game:
+            lines.insert(2, ("game", fit.settings.in_words()))
+        for name, value in lines:
+            typer.echo(f"{name:<15}{value}")
+
+
+def _lines(said: dict[str, Any], ending: str) -> list[tuple[str, str]]:
+    rows, columns = said["shape"]
+    how = ", ".join(filter(None, (said["engine"], said["sums"])))
+    lines = [
+        ("data", f"{rows} × {columns} over {said['ranks']} rank(s), {said['method']} ({how})"),
+        ("components", f"{said['n_components']}"),
+        ("relative error", f"{said['relative_error']:.6f}  (explains {100 * said['explained_variance']:.2f} %)"),
+        ("iterations", f"{said['iterations']} in {said['seconds']:.2f} s: {ending}"),
+        ("seed", f"{said['seed']}"),
+        ("sent per rank", f"{said['bytes_up_per_rank']:,} bytes up, {said['bytes_down_per_rank']:,} down"),
+    ]
+    outputs = {"model": said["model"], "weights": said["weights"], "run folder": said["run_folder"]}
+    return lines + [(name, str(path)) for name, path in outputs.items() if path is not None]

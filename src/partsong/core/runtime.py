@@ -267,3 +267,21 @@ def _forget_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+THREADS = "PARTSONG_NUM_THREADS"
+"""The variable that says how many threads all of partsong may use."""
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Within this block all of partsong goes by this number of threads."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = str(count)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
+        else:
+            os.environ[THREADS] = before

@@ -7,6 +7,7 @@ with `-m mpi4py` it ends them.
 from __future__ import annotations
 
 import enum
+import os
 import struct
 import sys
 import time
@@ -20,7 +21,7 @@ from partsong.core.codec import Buffer, memory_order
 from partsong.core.interfaces import Array, Checkpoint, Program, Reduction, Schedule, Shard
 from partsong.engines.ranks import IN_ORDER, run_ranks
 from partsong.engines.rounds import Rounds
-from partsong.errors import MissingExtra
+from partsong.errors import CompositionError, MissingExtra
 
 TAG = 20017
 """Of our messages between two ranks; use a duplicate of the communicator to receive messages with any tag yourself."""
@@ -98,6 +99,25 @@ class Mpi:
                 f'The MPI engine needs mpi4py and an MPI library ({error}): pip install "partsong[mpi]".'
             ) from error
         return MpiCommunicator(MPI.COMM_WORLD if self.comm is None else self.comm, MPI)
+
+
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Where launchers of MPI say how many ranks they have started."""
+
+
+def launched_ranks() -> int | None:
+    """How many ranks mpiexec says it has started; None where it has not started this process."""
+    return next((int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()), None)
+
+
+def require_launched_together(communicator: MpiCommunicator) -> None:
+    """Refuse ranks that mpiexec has started together, but that are each alone in their own MPI."""
+    launched = launched_ranks() or 1
+    if communicator.size != launched and communicator.size == 1:
+        raise CompositionError(
+            f"mpiexec has started {launched} ranks, but each is alone: it belongs to another MPI than the one that "
+            "mpi4py was built with. Take the mpiexec of that MPI; one comes with pip install 'partsong[mpi]'."
+        )
 
 
 @dataclass(frozen=True, slots=True)

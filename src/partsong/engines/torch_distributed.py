@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -63,6 +64,37 @@ class TorchDistributed:
         is_nccl = torch.distributed.get_backend(self.group) == "nccl"
         place = f"cuda:{torch.cuda.current_device()}" if is_nccl and not self.device else self.device
         return TorchCommunicator(torch, self.group, place, place if is_nccl else "cpu")
+
+
+def is_launched() -> bool:
+    """Whether torchrun has started this process."""
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Within this block there is a process group: one that exists already, that of torchrun, or that of a lone rank."""
+    try:
+        import torch.distributed as distributed
+    except ImportError as error:
+        raise MissingExtra('This engine needs PyTorch: pip install "partsong[torch]".') from error
+    if not distributed.is_available():
+        raise MissingExtra("This PyTorch was built without torch.distributed. Install another build, or use MPI.")
+    if distributed.is_initialized():
+        yield
+        return
+    try:
+        if "WORLD_SIZE" in os.environ:
+            distributed.init_process_group("gloo")
+        else:
+            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    except (RuntimeError, ValueError) as error:
+        raise CompositionError(f"The ranks cannot meet: {error}. Start all of them with torchrun.") from error
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # of ranks that are gone: there is an error that matters more
+            distributed.destroy_process_group()
 
 
 @dataclass(frozen=True, slots=True)

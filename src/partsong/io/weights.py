@@ -50,6 +50,22 @@ def write_weights(
     raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Choose one of these endings.")
 
 
+def shard_path(weights: Path, rank: int, ranks: int) -> Path:
+    """The file of one rank's rows: W.rank0of4.npy for W.npy."""
+    ending = _ending(weights)
+    return weights.with_name(f"{weights.name[: len(weights.name) - len(ending)]}.rank{rank}of{ranks}{ending}")
+
+
+def listing_path(weights: Path) -> Path:
+    """The list of all ranks' files: W.shards.json for W.npy."""
+    return weights.with_name(f"{weights.name[: len(weights.name) - len(_ending(weights))]}.shards.json")
+
+
+def _ending(path: Path) -> str:
+    found = [ending for ending in _WRITERS if path.name.lower().endswith(ending)]
+    return path.name[len(path.name) - len(max(found, key=len)) :] if found else ""
+
+
 def _checked(
     W: npt.NDArray[Any], sample_names: Sequence[str] | None, component_names: Sequence[str] | None
 ) -> _Weights:

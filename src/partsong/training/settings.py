@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from partsong import methods
 from partsong.core.interfaces import Traits
 
 SAFE = methods.CHOICES["step"][0]
+
+GAME_DEFAULTS = {"play": methods.CHOICES["order"][0], "step": SAFE, "self_play": methods.CHOICES["self_play"][0]}
+"""What settings of a game are where nothing is said."""
 
 RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
 """Names of exact sums over ranks -> the solver that does the same to a table in one process."""
@@ -90,6 +93,15 @@ class RankSettings(GameSettings):
     engine: str
     sums: str | None
     ranks: int
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, parameters: Collection[str]) -> dict[str, Any]:
+        return {**GameSettings.options(self, parameters), **self.method_options}
+
+    def as_json(self) -> dict[str, Any]:
+        """All of them as plain data."""
+        told = asdict(self)
+        return told if told["method_options"] else {name: told[name] for name in told if name != "method_options"}
 
     @property
     def is_sketched(self) -> bool:

@@ -1,0 +1,288 @@
+"""Asynchronous fits over ranks: workers report how well the model fits, and rank 0 ends the run by their reports."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from partsong import kernels
+from partsong.core.interfaces import (
+    Aggregation,
+    Array,
+    ArraySpec,
+    Checkpoint,
+    Layout,
+    Message,
+    Outcome,
+    ProgramBase,
+    Round,
+    RowSolver,
+    Shard,
+    State,
+    Turn,
+)
+from partsong.core.runtime import Interrupts
+from partsong.core.states import state
+from partsong.engines.collective import Communicator, heard, share, together
+from partsong.errors import DivergenceError
+from partsong.methods.averaging import Consensus, ConsensusParty
+from partsong.training.loop import PERFECT, WINDOW, Progress, StoppingRule, Training, Watch, measured, train, yardstick
+from partsong.training.result import FinalizationTimer
+from partsong.training.simulation import FederatedFit
+
+ERROR = "reported_error"
+"""The metric that the server makes of reports; it is not the error of one moment."""
+
+
+@state("reporting.party")
+@dataclass(frozen=True, slots=True)
+class ReportingParty:
+    """A party, which place it has in the list of all, and how many there are."""
+
+    party: ConsensusParty
+    place: int
+    parties: int
+
+
+@state("reporting.server")
+@dataclass(frozen=True, slots=True)
+class ReportedServer:
+    """A server, and the latest report of each party (2 × parties): ‖X_p − W_p H‖², ‖X_p‖²; zero before the first."""
+
+    server: State
+    reports: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting(ProgramBase):
+    """A `Consensus` with two more numbers in each upload: ‖X_p − W_p H‖² for the H that was sent, and ‖X_p‖².
+
+    W_p is that of the party's work before, so that a first report is of an empty model. Who reports is told by the
+    place of these numbers among zeros (2 × parties). The error is that of everybody's latest report together: each is
+    of the moment at which that party was last answered. Never sent: X_p, W_p.
+    """
+
+    program: Consensus
+
+    @property
+    def rank(self) -> int:
+        """Of the program."""
+        return self.program.rank
+
+    @property
+    def solver(self) -> RowSolver:
+        """Of the program."""
+        return self.program.solver
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """Of the program; with one upload at a time it is that upload."""
+        return self.program.aggregation
+
+    def start_party(self, shard: Shard, layout: Layout) -> ReportingParty:
+        """The program's, with its place."""
+        place = layout.parties.index(shard.name)
+        return ReportingParty(self.program.start_party(shard, layout), place, len(layout.parties))
+
+    def start_server(self, layout: Layout) -> tuple[ReportedServer, Message]:
+        """The program's, without reports."""
+        server, model = self.program.start_server(layout)
+        return ReportedServer(server, np.zeros((2, len(layout.parties)))), model
+
+    def local(self, shard: Shard, party: ReportingParty, model: Message) -> tuple[ReportingParty, Message]:
+        """A look at the model, then the program's work."""
+        reports = np.zeros((2, party.parties))
+        reports[:, party.place] = _squares(shard, party.party.W, model)
+        after, upload = self.program.local(shard, party.party, model)
+        sent = Message({**upload.arrays, "reports": reports}, upload.weight)
+        return ReportingParty(after, party.place, party.parties), sent
+
+    def finish(self, server: ReportedServer, aggregate: Message) -> tuple[ReportedServer, Message]:
+        """The program's, and the report of the one who has come."""
+        arrays = dict(aggregate.arrays)
+        new = np.asarray(arrays.pop("reports"))
+        after, model = self.program.finish(server.server, Message(arrays, aggregate.weight))
+        return ReportedServer(after, np.where(new.any(axis=0), new, server.reports)), model
+
+    def components(self, server: ReportedServer) -> Array:
+        """H (k × m) as it stands."""
+        return self.program.components(server.server)
+
+    def metrics(self, server: ReportedServer) -> Mapping[str, float]:
+        """√(Σ_p ‖X_p − W_p H‖² / Σ_p ‖X_p‖²) over those who have reported."""
+        distance, energy = server.reports.sum(axis=1)
+        return {ERROR: math.sqrt(max(0.0, distance) / energy) if energy > 0 else 0.0}
+
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
+        """Of the program, and reports."""
+        reports = ArraySpec((2, len(layout.parties)), non_negative=True)
+        return tuple({**kind, "reports": reports} for kind in self.program.upload_spec(layout))
+
+    def turn(self, model: Message) -> Turn:
+        """Of the program; every exchange is worth a look."""
+        return replace(self.program.turn(model), ends_round=True)
+
+
+def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, float]:
+    matrix: Any = shard.matrix
+    if W is None:
+        return matrix.squared_norm, matrix.squared_norm
+    H = matrix.native(model["H"])
+    return max(0.0, matrix.squared_distance(W, kernels.of(H).rows_of(H))), matrix.squared_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(StoppingRule):
+    """Converged once the reported squared error changes by less than `tol` of its `yardstick` per turn, over a few.
+
+    Whichever way: a report is of the model as its party has just moved it, which at first is far from that of the
+    others. Such errors begin too low and rise to the common one, so that the least of them says nothing.
+    """
+
+    def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
+        """Why to stop now, or None to go on."""
+        if progress.is_lost():
+            return Outcome.DIVERGED
+        if self.tol == 0 or progress.count <= WINDOW:
+            return None
+        least, most = min(progress.values), max(progress.values)
+        return Outcome.CONVERGED if most - least <= WINDOW * self.tol * yardstick(least) or most < PERFECT else None
+
+
+@dataclass(slots=True)
+class AsyncFollower:
+    """What rank 0 goes by while uploads come in.
+
+    A turn is over when every worker has been heard since the last one: then the reports are of one time, and `tol` is
+    about the error from turn to turn. Signals and the clock are looked at after each arrival: once there is no time for
+    another piece of work of the slowest and the end of the fit (`closing` seconds), no more are waited for.
+    """
+
+    pressed: Interrupts
+    workers: int
+    began: float
+    budget: float | None = None
+    closing: float = 0.0
+    heard: set[str] = field(default_factory=set)
+    latest: dict[str, float] = field(default_factory=dict)
+    lasted: dict[str, float] = field(default_factory=dict)
+    ends_turn: bool = False
+    is_late: bool = False
+
+    def arrivals(self, rounds: Iterator[Round]) -> Generator[Round]:
+        """The same, until there is a reason to end."""
+        for done in rounds:
+            for name in done.bytes_up:
+                self._note(name, time.perf_counter() - self.began)
+            yield done
+            del done
+            if self.pressed.count or self.is_late:
+                return
+
+    def _note(self, name: str, now: float) -> None:
+        self.lasted[name] = now - self.latest.get(name, 0.0)
+        self.latest[name] = now
+        self.heard.add(name)
+        self.ends_turn = len(self.heard) == self.workers
+        if self.ends_turn:
+            self.heard.clear()
+        if self.budget is not None:
+            self.is_late = now + max(self.lasted.values()) + self.closing >= self.budget
+
+    def follow(self, fit: FederatedFit, rounds: Iterator[Round], watch: Watch) -> Training:
+        """The training as rank 0 sees it; its model is the last one, unless the run has diverged."""
+        training = Training(began=self.began, watch=watch, last=fit.last)
+        with closing(self.arrivals(rounds)) as arrivals:
+            steps = measured(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
+            for _ in train(steps, Settled(fit.stop.tol), training):
+                pass
+        if training.outcome is not Outcome.DIVERGED:
+            training.best = training.latest
+        return training
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedMeasures:
+    """The error that parties have reported, and its square."""
+
+    def error(self, done: Round) -> float:
+        return done.metrics[ERROR]
+
+    def objective(self, done: Round, error: float) -> float:
+        return error**2
+
+    def drift(self, done: Round) -> tuple[float, float]:
+        return math.nan, math.nan
+
+
+def train_by_arrivals(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower, watch: Watch) -> Training:
+    """The run to its end, whose outcome is the same at all ranks; only rank 0 has its history and its model."""
+    follower.closing = _closing_time(fit, communicator, follower)
+    rounds: Any = fit.engine.run(fit.program, fit.shards, fit.schedule, reduction=fit.reduction)
+    training, trouble = Training(ended=Outcome.MAX_ROUNDS), None
+    with rounds:
+        try:
+            if communicator.rank == 0:
+                training = follower.follow(fit, rounds, watch)
+            else:
+                _work(rounds, follower.pressed)
+        except DivergenceError as error:
+            trouble = error
+    if follower.pressed.count > 1:
+        raise KeyboardInterrupt
+    return _agreed(fit, communicator, follower, training, trouble)
+
+
+def _work(rounds: Iterator[Round], pressed: Interrupts) -> None:
+    for done in rounds:
+        del done  # as large as the rows of W
+        if pressed.count:
+            return
+
+
+def _agreed(
+    fit: FederatedFit,
+    communicator: Communicator,
+    follower: AsyncFollower,
+    training: Training,
+    trouble: DivergenceError | None,
+) -> Training:
+    """The outcome that rank 0 knows of, unless somebody's signal or the clock has ended the run; sent: five facts."""
+    is_full = bool(training.history) and training.history[-1].iteration >= fit.last
+    own = [str(training.outcome), is_full, training.best is not None, bool(follower.pressed.count), follower.is_late]
+    with heard():
+        every = [json.loads(text) for text in share(communicator, json.dumps(own))]
+    told, is_full, has_model, _, is_late = every[0]
+    if not has_model:
+        raise trouble or KeyboardInterrupt
+    outcome = Outcome(told)
+    if outcome is Outcome.MAX_ROUNDS and not is_full:
+        is_pressed = any(one[3] for one in every)
+        outcome = Outcome.TIME_SPENT if is_late and not is_pressed else Outcome.INTERRUPTED
+    training.ended = outcome
+    return training
+
+
+def _closing_time(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower) -> float:
+    """How long the slowest worker will need for the end of the fit, tried on a few of its rows; sent: that number."""
+    if follower.budget is None:
+        return 0.0
+
+    def tried() -> float:
+        if not fit.shards:
+            return 0.0
+        start = fit.program.start_server(Layout.of(fit.shards, fit.schedule.seed))
+        point = Round(0, start[1], {}, (), {}, 0, 0.0, Checkpoint(0, {}, *start))
+        trial = FinalizationTimer(fit)
+        return min(trial.reserve(point, 0.0) for _ in range(2))  # the first may have to compile
+
+    seconds = together(communicator, tried)
+    with heard():
+        return max(map(float, share(communicator, repr(seconds))))
