@@ -40,7 +40,7 @@ LONE = (
 RUNAWAY = 1e6
 """Times the squared error (or ‖X‖²) with which the game began; beyond that it has diverged."""
 BLOCK = "the columns of H that the party has played"
-TOTALS = "Σe², n_p, ‖W_p‖²; at first ‖X_p‖², ‖X_p − W_p H‖² and how small a given step must be"
+TOTALS = "Σe², n_p, ‖W_p‖²; at first ‖X_p‖² and ‖X_p − W_p H‖²"
 BEYOND = 1e302
 """No larger squared error can be sent."""
 

@@ -1,0 +1,71 @@
+"""docs/architecture.md names every step of three fits: they run, in that order, in those files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import partsong
+
+SOURCE = Path(partsong.__file__).parent
+PAGE = Path(__file__).resolve().parents[1] / "docs/architecture.md"
+
+WATCHED = """
+import json, os, sys, warnings
+import numpy as np
+import partsong
+
+package, order = os.path.dirname(partsong.__file__) + os.sep, {}
+X = np.random.default_rng(0).random((30, 8))
+np.save("x.npy", X)
+fits = {
+    "NMF.fit": lambda: partsong.NMF(2, max_iter=3, random_state=0).fit(X),
+    "FederatedNMF.fit": lambda: partsong.FederatedNMF(2, rounds=3, n_jobs=1).fit([X[:15], X[15:]]),
+    "a fit over ranks": lambda: partsong.fit_distributed("x.npy", 2, engine="mpi", max_iter=3, sums="in-order"),
+}
+
+def watch(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(package):
+        order.setdefault(f"{code.co_filename[len(package):]} {code.co_qualname}", len(order))
+
+warnings.simplefilter("ignore")
+fits[sys.argv[1]]()  # imports and caches
+sys.setprofile(watch)
+fits[sys.argv[1]]()
+sys.setprofile(None)
+print(json.dumps(order))
+"""
+
+
+def steps(title):
+    """File and function of each line of a table."""
+    section = PAGE.read_text("utf-8").split(f"through {title}", 1)[1].split("\n## ")[0]
+    return re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)`", section, re.M)
+
+
+@pytest.mark.parametrize("title", ["`NMF.fit`", "`FederatedNMF.fit`", "a fit over ranks"])
+def test_a_row_goes_this_way(title, tmp_path):
+    if title == "a fit over ranks" and importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(SOURCE.parent)}
+    command = [sys.executable, "-c", WATCHED, title.strip("`")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    order = json.loads(done.stdout.splitlines()[-1])
+    told = [" ".join(step) for step in steps(title)]
+    assert len(told) >= 15
+    assert set(told) <= order.keys(), "steps that this fit does not take"
+    assert told == sorted(told, key=order.__getitem__), "steps in another order"
+
+
+def test_all_that_the_page_names_is_there():
+    for file in re.findall(r"`((?:\w+/)+\w*\.?\w*)`", PAGE.read_text("utf-8")):
+        assert (SOURCE / file).exists() or (PAGE.parents[1] / file).exists(), file
