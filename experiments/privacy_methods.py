@@ -15,7 +15,8 @@ from partsong.core.interfaces import Message, Shard
 from partsong.core.streams import stream
 from partsong.methods.averaging import Consensus, ConsensusParty
 from partsong.methods.private import PrivateConsensus, row_private
-from partsong.privacy.accounting import Release, multiplier_for
+from partsong.privacy.accounting import Release
+from partsong.privacy.calibration import noise_multiplier_for
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, Mechanism
 from partsong.privacy.randomness import InsecureSource, Source, system_source
 
@@ -118,7 +119,7 @@ def party_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[
     """With clip and noise for ε over all rounds (δ = 0 for Laplace noise); parties start at the public model."""
     program, rounds = _consensus(method, rank, setting, "common")
     noise, is_signed, _ = setting.kind.partition(SIGNED)
-    multiplier = multiplier_for(setting.epsilon, DELTA if noise == "gaussian" else 0.0, rounds, noise)
+    multiplier = noise_multiplier_for(setting.epsilon, DELTA if noise == "gaussian" else 0.0, rounds, noise)
     settings = setting.clip, multiplier, setting.relation
     mechanism: Any = ClippedGaussian(*settings) if noise == "gaussian" else ClippedLaplace(*settings)
     chosen = mechanism if is_signed else CutOff(mechanism)

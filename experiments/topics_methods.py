@@ -16,9 +16,10 @@ from partsong import kernels
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Round, Schedule, Shard
-from partsong.core.streams import key, sampled
+from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
+from partsong.engines.rounds import sample_participants
 from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import TopicParty, TopicRounds
@@ -130,7 +131,9 @@ class _Federation:
     def run(self) -> Learned:
         program = self.program()
         names, rounds = [shard.name for shard in self.shards], self._rounds()
-        absent = {} if self.method in (*CENTRALISED, *OURS) else sampled(names, rounds, self.fraction, self.seed)
+        absent = (
+            {} if self.method in (*CENTRALISED, *OURS) else sample_participants(names, rounds, self.fraction, self.seed)
+        )
         schedule = Schedule(rounds, self.seed, absent=absent)
         sent, spent = 0, 0.0
         began = time.perf_counter()

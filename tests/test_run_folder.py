@@ -17,7 +17,7 @@ from partsong.errors import FileError, FormatError, ParameterError
 from partsong.io.model_file import Model, machine_versions, now
 from partsong.methods import build
 from partsong.privacy.accounting import Release
-from partsong.privacy.ledger import Spending
+from partsong.privacy.spending import Spending
 from partsong.training.checkpoint import SavedRun, fingerprint, load_run, save_run
 from partsong.training.loop import StoppingRule
 from partsong.training.loop import run as run_fit

@@ -16,7 +16,7 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.wire import Denied
 from partsong.privacy.accounting import Ledger, Release
-from partsong.privacy.ledger import USUAL_DELTA
+from partsong.privacy.spending import USUAL_DELTA
 
 STATUS = ("federation", "status", "--folder", "site-north")
 

@@ -13,7 +13,7 @@ import partsong
 pytest.importorskip("cryptography")
 
 from partsong.cli.federation_server import missed_in
-from partsong.core.streams import sampled
+from partsong.engines.rounds import sample_participants
 from partsong.federation.site.results import TOPICS, TopicResult
 from partsong.solvers.lda import TopicRows
 
@@ -42,7 +42,7 @@ def test_keys_of_the_file_are_told_as_keys_and_not_as_options(told, tmp_path, te
 def test_a_site_that_was_not_drawn_was_not_missed(tmp_path):
     place = SimpleNamespace(experiment=tmp_path / "experiment.toml")
     place.experiment.write_text(HEAD + 'method = "fednmf"\nparticipation = 0.5\n')
-    drawn = {str(index): sorted(names) for index, names in sampled(SITES, 4, 0.5, 6).items()}
+    drawn = {str(index): sorted(names) for index, names in sample_participants(SITES, 4, 0.5, 6).items()}
     assert missed_in(place, {"parties": list(SITES), "absent": drawn}) == 0
     late = next(name for name in SITES if name not in drawn["2"])
     assert missed_in(place, {"parties": list(SITES), "absent": {**drawn, "2": [*drawn["2"], late]}}) == 1

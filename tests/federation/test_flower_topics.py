@@ -7,7 +7,7 @@ import pytest
 
 import partsong
 from partsong.cli import federation_demo as demo
-from partsong.core.streams import sampled
+from partsong.engines.rounds import sample_participants
 
 pytest.importorskip("flwr")
 from flower_processes import SITES, federation
@@ -38,7 +38,7 @@ def test_topics_with_mutual_information_have_the_bits_of_one_process(tmp_path):
     with federation(tmp_path, prepare=given_counts, policy=policy) as made:
         code, told = made.run("topics", EXPERIMENT)
     assert (code, told["status"], told["rounds"]) == (0, "done", ROUNDS), told
-    away = sampled(SITES, ROUNDS, 0.7, 5)
+    away = sample_participants(SITES, ROUNDS, 0.7, 5)
     assert told["absent"] == {str(index): sorted(names) for index, names in away.items()}
     assert made.is_same("topics")
     for name, site in made.sites.items():

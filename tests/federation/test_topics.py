@@ -17,7 +17,7 @@ from topic_federations import N_DOCUMENTS, WORDS, Counting, counts_of, texts_of
 
 import partsong
 from partsong.core.interfaces import Schedule
-from partsong.core.streams import sampled
+from partsong.engines.rounds import sample_participants
 from partsong.errors import FormatError, ParameterError, SiteRefused, TooFewParties
 from partsong.federation.experiment import Experiment
 from partsong.federation.method_keys import METHODS as NAMED
@@ -73,7 +73,7 @@ def test_a_method_of_topics_has_the_bits_of_one_process_with_the_sites_that_the_
     assert [model_of(done) for done in rounds] == [model_of(done) for done in expected]
     asked = {len(done.participants) for done in rounds}
     assert asked == {round(4 * RUNS[run].get("participation", 1))}
-    assert federation.record().absent() == sampled(NAMES, 3, RUNS[run].get("participation", 1), 6)
+    assert federation.record().absent() == sample_participants(NAMES, 3, RUNS[run].get("participation", 1), 6)
 
 
 @pytest.mark.parametrize("run", ["fednmf of half, adaptive", "fednmf-mi", "fedlda of half"])

@@ -8,9 +8,10 @@ import numpy as np
 from federations import Federation, secret_of
 
 from partsong.core.interfaces import Schedule, Shard
-from partsong.core.streams import key, sampled
+from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
+from partsong.engines.rounds import sample_participants
 from partsong.federation.site.plan import Data
 
 WORDS = ("apple", "bread", "chess", "dance", "eagle", "flute", "grape", "horse", "jacket", "kettle", "lemon", "maple")
@@ -43,7 +44,7 @@ class Counting(Federation):
     def sequentially(self):
         """The rounds of one process, with the participation that follows from the seed."""
         plan, experiment = self.plan(), self.experiment
-        absent = sampled(self.names, plan.exchanges, experiment.fraction, experiment.seed)
+        absent = sample_participants(self.names, plan.exchanges, experiment.fraction, experiment.seed)
         shards = [Shard(name, as_matrix(counts_of(name)), secret_of(name)) for name in self.names]
         schedule = Schedule(plan.exchanges, experiment.seed, absent)
         return list(Sequential().run(plan.program, shards, schedule, reduction=plan.reduction))

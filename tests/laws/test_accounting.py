@@ -21,16 +21,14 @@ from partsong.privacy.accounting import (
     Budget,
     Ledger,
     Release,
-    analytic_sigma,
     composed_epsilon,
     concentrated_epsilon,
     gaussian_epsilon,
     largest_mu,
     log_delta,
     loss_distribution_epsilon,
-    multiplier_for,
-    rounds_within,
 )
+from partsong.privacy.calibration import analytic_sigma, noise_multiplier_for, rounds_within
 from partsong.privacy.randomness import InsecureSource, system_source
 
 GAUSS, LAPLACE = Release("gaussian", 4.0), Release("laplace", 20.0)
@@ -149,7 +147,7 @@ def test_exact_composition_stays_below_concentrated(costs):
 @given(some.floats(0.01, 100), some.integers(1, 300), some.sampled_from([1e-9, 1e-5, 1e-2]))
 @settings(max_examples=60, deadline=None)
 def test_a_gaussian_plan_fits_its_budget_and_not_one_round_more(epsilon, rounds, delta):
-    release = Release("gaussian", multiplier_for(epsilon, delta, rounds))
+    release = Release("gaussian", noise_multiplier_for(epsilon, delta, rounds))
     assert Ledger().after(release, rounds).epsilon(delta) <= epsilon
     assert rounds_within(epsilon, delta, release) == rounds
     assert Ledger().after(Release("gaussian", 0.999 * release.noise_multiplier), rounds).epsilon(delta) > epsilon
@@ -159,7 +157,7 @@ def test_a_gaussian_plan_fits_its_budget_and_not_one_round_more(epsilon, rounds,
     ("epsilon", "rounds", "delta"), [(1.0, 1, 0.0), (1.0, 12, 0.0), (1.0, 12, 1e-5), (8.0, 3, 1e-5)]
 )
 def test_a_laplace_plan_fits_its_budget_and_not_one_round_more(epsilon, rounds, delta):
-    release = Release("laplace", multiplier_for(epsilon, delta, rounds, "laplace"))
+    release = Release("laplace", noise_multiplier_for(epsilon, delta, rounds, "laplace"))
     assert Ledger().after(release, rounds).epsilon(delta) <= epsilon
     assert rounds_within(epsilon, delta, release) == rounds
     assert release.noise_multiplier <= rounds / epsilon * (1 + 1e-9)
@@ -236,7 +234,7 @@ def test_an_epsilon_that_allows_nothing_is_refused(epsilon):
             call(epsilon, DELTA)
     for kind in ("gaussian", "laplace"):
         with pytest.raises(ParameterError, match="epsilon must be"):
-            multiplier_for(epsilon, DELTA, 3, kind)
+            noise_multiplier_for(epsilon, DELTA, 3, kind)
 
 
 @pytest.mark.parametrize("delta", [1, 1.5, -1e-9, math.nan])
@@ -259,7 +257,7 @@ def test_gaussian_noise_needs_a_delta_and_laplace_does_not():
 def test_a_budget_that_allows_no_round_says_what_would():
     with pytest.raises(ParameterError, match="allows no round") as caught:
         rounds_within(0.1, DELTA, GAUSS)
-    need = multiplier_for(0.1, DELTA, 1)
+    need = noise_multiplier_for(0.1, DELTA, 1)
     assert f"{need:.4g}" in str(caught.value)
     with pytest.raises(ParameterError, match="without noise"):
         rounds_within(1.0, DELTA, Release("none", 0.0))
@@ -300,7 +298,7 @@ def test_a_damaged_ledger_is_refused(text):
 @pytest.mark.parametrize("rounds", [0, -1, 1.5])
 def test_a_plan_of_no_rounds_is_refused(rounds):
     with pytest.raises(ParameterError, match="at least one round"):
-        multiplier_for(1.0, DELTA, rounds)
+        noise_multiplier_for(1.0, DELTA, rounds)
 
 
 def test_without_dp_accounting_gaussian_ledgers_work_and_others_say_what_to_install(monkeypatch):

@@ -10,8 +10,9 @@ import pytest
 
 from partsong.errors import DataError, ParameterError
 from partsong.privacy import mechanisms
-from partsong.privacy.accounting import Ledger, multiplier_for
+from partsong.privacy.accounting import Ledger
 from partsong.privacy.auditing import attack, audit, telling_direction
+from partsong.privacy.calibration import noise_multiplier_for
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace
 from partsong.privacy.randomness import InsecureSource
 from partsong.privacy.row_level import BoundedRows, NoisyRows
@@ -70,7 +71,7 @@ def refuted(mechanism, finding, rounds=1):
     ],
 )
 def test_a_promise_that_is_kept_is_not_refuted_and_a_smaller_one_would_be(kind, rounds, relation):
-    mechanism = KINDS[kind](2.0, multiplier_for(EPSILON, DELTA, rounds, kind), relation)
+    mechanism = KINDS[kind](2.0, noise_multiplier_for(EPSILON, DELTA, rounds, kind), relation)
     finding = found(mechanism, *neighbours(mechanism, rounds))
     assert not refuted(mechanism, finding, rounds)
     if kind == "gaussian":
@@ -81,26 +82,26 @@ def test_a_promise_that_is_kept_is_not_refuted_and_a_smaller_one_would_be(kind, 
 
 
 def test_clipping_keeps_the_promise_for_parties_that_are_far_out():
-    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 1))
+    mechanism = ClippedGaussian(1.0, noise_multiplier_for(EPSILON, DELTA, 1))
     assert not refuted(mechanism, found(mechanism, *neighbours(mechanism, size=500.0)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quarter_of_the_noise_is_found(kind):
-    mechanism = KINDS[kind](1.0, multiplier_for(EPSILON, DELTA, 1, kind))
+    mechanism = KINDS[kind](1.0, noise_multiplier_for(EPSILON, DELTA, 1, kind))
     careless = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 4)
     assert refuted(mechanism, found(careless, *neighbours(careless)))
 
 
 def test_a_sensitivity_of_one_clip_where_parties_are_replaced_is_found():
     """Noise for zero-out, promised for replace-one: half of what is needed."""
-    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 1))
+    mechanism = ClippedGaussian(1.0, noise_multiplier_for(EPSILON, DELTA, 1))
     careless = replace(mechanism, relation="zero-out")
     assert refuted(mechanism, found(careless, [ONE_WAY], [-ONE_WAY]))
 
 
 def test_a_clip_that_is_skipped_is_found(monkeypatch):
-    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 1))
+    mechanism = ClippedGaussian(1.0, noise_multiplier_for(EPSILON, DELTA, 1))
 
     def unclipped(difference, grid, radius, order):
         return np.trunc(difference / grid).astype(np.int64)
@@ -111,7 +112,7 @@ def test_a_clip_that_is_skipped_is_found(monkeypatch):
 
 def test_noise_that_is_used_in_two_rounds_is_found():
     """Each round alone is right; their difference has no noise in it."""
-    mechanism = ClippedGaussian(1.0, multiplier_for(EPSILON, DELTA, 2))
+    mechanism = ClippedGaussian(1.0, noise_multiplier_for(EPSILON, DELTA, 2))
     first, second = [ONE_WAY, 0.9 * ONE_WAY], [-ONE_WAY, 0.9 * ONE_WAY]
     assert not refuted(mechanism, found(mechanism, first, second), 2)
     assert found(mechanism, first, second, names=lambda run, number: (run,)).refutes(claimed(mechanism, 2))
@@ -134,7 +135,7 @@ def rows_transcript(mechanism, n, label, *, exact_count=False):
 
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_rows_keep_their_promise_unless_the_count_is_told(is_exact):
-    mechanism = NoisyRows(BoundedRows(0.7, 1.2), multiplier_for(3.0, DELTA, 1))
+    mechanism = NoisyRows(BoundedRows(0.7, 1.2), noise_multiplier_for(3.0, DELTA, 1))
     claim = Ledger().after(mechanism.release).epsilon(DELTA)
     first, second = (rows_transcript(mechanism, n, n, exact_count=is_exact) for n in (8, 9))
     finding = audit(first, second, runs=RUNS)

@@ -15,9 +15,10 @@ from scipy import sparse
 
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Layout, Schedule, Shard
-from partsong.core.streams import key, sampled, stream
+from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
+from partsong.engines.rounds import sample_participants
 from partsong.errors import DataTypeError, DivergenceError, ParameterError
 from partsong.io.state_file import read_state, write_state
 from partsong.methods.fedlda import FederatedLDA
@@ -477,17 +478,17 @@ def test_a_part_is_changed_by_replacing_it():
 @pytest.mark.parametrize(("parties", "fraction", "count"), [(10, 0.2, 2), (10, 0.01, 1), (50, 0.2, 10), (3, 1.0, 3)])
 def test_a_fraction_of_the_parties_is_drawn_for_each_round(parties, fraction, count):
     names = [f"p{i:02d}" for i in range(parties)]
-    schedule = Schedule(40, 3, absent=sampled(names, 40, fraction, 3))
+    schedule = Schedule(40, 3, absent=sample_participants(names, 40, fraction, 3))
     rounds = [schedule.participants(names, t) for t in range(40)]
     assert {len(present) for present in rounds} == {count}
-    assert sampled(names[::-1], 10, fraction, 3) == {t: a for t, a in schedule.absent.items() if t < 10}
+    assert sample_participants(names[::-1], 10, fraction, 3) == {t: a for t, a in schedule.absent.items() if t < 10}
     if count < parties:
         assert len(set(rounds)) > 5
         assert {name for present in rounds for name in present} == set(names) or parties > 40 * count / 5
-        assert sampled(names, 40, fraction, 4) != schedule.absent
+        assert sample_participants(names, 40, fraction, 4) != schedule.absent
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.2, float("nan")])
 def test_a_fraction_of_parties_is_above_nothing_and_at_most_all(fraction):
     with pytest.raises(ParameterError, match="fraction"):
-        sampled(["a", "b"], 3, fraction, 0)
+        sample_participants(["a", "b"], 3, fraction, 0)

@@ -130,6 +130,7 @@ class Relaxation:
     from offset = 2 with ρ = 1. A larger ρ forgets the past sooner: on generated data 3 to 10 did best.
 
     Where every round has one participant, the mean of its uploads is that upload, and this is the asynchronous server.
+    The weight goes by the number of arrivals, not by the staleness of an upload.
     """
 
     rho: float = 1.0

@@ -82,7 +82,7 @@ def _relation(one: Mapping[str, Any]) -> str:
 
 
 def _spent(policy: Policy | None, ledger: SiteLedger) -> dict[str, Any]:
-    from partsong.privacy.ledger import USUAL_DELTA
+    from partsong.privacy.spending import USUAL_DELTA
 
     allowance = None if policy is None else policy.privacy
     allowed = {"epsilon_allowed": None if allowance is None else allowance.epsilon}

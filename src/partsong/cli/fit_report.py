@@ -27,13 +27,13 @@ from partsong.estimators.compare import Candidate, at_parties, result_of
 from partsong.io.opening import place_of
 from partsong.io.party_folder import in_one_order, listed, read_part
 from partsong.privacy.exposure import PartyExposure
-from partsong.privacy.ledger import Spending
+from partsong.privacy.spending import Spending
 from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
 from partsong.training.loop import Exclusion, HistoryRow, Training
+from partsong.training.rank_settings import IGNORE
 from partsong.training.result import FitResult, warn_if_ill_posed, warn_if_model_is_zero
 from partsong.training.run_folder import MODEL
-from partsong.training.settings import IGNORE
 from partsong.training.simulation import FederatedFit
 
 if TYPE_CHECKING:

@@ -65,16 +65,16 @@ from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import write_weights
 from partsong.methods.privacy_request import masks_for, privacy_told
 from partsong.privacy.exposure import exposures_of, worst_party
-from partsong.privacy.ledger import Spending, without_names
+from partsong.privacy.spending import Spending, without_names
 from partsong.solvers.game import game_from
 from partsong.training import run_folder
 from partsong.training.centralized import CentralizedConfig
 from partsong.training.checkpoint import RunRecorder, SavedRun, fingerprint, load_run, require_same_run
 from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, HistoryRow, StoppingRule, Training, Watch, progress
 from partsong.training.loop import run as run_fit_to_end
+from partsong.training.rank_settings import IGNORE
 from partsong.training.result import FitResult, finish
 from partsong.training.run_folder import RunFolder
-from partsong.training.settings import IGNORE
 from partsong.training.simulation import FederatedFit, simulation_of_rounds
 from partsong.training.single_party import single_party_fit
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic

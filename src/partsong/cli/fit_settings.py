@@ -35,7 +35,7 @@ from partsong.core import runtime as threads
 from partsong.core.parameters import read_settings
 from partsong.errors import ParameterError
 from partsong.training.checkpoint import another_run
-from partsong.training.settings import GAME_DEFAULTS, IGNORE, SAFE, GameSettings
+from partsong.training.rank_settings import GAME_DEFAULTS, IGNORE, SAFE, GameSettings
 
 if TYPE_CHECKING:
     from partsong.methods.privacy_request import Privacy

@@ -57,14 +57,14 @@ from partsong.training.distributed import (
     common_seed,
     first_difference,
     fit_over_ranks,
+    open_engine,
     open_on_all_ranks,
     read_rows,
     require_enough,
     require_sketchable,
-    started,
 )
+from partsong.training.rank_settings import IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
 from partsong.training.run_folder import MODEL, RunFolder
-from partsong.training.settings import IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
 
 Result = TypeVar("Result")
 
@@ -275,7 +275,7 @@ TROUBLE = "The fit diverged: check the data and the penalties, or take another m
 
 def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and say what came of it; exit codes are those of a fit in one process, the same at all ranks."""
-    with started(options.engine, options.sums) as (engine, communicator):
+    with open_engine(options.engine, options.sums) as (engine, communicator):
         work = partial(_run, options, given, engine, communicator)
         fit, code = with_one_voice(communicator, options.as_json, work)
         if fit is not None and communicator.rank == 0:

@@ -439,6 +439,7 @@ class Traits:
     and `sum_bounds`: over how many parties a sum that hides uploads must be, and which numbers it must let pass.
     `release`: what one upload costs in differential privacy (None: it has no noise), and `max_releases` how many there
     may be; nothing that is measured without noise may then choose the rounds, or leave with the model.
+    `measured_every`: how many iterations lie between two errors.
     """
 
     asynchronous: bool = False
@@ -450,6 +451,7 @@ class Traits:
     sum_bounds: Mapping[str, float] = field(default_factory=dict)
     release: Any = None
     max_releases: int | None = None
+    measured_every: int = 1
 
 
 NO_DEMANDS = Traits()

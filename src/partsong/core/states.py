@@ -71,7 +71,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "topics.agreement.protocol": ("words.party", "words.remaining", "words.server", "words.step"),
     "topics.agreement.tables": ("words.agreed", "words.tables"),
     "training.checkpoint": ("training.run",),
-    "training.arrivals": ("reporting.party", "reporting.server"),
+    "training.asynchronous": ("reporting.party", "reporting.server"),
     "federation.server.state": (
         "federation.absence",
         "federation.run",

@@ -68,7 +68,7 @@ def _unmasked(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
 
 
 def form_errors(X: Any) -> Iterator[Finding]:
-    """What keeps an array or sparse matrix from being a matrix of numbers; `cells.cell_errors` looks at its cells."""
+    """What keeps an array or sparse matrix from being one of numbers; `validation.cell_errors` looks at its cells."""
     shape = tuple(X.shape)
     if X.dtype.kind not in _NUMERIC_KINDS:
         text = f"The values are not numbers: the type of the matrix is {X.dtype}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from partsong.core.interfaces import (
     Served,
     State,
 )
+from partsong.core.streams import stream
 from partsong.engines.upload_checks import (
     KEPT_OUT,
     WAYS_ON_WITH_ALL,
@@ -36,7 +37,7 @@ from partsong.engines.upload_checks import (
     fixed_cohort,
     require_cohort,
 )
-from partsong.errors import BudgetSpent, DivergenceError, PartsongError, PartyError, TooFewParties
+from partsong.errors import BudgetSpent, DivergenceError, ParameterError, PartsongError, PartyError, TooFewParties
 
 Faults = Mapping[str, PartsongError]
 
@@ -286,3 +287,23 @@ def nobody_left(faults: Faults, index: int) -> PartyError:
     kind = next((kind for kind in kinds if all(isinstance(error, kind) for error in faults.values())), PartyError)
     name, first = next(iter(faults.items()))
     return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")
+
+
+def sample_participants(parties: Sequence[str], rounds: int, fraction: float, seed: int) -> dict[int, frozenset[str]]:
+    """Schedule(absent=…) for rounds in which m = max(1, round(fraction · N)) parties take part, without replacement.
+
+    Round t depends on the seed, the names and t alone: a longer run begins with the same rounds, and a resumed one
+    goes on as if it had not stopped.
+    """
+    if not 0 < fraction <= 1:
+        raise ParameterError(f"The fraction of parties in a round must be above 0 and at most 1; got {fraction!r}.")
+    names = sorted(parties)
+    count = max(1, round(fraction * len(names)))
+    if count == len(names):
+        return {}
+
+    def missing(index: int) -> frozenset[str]:
+        chosen = stream(seed, "participants", index).choice(len(names), count, replace=False)
+        return frozenset(names) - {names[i] for i in chosen.tolist()}
+
+    return {index: missing(index) for index in range(rounds)}

@@ -45,16 +45,16 @@ from partsong.training.distributed import (
     common_seed,
     first_difference,
     fit_over_ranks,
+    open_engine,
     open_on_all_ranks,
     read_rows,
     require_enough,
     require_sketchable,
     require_usable,
-    started,
 )
+from partsong.training.rank_settings import GAME_DEFAULTS, IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
 from partsong.training.result import warn_if_ill_posed, warn_if_model_is_zero
 from partsong.training.run_folder import RunFolder, make_usable
-from partsong.training.settings import GAME_DEFAULTS, IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
 
 ENGINES = ("mpi", "torch")
 SUMS = ("all-reduce", "in-order")
@@ -140,7 +140,7 @@ def fit_distributed(
         "n_threads": n_threads, "method_options": method_options, "verbose": verbose,
     }  # fmt: skip
     name = _engine_name(engine)
-    with started(name, one_of("sums", sums, SUMS)) as (network, communicator):
+    with open_engine(name, one_of("sums", sums, SUMS)) as (network, communicator):
         arguments = together(communicator, lambda: Arguments.of(name, sums, communicator.size, **asked))
         _require_same(communicator, arguments)
         seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))

@@ -55,7 +55,7 @@ from partsong.estimators.validation import (
 from partsong.methods.privacy_request import Privacy, RowPrivacy, masks_for, privacy_from, privacy_told
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import exposures_of, worst_party
-from partsong.privacy.ledger import SIMULATED, Spending, spent_from, without_names
+from partsong.privacy.spending import SIMULATED, Spending, spent_from, without_names
 from partsong.solvers.observed import ObservedRows
 from partsong.training.checkpoint import RunRecorder, fingerprint, stored_rows
 from partsong.training.loop import (

@@ -18,7 +18,7 @@ from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Layout, Program, Reducible, Reduction, Schedule
 from partsong.core.parameters import nearest, only, read_toml, whole, words
-from partsong.core.streams import sampled
+from partsong.engines.rounds import sample_participants
 from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, ParameterError
 from partsong.estimators.parties import require_privacy
@@ -74,7 +74,7 @@ def drawn(n_parties: int, fraction: float) -> int:
     if fraction == 1:
         return n_parties
     names = tuple(map(str, range(n_parties)))
-    return n_parties - len(sampled(names, 1, fraction, 0).get(0, ()))
+    return n_parties - len(sample_participants(names, 1, fraction, 0).get(0, ()))
 
 
 def masks_over(masks: Any, method: str, n_parties: int, fraction: float) -> Any:
@@ -94,7 +94,7 @@ def masks_over(masks: Any, method: str, n_parties: int, fraction: float) -> Any:
 
 @lru_cache(maxsize=8)
 def _away(names: tuple[str, ...], rounds: int, fraction: float, seed: int) -> dict[int, frozenset[str]]:
-    return sampled(names, rounds, fraction, seed)
+    return sample_participants(names, rounds, fraction, seed)
 
 
 # ---- word rounds ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from partsong.federation.site.state import require_same
 from partsong.federation.wire import Denied
 from partsong.privacy.accounting import check_budget
 from partsong.privacy.exposure import Exposure, parse_limit
-from partsong.privacy.ledger import USUAL_DELTA
+from partsong.privacy.spending import USUAL_DELTA
 from partsong.secure_aggregation.client import Seat
 from partsong.secure_aggregation.messages import Roster
 

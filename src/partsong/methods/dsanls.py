@@ -248,7 +248,9 @@ class SketchExchange(ProgramBase):
     @property
     def traits(self) -> Traits:
         """Every node has a part of both factors. Masks would promise what the blocks have given away already."""
-        return Traits(full_participation=True, needs_columns=True, requires="plain", reason=LONE)
+        return Traits(
+            full_participation=True, needs_columns=True, requires="plain", reason=LONE, measured_every=self.every
+        )
 
     @property
     def has_no_signs(self) -> bool:

@@ -18,9 +18,10 @@ from partsong.core.interfaces import Program
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.averaging import Consensus
 from partsong.methods.private import FAR, PrivateConsensus, PrivateStatistics, masked_bound
-from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation, multiplier_for, rounds_within
-from partsong.privacy.ledger import USUAL_DELTA
+from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation
+from partsong.privacy.calibration import noise_multiplier_for, rounds_within
 from partsong.privacy.mechanisms import MECHANISMS, MOST_MULTIPLIER
+from partsong.privacy.spending import USUAL_DELTA
 from partsong.secure_aggregation.protocol import MaskedSum
 
 UNITS = ("row", "party")
@@ -170,13 +171,13 @@ def _ledgers(spent: Accounts) -> Iterator[Ledger]:
 
 def _multiplier_after(privacy: Privacy, kind: str, rounds: int, spent: Ledger) -> float:
     if not len(spent):
-        return multiplier_for(privacy.epsilon, privacy.delta, rounds, kind)
+        return noise_multiplier_for(privacy.epsilon, privacy.delta, rounds, kind)
 
     def fits(multiplier: float) -> bool:
         release = Release(kind, multiplier, privacy.unit, privacy.relation)
         return spent.after(release, rounds).epsilon(privacy.delta) <= privacy.epsilon
 
-    fresh = multiplier_for(privacy.epsilon, privacy.delta, rounds, kind)
+    fresh = noise_multiplier_for(privacy.epsilon, privacy.delta, rounds, kind)
     low = high = fresh
     while not fits(high):
         low, high = high, 2 * high

@@ -37,7 +37,8 @@ from partsong.errors import (
     PartyError,
 )
 from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer, WholeUpload
-from partsong.privacy.accounting import Release, multiplier_for
+from partsong.privacy.accounting import Release
+from partsong.privacy.calibration import noise_multiplier_for
 from partsong.privacy.mechanisms import MECHANISMS, KeepAll, Mechanism
 from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.row_level import (
@@ -458,7 +459,7 @@ def row_private(
     `row_bound` is the norm beyond which rows are scaled down; like everything else here it must come from no data.
     Sent per round and party: WᵀW (k × k) and WᵀX (k × m) with noise. Never sent: X_p, W_p, the number of rows.
     """
-    multiplier = multiplier_for(epsilon, delta, rounds)
+    multiplier = noise_multiplier_for(epsilon, delta, rounds)
     return PrivateStatistics(rank, multiplier, row_bound, most=rounds, **settings)
 
 
@@ -471,5 +472,5 @@ def party_private(
     lie from the model; choose it from what is public. "laplace" needs no δ, and clips and adds noise by the L1 norm.
     Sent: H_p with noise (k × m). Never: X_p, W_p, n_p.
     """
-    made: Mechanism = MECHANISMS.parse("kind", kind)(clip, multiplier_for(epsilon, delta, rounds, kind))
+    made: Mechanism = MECHANISMS.parse("kind", kind)(clip, noise_multiplier_for(epsilon, delta, rounds, kind))
     return PrivateConsensus(program, made, rounds)

@@ -211,7 +211,7 @@ def _check_settings(clip: float, noise_multiplier: float, relation: str) -> None
     if not LEAST_MULTIPLIER <= noise_multiplier <= MOST_MULTIPLIER:
         raise ParameterError(
             f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
-            f"got {noise_multiplier!r}. `multiplier_for` finds one for a budget; for no noise use KeepAll()."
+            f"got {noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll()."
         )
 
 

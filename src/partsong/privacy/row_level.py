@@ -204,7 +204,7 @@ class NoisyRows:
         if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ParameterError(
                 f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
-                f"got {self.noise_multiplier!r}. `multiplier_for` finds one for a budget."
+                f"got {self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget."
             )
         if not 1e-3 <= self.count_share <= 10:
             raise ParameterError(f"count_share must be from 0.001 to 10; got {self.count_share!r}.")

@@ -336,7 +336,7 @@ class SquaredError:
         columns = columns.beside(sums["cross"])
         if columns.is_unscaled:
             return self._settle_scale(columns, sums)
-        proposed = self._propose(columns, sums)
+        proposed = self._step_and_objective(columns, sums)
         del sums  # as large as H, and not needed for its extrapolation
         return self._settle(columns, proposed)
 
@@ -349,7 +349,7 @@ class SquaredError:
         gram = kernels.of(cross).cast(sums["gram"], cross)
         return NormalEquations(gram, cross).penalised(self.penalty_H, sums["rows"])
 
-    def _propose(self, columns: ColumnState, sums: Mapping[str, Array]) -> ProposedStep:
+    def _step_and_objective(self, columns: ColumnState, sums: Mapping[str, Array]) -> ProposedStep:
         """The rule's step, before it is accepted; its error comes by the trace formula:
 
         ‖X − W H‖² = ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩
@@ -413,7 +413,7 @@ class SquaredError:
 
     def _settle_scale(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
         """The first step of H, on the error alone, and the scale c on which penalties of c W and H / c are least."""
-        moved = self.without_penalties._propose(columns, sums)
+        moved = self.without_penalties._step_and_objective(columns, sums)
         on, n, m = kernels.of(moved.Ht), float(sums["rows"]), moved.Ht.shape[0]
         mass, squares = float(sums.get("mass", 0.0)), float(sums["gram"].diagonal().sum())
         a = m * self.penalty_W.l1 * mass, m * self.penalty_W.l2 * squares

@@ -16,7 +16,7 @@ from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
 from partsong.core.parameters import real_number, whole_number
-from partsong.core.streams import sampled
+from partsong.engines.rounds import sample_participants
 from partsong.errors import DataError, ParameterError
 from partsong.estimators.persistence import penalties_told
 from partsong.estimators.validation import precision_of, require_verbosity, solver_told, stop_of, whole_seed
@@ -551,7 +551,7 @@ history_, n_iter_, outcome_, seed_ :
         return super()._descent() | {"server": self.server, "server_rate": self.server_rate}
 
     def _schedule(self, program: Any, parties: list[str], rounds: int, seed: int) -> tuple[Any, Reduction]:
-        absent = sampled(parties, rounds, float(self.participation), seed)
+        absent = sample_participants(parties, rounds, float(self.participation), seed)
         reduction = self._reduction(len(parties), absent)
         self._require_everyone(program, bool(absent))
         return absent, reduction

@@ -29,7 +29,7 @@ from partsong.io.opening import place_of
 from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
-from partsong.privacy.ledger import Spending, releases_of
+from partsong.privacy.spending import Spending, releases_of
 from partsong.training.loop import Fit, HistoryRow, ProgressByCohort, ResumePoint
 from partsong.training.traffic import TrafficRecorder
 

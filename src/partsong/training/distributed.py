@@ -1,6 +1,6 @@
 """Distributed fits: one matrix over the ranks that mpiexec or torchrun has started, from their rows to their files.
 
-    with started("mpi") as (engine, communicator):
+    with open_engine("mpi") as (engine, communicator):
         source = open_on_all_ranks("X.npy", communicator)
         settings = RankSettings(…)                                      # the same at every rank
         data = read_rows(source, settings, communicator)                # this rank's rows, and columns if need be
@@ -50,12 +50,12 @@ from partsong.io.write import replacing, write_json
 from partsong.methods.exact import SharedSums
 from partsong.methods.registry import Problem
 from partsong.solvers.squared_error import solver_of
-from partsong.training.arrivals import AsyncFollower, Reporting, train_by_arrivals
+from partsong.training.asynchronous import AsyncFollower, Reporting, train_by_arrivals
 from partsong.training.checkpoint import Sent
 from partsong.training.loop import HistoryRow, StoppingRule, Training, Watch, progress, run
+from partsong.training.rank_settings import RANK_SOLVERS, RankSettings, traits_by_name
 from partsong.training.result import FinalizationTimer, FitResult, complete
 from partsong.training.run_folder import MODEL, RESULT, RunFolder
-from partsong.training.settings import RANK_SOLVERS, RankSettings, traits_by_name
 from partsong.training.simulation import FederatedFit
 
 Result = TypeVar("Result")
@@ -66,7 +66,7 @@ MARKED_BYTES = 1 << 16
 
 
 @contextmanager
-def started(engine: str, sums: str = "all-reduce") -> Iterator[tuple[Engine, Communicator]]:
+def open_engine(engine: str, sums: str = "all-reduce") -> Iterator[tuple[Engine, Communicator]]:
     """The engine ("mpi" or "torch") and the way to all ranks; a process that was started alone is the only rank."""
     adding = sums.replace("in-order", "in order")
     if engine == "mpi":
@@ -217,7 +217,7 @@ def require_usable(
         highest = max(float(text) for text in share(communicator, repr(high)))
     known = None
     if isinstance(matrix, ObservedMatrix):
-        known = Ranks(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
+        known = RankReducer(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
         if not known.any():
             raise DataError(f"{name}: {NOTHING_KNOWN}")
     try:
@@ -228,7 +228,7 @@ def require_usable(
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankReducer:
     """Ranks that complete a model together. Sent: sums (k × k, and two numbers), as rank 0 has them."""
 
     communicator: Communicator
@@ -260,7 +260,7 @@ def finish_over_ranks(
 ) -> FitResult:
     """Put rank 0's best H on its scale and in order, solve for the own rows of W exactly, and add up the errors."""
     solver: Any = program.solver
-    ranks = Ranks(communicator)
+    ranks = RankReducer(communicator)
     H = ranks.of_rank_0(_best(program, training, shards, seed) if communicator.rank == 0 else None)
     rescale = not (solver.penalty_W or solver.penalty_H)
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale, ranks)
@@ -386,7 +386,7 @@ def fit_over_ranks(
     shards = [] if data.matrix is None else [Shard(name, data.matrix, key(settings.seed, "secret", name))]
     program, rounds = program_for(settings, data.shape[0])
     schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
-    stop = StoppingRule(settings.tol * getattr(program, "every", 1))
+    stop = StoppingRule(settings.tol * program.traits.measured_every)
     engine = AsynchronousMpi() if settings.is_asynchronous else engine
     fit = FederatedFit(program, shards, schedule, stop, engine, threads=settings.threads)
     told = {**settings.as_json(), **(asked or {}), "started": now()}

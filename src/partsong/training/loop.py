@@ -25,7 +25,7 @@ from partsong.errors import BudgetSpent, DivergenceError, ParameterError
 from partsong.training.result import FinalizationTimer
 
 if TYPE_CHECKING:
-    from partsong.privacy.ledger import Spending
+    from partsong.privacy.spending import Spending
 
 WINDOW = 10
 """Rounds over which progress is judged: extrapolated iterations may go up for a moment, or rest on a plateau."""

@@ -33,7 +33,7 @@ from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import CompositionError
 from partsong.evaluation.metrics import drift_of, potential, relative_error
 from partsong.methods.exact import SharedSums
-from partsong.privacy.ledger import Spending, accounted
+from partsong.privacy.spending import Spending, accounted
 from partsong.solvers.coupling import AlignedProximalTerm
 from partsong.solvers.squared_error import RowState
 from partsong.training.loop import (

@@ -71,5 +71,5 @@ def sketched_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors
         return Checkpoint(0, {PARTY: SketchParty(config.seed, 1, chosen.W)}, server, model)
 
     schedule = Schedule(program.exchanges(most, 1), config.seed, kernel_threads=config.threads)
-    stop, shards = replace(config.stop, tol=config.stop.tol * program.every), [Shard(PARTY, matrix)]
+    stop, shards = replace(config.stop, tol=config.stop.tol * program.traits.measured_every), [Shard(PARTY, matrix)]
     return FederatedFit(program, shards, schedule, stop, Sequential(), begin=begin, threads=config.threads)

@@ -67,7 +67,7 @@ from partsong.federation.texts import (
     vocabulary_in,
 )
 from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, refusal_of
-from partsong.privacy.ledger import USUAL_DELTA
+from partsong.privacy.spending import USUAL_DELTA
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.vocabulary import Vocabulary
 

@@ -139,7 +139,7 @@ def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, floa
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(StoppingRule):
+class AsyncStoppingRule(StoppingRule):
     """Converged once the reported squared error changes by less than `tol` of its `yardstick` per turn, over a few.
 
     Whichever way: a report is of the model as its party has just moved it, which at first is far from that of the
@@ -201,7 +201,7 @@ class AsyncFollower:
         training = Training(began=self.began, watch=watch, last=fit.last)
         with closing(self.arrivals(rounds)) as arrivals:
             steps = measured(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
-            for _ in train(steps, Settled(fit.stop.tol), training):
+            for _ in train(steps, AsyncStoppingRule(fit.stop.tol), training):
                 pass
         if training.outcome is not Outcome.DIVERGED:
             training.best = training.latest

@@ -1,0 +1,56 @@
+"""Calibration: how much noise a budget (ε, δ) needs, and how many releases it allows."""
+
+from __future__ import annotations
+
+import math
+
+from partsong.errors import ParameterError
+from partsong.privacy.accounting import Budget, Ledger, Release, check_budget, composed_epsilon, largest_mu
+
+PRECISION = 1e-4
+"""Relative: to which a multiplier is found by halving; rounded toward more noise."""
+
+
+def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """The smallest σ for one release with (ε, δ), right for every ε (Balle & Wang, 2018)."""
+    if not (math.isfinite(sensitivity) and sensitivity > 0):
+        raise ParameterError(f"A sensitivity must be a positive number; got {sensitivity!r}.")
+    return math.nextafter(sensitivity / largest_mu(epsilon, delta), math.inf)
+
+
+def rounds_within(epsilon: float, delta: float, release: Release, spent: Ledger | None = None) -> int:
+    """How many releases (ε, δ) allows; a budget that allows none is an error."""
+    rounds = Budget(epsilon, delta).rounds(release, spent)
+    if rounds == 0:
+        if release.kind == "none":
+            raise ParameterError("A release without noise fits in no budget: choose Gaussian or Laplace noise.")
+        one = (spent or Ledger()).after(release).epsilon(delta)
+        need = noise_multiplier_for(epsilon, delta, 1, release.kind)
+        raise ParameterError(
+            f"A budget that allows no round: epsilon={epsilon:g} with delta={delta:g}, but after the first one "
+            f"{one:.4g} would be spent. A single round from a fresh start needs a noise multiplier of {need:.4g} (now "
+            f"{release.noise_multiplier:g}); or give a larger epsilon."
+        )
+    return rounds
+
+
+def noise_multiplier_for(epsilon: float, delta: float, rounds: int, kind: str = "gaussian") -> float:
+    """The smallest noise multiplier with which `rounds` releases cost at most (ε, δ)."""
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ParameterError(f"A plan has at least one round; got rounds={rounds!r}.")
+    if kind == "gaussian":
+        return math.sqrt(rounds) / largest_mu(epsilon, delta) * (1 + 1e-12)
+    if kind != "laplace":
+        raise ParameterError(f'Noise is "gaussian" or "laplace"; got {kind!r}.')
+    check_budget(epsilon, delta, needs_delta=False)
+    high = rounds / epsilon * (1 + 1e-12)
+    if delta == 0:
+        return high
+    low = high
+    while composed_epsilon((("laplace", low, rounds),), delta) <= epsilon:
+        high, low = low, low / 2
+    while high - low > PRECISION * high:
+        middle = math.sqrt(low * high)
+        fits = composed_epsilon((("laplace", middle, rounds),), delta) <= epsilon
+        low, high = (low, middle) if fits else (middle, high)
+    return high
