@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -69,3 +70,20 @@ def test_a_row_goes_this_way(title, tmp_path):
 def test_all_that_the_page_names_is_there():
     for file in re.findall(r"`((?:\w+/)+\w*\.?\w*)`", PAGE.read_text("utf-8")):
         assert (SOURCE / file).exists() or (PAGE.parents[1] / file).exists(), file
+
+
+def imports_in_docs():
+    """Every name of ours that a page imports."""
+    root = PAGE.parents[1]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").glob("*.md")]
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    found = re.findall(r"^\s*from (partsong[\w.]*) import (\(?[\w, ]+\)?)$", text, re.M)
+    return sorted({(module, name.strip(" ()")) for module, names in found for name in names.split(",") if name.strip()})
+
+
+@pytest.mark.parametrize(("module", "name"), imports_in_docs())
+def test_what_a_page_imports_is_there(module, name):
+    home = importlib.import_module(module)
+    assert hasattr(home, name) or hasattr(home, "__path__"), f"{module} has no {name}"
+    if not hasattr(home, name):
+        importlib.import_module(f"{module}.{name}")
