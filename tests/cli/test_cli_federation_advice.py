@@ -62,7 +62,7 @@ def test_there_are_such_commands():
 
 
 @pytest.mark.parametrize(
-    "line", ["partsong audit make-up FOLDER --count 2", "partsong audit verify", "partsong federation readmit north"]
+    "line", ["partsong audit make-up FOLDER --count 2", "partsong audit verify", "partsong federation join"]
 )
 def test_a_command_without_what_it_needs_cannot(line):
     with pytest.raises(Exception, match="Missing"):

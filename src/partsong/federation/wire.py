@@ -410,8 +410,8 @@ POLICY = frozenset({
     "privacy-needed", "privacy-unit", "insecure-noise", "noiseless", "budget", "exposure",
 })  # fmt: skip
 """Codes that the same experiment gets again, as long as the site's settings stay what they are."""
-LOST = frozenset({"not-started", "out-of-turn", "out-of-step"})
-"""Codes of a site whose files of the run are gone, or older than the run."""
+LOST = frozenset({"out-of-turn", "out-of-step"})
+"""Codes of a site whose files of the run are older than the run."""
 CLOSED = frozenset({"company", "round-closed", "conflict", "over", "attempts"})
 """Codes of a site that answers this request in no way any more."""
 SPOILED: Mapping[str, str] = {
@@ -462,9 +462,9 @@ def way_on(refusal: Refusal | None, site: str, run: str) -> str:
         )
     if code in LOST:
         return (
-            f"If the site has lost its files of the run (state/runs/{run}): partsong federation readmit {site} --run "
-            f"{run}, then resume the run. Otherwise resume it once the site's newest files are back, or with faulty = "
-            '"leave out" to go on without it where that is possible.'
+            f"The site has older files of this run (state/runs/{run}) than the server knows of. Resume the run once "
+            'its newest files are back, or with faulty = "leave out" to go on without it where that is possible. A '
+            "site that has lost all of them is started again by itself."
         )
     if code in CLOSED:
         return (

@@ -166,6 +166,11 @@ class Errands:
 # asked for stays the same until it has answered, however often it is asked, so that the order of arrivals is all that
 # the models depend on.
 
+
+class FilesLost(SiteLost):
+    """A site does not know the run any more, although it was started in it."""
+
+
 SPOILED = (DivergenceError, UploadError)
 """Errors of the work itself: the same work would end in them again, and so its site is sent the newest model."""
 
@@ -233,6 +238,10 @@ class Reception:
         errand = errands.heard(name, overdue, len(record.layout.parties))
         try:
             message = self._read(name, errand, reply)
+        except FilesLost:
+            self.record = self.record.without_starts({name})
+            self.journal.save(self.record)
+            return None
         except PartsongError as error:
             excused = errands.excused(name, error)
             if isinstance(error, SPOILED) and errand.nonce.kind is Kind.WORK:
@@ -308,6 +317,8 @@ class Reception:
             self.record = replace(self.record, seen={**self.record.seen, name: read.serial})
             self.serials.keep({name: read.serial})
         if isinstance(read.answer, Refusal):
+            if read.answer.code == "not-started" and errand.nonce.kind is Kind.WORK:
+                raise FilesLost(f"Site {name!r} has lost its files of run {self.record.run!r}.")
             said = error_of(name, read.answer, number)
             said.add_note(way_on(read.answer, name, self.record.run))
             raise SiteLost(str(said)) if isinstance(said, SPOILED) and read.nonce != errand.nonce else said

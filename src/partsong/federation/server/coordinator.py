@@ -47,7 +47,9 @@ from partsong.federation.wire import Kind, Nonce
 # Who is not in a sum of a federation, and why: by names of sites and what they have told, never by their values.
 
 NOT_ASKED = "not asked for this sum"
-BEGUN_ANEW = "it has begun anew since this round was opened, answers no more of it, and is asked again in the next"
+LOST_FILES = "it has lost its files of this run, and is started again before the next round"
+STALE = ("out-of-step", "out-of-turn", "conflict")
+"""Codes of a site that was started again, for what it has answered before."""
 NOT_WITHOUT = (
     "A site that has lost its files after it had answered in this round cannot be in its sum any more: if there is "
     "none without it, begin a new run, under another name and with another seed."
@@ -84,7 +86,7 @@ class Setting:
 @dataclass(slots=True)
 class Course:
     """A round as it goes: the attempt, who may be asked, who has worked, who is still heard, who has fallen silent and
-    why, and what was sent.
+    why, and what was sent. `lost`: who has lost its files of the run.
     """
 
     opening: Opening
@@ -96,6 +98,7 @@ class Course:
     why: dict[str, str] = field(default_factory=dict)
     traffic: list[tuple[str, int, Message]] = field(default_factory=list)
     answers: int = 0
+    lost: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +182,19 @@ class Coordinator:
         record, missing = setup_phase.joined(self.agenda, setting.desk, record, setting.journal.save)
         names = setting.schedule.participants(parties, index)
         expected = names if fixed is None else tuple(name for name in names if name in fixed)
-        invited = tuple(name for name in expected if name not in record.adrift)
         with runtime.kernels_on(setting.schedule.kernel_threads):
-            course, inbox = self._worked(setting, record, invited, missing, fixed)
+            course, inbox = self._worked(setting, record, expected, missing, fixed)
             state, aggregate, included = self._summed(setting, record, course, inbox)
             require_cohort(fixed, included, index)
             check_sum(aggregate, included, index)
             sent = {name: sum(m.nbytes for sender, _, m in course.traffic if sender == name) for name in names}
             kept_out = {name: KEPT_OUT for name in names if name not in expected}
-            anew = dict.fromkeys(sorted(record.adrift - set(included)), BEGUN_ANEW)
-            refused = {**kept_out, **anew, **course.opening.refused}
+            refused = {**kept_out, **course.opening.refused}
             handed_over = [aggregate]
             traffic = tuple(course.traffic) if self.record else ()
             del aggregate, inbox
             server, model = program.finish(record.server, handed_over.pop())
         opening = course.opening
-        remembering = [name for name in course.worked if name not in record.adrift]
         absence = Absence(tuple(name for name in parties if name not in course.worked), dict(course.silent))
         after = replace(
             self._charged(program, record, course).amended(opening.alone),
@@ -203,11 +203,10 @@ class Coordinator:
             model=model,
             desk=state,
             company=frozenset(included),
-            counted={**record.counted, **dict.fromkeys(remembering, (index, opening.attempt))},
+            counted={**record.counted, **dict.fromkeys(course.worked, (index, opening.attempt))},
             seen=dict(setting.desk.seen),
-            outside=record.outside if opening.first > 0 else record.adrift,
-            adrift=frozenset(),
-        )
+            restarted=record.restarted if opening.first > 0 else frozenset(),
+        ).without_starts(course.lost)
         if absence != Absence():
             after = replace(after, absences={**after.absences, index: absence})
         setting.journal.save(after)
@@ -228,7 +227,7 @@ class Coordinator:
         """Work and first phase. Under a reduction that hides uploads a sum is begun anew without those who failed, as
         long as no upload has left a site; later it goes on without them.
         """
-        faults, journal, index = dict(missing), setting.journal, record.index
+        faults, journal, index, lost = dict(missing), setting.journal, record.index, set[str]()
         opening = journal.opening(index)
         if opening is None:
             opening = self._opened(setting, record, Opening(index, 0, invited), faults)
@@ -239,6 +238,7 @@ class Coordinator:
             inbox = journal.phase(opening, opening.first)
             if inbox is None:
                 asked = self._asked_to_work(setting, record, opening, invited)
+                lost |= asked.lost
                 inbox, faults = asked.inbox, {**faults, **asked.faults}
                 require_cohort(fixed, inbox, index, faults)
                 refused = {**opening.refused, **{name: str(error) for name, error in asked.faults.items()}}
@@ -251,7 +251,7 @@ class Coordinator:
                     journal.open(opening)
             worked = tuple(sorted(inbox))
             occasion = Occasion(index, worked if opening.first == 0 else opening.asked, record.layout, record.model)
-            return Course(opening, occasion, invited, worked, worked), inbox
+            return Course(opening, occasion, invited, worked, worked, lost=lost), inbox
 
     def _opened(
         self, setting: Setting, record: Record, opening: Opening, faults: Mapping[str, PartsongError]
@@ -267,10 +267,10 @@ class Coordinator:
             raise TooFewParties(
                 f"Only {len(kept)} sites ({', '.join(kept)}) could be asked for the sum of round {opening.index}, and "
                 f"{fewest} are needed. {told} Nothing of it was sent; resume the run once the others are back."
-                + (f" {NOT_WITHOUT}" if record.outside - set(kept) else "")
+                + (f" {NOT_WITHOUT}" if record.restarted - set(kept) else "")
             )
         occasion = Occasion(opening.index, kept, record.layout, record.model)
-        first = 0 if record.outside & set(kept) else setting.reduction.first(record.desk, occasion)
+        first = 0 if record.restarted & set(kept) else setting.reduction.first(record.desk, occasion)
         opened = Opening(opening.index, opening.attempt, kept, refused, first)
         setting.journal.open(opened)
         return opened
@@ -282,6 +282,7 @@ class Coordinator:
         shared = {"participants": list(opening.asked)}
         names = tuple(name for name in opening.asked if name in invited)
         asked = setting.desk.ask(names, nonce, record.model, shared, notes)
+        self._keep_lost(setting, record, asked.lost)
         if not setting.reduction.hides_uploads and setting.reduction.phases == 1:
             asked = asked.checked(lambda name, upload: check_upload(name, upload, setting.expected))
         try:
@@ -300,31 +301,43 @@ class Coordinator:
         server, heard = record.desk, Message({})
         for phase in range(opening.first, reduction.phases):
             decided = setting.journal.phase(opening, phase)
-            heard_in = decided or (inbox if phase == opening.first else self._phase(setting, course, phase, heard))
+            heard_in = decided or (
+                inbox if phase == opening.first else self._phase(setting, record, course, phase, heard)
+            )
             course.silent |= {name: phase for name in course.active if name not in heard_in}
             course.active = tuple(sorted(heard_in))
             try:
                 server, heard = reduction.hear(phase, heard_in, server, occasion)
             except TooFewParties as error:
                 told = self._told_left_out(record, course)
-                raise with_left_out(error, f"{told} {NOT_WITHOUT}" if record.adrift else told) from error
+                is_final = bool(course.lost | record.restarted)
+                raise with_left_out(error, f"{told} {NOT_WITHOUT}" if is_final else told) from error
             if decided is None and (reduction.hides_uploads or phase + 1 < reduction.phases):
                 setting.journal.decide(opening, phase, heard_in)
             course.traffic += [(name, phase, heard_in[name]) for name in course.active]
             course.answers += heard.nbytes if heard.arrays else 0
         return reduction.total(server, setting.program.aggregation, occasion)
 
-    def _phase(self, setting: Setting, course: Course, phase: int, heard: Message) -> dict[str, Message]:
+    def _phase(
+        self, setting: Setting, record: Record, course: Course, phase: int, heard: Message
+    ) -> dict[str, Message]:
         nonce = Nonce(self.name, course.opening.index, course.opening.attempt, Kind.REDUCE, phase)
         asked = setting.desk.ask([name for name in course.active if name in course.invited], nonce, heard)
-        asked.require_some(f"phase {phase} of the sum", course.opening.index)
+        course.lost |= asked.lost
+        self._keep_lost(setting, record, course.lost)
+        asked.require_some(f"phase {phase} of the sum", course.opening.index, _missed(record, asked))
         course.why |= {name: str(error) for name, error in asked.faults.items()}
         return asked.inbox
+
+    def _keep_lost(self, setting: Setting, record: Record, lost: Collection[str]) -> None:
+        """A site that has lost its files is started again before the next round, also if this one ends in an error."""
+        if lost:
+            setting.journal.save(replace(record, seen=dict(setting.desk.seen)).without_starts(lost))
 
     def _told_left_out(self, record: Record, course: Course) -> str:
         """Of this sum so far; why somebody was not heard before the server was killed is not known any more."""
         unheard = {name: f"not heard in phase {phase}" for name, phase in course.silent.items()}
-        why = {**unheard, **course.opening.refused, **course.why, **dict.fromkeys(record.adrift, BEGUN_ANEW)}
+        why = {**unheard, **course.opening.refused, **course.why, **dict.fromkeys(course.lost, LOST_FILES)}
         return told_left_out(record.layout.parties, course.active, why)
 
     def _charged(self, program: Program, record: Record, course: Course) -> Record:
@@ -346,6 +359,6 @@ class Coordinator:
 
 
 def _missed(record: Record, asked: Asked) -> frozenset[str]:
-    """Who has begun anew, and had sent something of this round before: whoever readmits a site lets it miss that."""
-    told = {name for name, refusal in asked.refusals.items() if refusal.code in ("out-of-step", "conflict")}
-    return record.outside & told
+    """Who has lost its files misses this round, also where it was started again and had sent something of it."""
+    told = {name for name, refusal in asked.refusals.items() if refusal.code in STALE}
+    return asked.lost | (record.restarted & told)

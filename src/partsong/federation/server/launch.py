@@ -88,7 +88,7 @@ def coordinator_of(
 def has_begun(folder: Path) -> bool:
     """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
     found = [record for record in (record_in(folder), Journal(folder / "words").load()) if record is not None]
-    return any(record.started or record.outside or record.index for record in found)
+    return any(record.started or record.restarted or record.index for record in found)
 
 
 def record_in(folder: Path) -> Record | None:

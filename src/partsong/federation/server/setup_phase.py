@@ -90,6 +90,11 @@ class Asked:
         told = {name: note["alone"] for name, note in self.notes.items() if _is_attempts(note.get("alone"))}
         return {name: [(at[0], at[1]) for at in attempts] for name, attempts in told.items() if name in self.inbox}
 
+    @property
+    def lost(self) -> frozenset[str]:
+        """Sites that do not know the run any more, although they were started in it."""
+        return frozenset(name for name, refusal in self.refusals.items() if refusal.code == "not-started")
+
     def require(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
         """Raise the first error, unless parties with one are left out, as those who are `excused` always are."""
         faults = {name: error for name, error in self.faults.items() if name not in excused}

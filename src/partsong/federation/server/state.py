@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,9 +43,8 @@ class Record:
     """A run between two rounds, as the server knows it.
 
     `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
-    it has told, `company` who was in the last sum, `outside` who has begun anew since the last set-up of masked sums,
-    `adrift` who has done so within the round under way, and can answer nothing more of it: what they have sent in it
-    before stays in its sum, and does not count as their history.
+    it has told, `company` who was in the last sum, `restarted` who has lost its files, and is started again, since the
+    last set-up of masked sums.
     `without_result`: who has not answered, or not accepted, the end of the run, and why.
     """
 
@@ -63,8 +62,7 @@ class Record:
     seen: Mapping[str, int] = field(default_factory=dict)
     absences: Mapping[int, Absence] = field(default_factory=dict)
     accounts: Accounts = Accounts()
-    outside: frozenset[str] = frozenset()
-    adrift: frozenset[str] = frozenset()
+    restarted: frozenset[str] = frozenset()
     without_result: Mapping[str, str] = field(default_factory=dict)
 
     def absent(self) -> dict[int, frozenset[str]]:
@@ -75,14 +73,12 @@ class Record:
         """Who fell silent in which round and phase, for the same."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
 
-    def readmitting(self, party: str, *, is_adrift: bool = False) -> Record:
-        """The same, where a site that has lost its states may begin anew: it is started again before the next round, or
-        before the round under way goes on, which it answers no more if it `is_adrift`.
-        """
-        counted = {name: at for name, at in self.counted.items() if name != party}
-        adrift = self.adrift | {party} if is_adrift else self.adrift
-        outside = self.outside | {party}
-        return replace(self, started=self.started - {party}, counted=counted, outside=outside, adrift=adrift)
+    def without_starts(self, lost: Collection[str]) -> Self:
+        """The same, where sites have lost their files of the run: they are started again before the next round."""
+        counted = {name: at for name, at in self.counted.items() if name not in lost}
+        return replace(
+            self, started=self.started.difference(lost), counted=counted, restarted=self.restarted.union(lost)
+        )
 
     def amended(self, alone: Mapping[str, Sequence[Attempt]]) -> Record:
         """The same, where parties were not heard in rounds in which they have worked: silent there, and not absent."""
@@ -126,23 +122,6 @@ class Journal:
         """Atomically."""
         make_folder(self.folder)
         save_state(self.folder / "run", record)
-
-    def readmit(self, party: str) -> Record | None:
-        """Let a site that has lost its states begin anew; None where no run has begun here.
-
-        A sum whose first phase is decided, or which goes on from a set-up before, has no place for its new keys: it
-        ends with what the site has sent before. Else the site is asked; where it has sent something, it refuses.
-        """
-        record = self.load()
-        if record is None:
-            return None
-        opening = self.opening(record.index)
-        is_adrift = False
-        if opening is not None and party in opening.asked:
-            is_adrift = opening.first > 0 or self.phase(opening, 0) is not None
-        after = record.readmitting(party, is_adrift=is_adrift)
-        self.save(after)
-        return after
 
     def clear(self) -> None:
         """Let go of the exchanges of a round that is over; what stays behind is known by its round, and ignored."""
@@ -220,13 +199,12 @@ class Ongoing(Record):
         """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
         return RecordedOrder(order=self.order)
 
-    def readmitting(self, party: str, *, is_adrift: bool = False) -> Ongoing:
-        """The same, where a site that has lost its states begins anew, with a new piece: no round is under way that it
-        could be adrift in. What one process makes of the order is then no longer this run.
+    def without_starts(self, lost: Collection[str]) -> Ongoing:
+        """The same, where sites have lost their files of the run: each is started again, with a new piece of work. What
+        one process makes of the order is then no longer this run.
         """
-        pieces = {**self.pieces, party: WorkItem(self.model, self.index, self.pieces[party].number + 1)}
-        counted = {name: at for name, at in self.counted.items() if name != party}
-        return replace(self, started=self.started - {party}, counted=counted, pieces=pieces)
+        new = {name: WorkItem(self.model, self.index, self.pieces[name].number + 1) for name in lost}
+        return replace(Record.without_starts(self, lost), pieces={**self.pieces, **new})
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +228,6 @@ class ArrivalsJournal:
             models[version] = load_state(self.folder / f"model-{version}", Message)
         pieces = {name: replace(piece, model=models[piece.version]) for name, piece in record.pieces.items()}
         return replace(record, order=tuple(names[number] for number in order.tolist()), pieces=pieces)
-
-    def readmit(self, party: str) -> Ongoing | None:
-        """Let a site that has lost its states begin anew; None where no run has begun here."""
-        record = self.load()
-        if record is not None:
-            record = record.readmitting(party)
-            self.save(record)
-        return record
 
     def save(self, record: Ongoing) -> None:
         """Atomically."""

@@ -1,4 +1,4 @@
-"""A site that has lost its states is readmitted once, wherever the round under way was broken off."""
+"""A site that has lost its files misses a round and is started again, wherever the round under way was broken off."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from federations import NAMES, Federation, Killed
 from test_site import recorded
 from test_site_limits import request_of, said
 
-from partsong.errors import SiteRefused, TooFewParties
+from partsong.errors import PartyError, TooFewParties
 from partsong.federation.audit_log import require_whole
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
-from partsong.federation.server.state import Journal
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request
 
@@ -41,12 +40,11 @@ class Cut(InProcess):
 
 
 def broken_off(folder, where, is_answered, names=NAMES, **settings):
-    """A run that was killed there, at whose site east nothing is left of it; east has been readmitted once."""
+    """A run that was killed there, at whose site east nothing is left of it."""
     federation = Federation(folder, Experiment("exact", 2, 4, **settings), names)
     with pytest.raises(Killed):
         list(federation.rounds(Cut(federation.transport().sites, where, is_answered)))
     shutil.rmtree(folder / "east" / "runs")
-    assert Journal(folder / "server").readmit("east") is not None
     return federation
 
 
@@ -58,7 +56,7 @@ def broken_off(folder, where, is_answered, names=NAMES, **settings):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ((0, 0), False, NAMES),
+                ((0, 0), False, WITHOUT),
                 ((0, 1), True, WITHOUT),
                 ((0, 2), False, WITHOUT),
                 ((0, 3), True, NAMES),
@@ -69,13 +67,13 @@ def broken_off(folder, where, is_answered, names=NAMES, **settings):
         ),
     ],
 )
-def test_one_readmit_is_enough_under_masks(tmp_path, where, is_answered, heard):
+def test_it_is_back_in_the_next_round_under_masks(tmp_path, where, is_answered, heard):
     federation = broken_off(tmp_path, where, is_answered, masked=True)
     first, *later = federation.rounds()
     assert (first.index, first.participants) == (where[0], heard)
     assert [done.participants for done in later] == [NAMES] * (3 - where[0])
     record = federation.record()
-    assert (record.adrift, dict(record.without_result), record.counted["east"][0]) == (frozenset(), {}, 3)
+    assert (dict(record.without_result), record.counted["east"][0]) == ({}, 3)
 
 
 def test_a_log_that_tells_of_keys_alone_does_not_open_a_round_again(tmp_path):
@@ -96,10 +94,10 @@ def test_a_log_that_tells_of_keys_alone_does_not_open_a_round_again(tmp_path):
         assert said(site, again) == "out-of-step"
 
 
-@pytest.mark.parametrize(("is_answered", "heard"), [(False, NAMES), (True, WITHOUT)])
-def test_one_readmit_is_enough_in_the_open(tmp_path, is_answered, heard):
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_it_is_back_in_the_next_round_in_the_open(tmp_path, is_answered):
     federation = broken_off(tmp_path, (1, 0), is_answered)
-    assert [done.participants for done in federation.rounds()] == [heard, NAMES, NAMES]
+    assert [done.participants for done in federation.rounds()] == [WITHOUT, NAMES, NAMES]
     assert not federation.record().without_result
 
 
@@ -112,14 +110,18 @@ def test_of_three_sites_what_the_lost_one_has_sent_ends_the_round(tmp_path):
 @pytest.mark.parametrize("where", [(2, 2), *(pytest.param(at, marks=pytest.mark.slow) for at in ((0, 0), (0, 1)))])
 def test_a_round_that_is_none_without_the_site_says_that_a_new_run_is_needed(tmp_path, where):
     federation = broken_off(tmp_path, where, True, NAMES[:3], masked=True)
+    with pytest.raises(TooFewParties):
+        list(federation.rounds())
     with pytest.raises(TooFewParties, match="begin a new run, under another name"):
         list(federation.rounds())
 
 
-def test_the_error_of_a_site_without_its_files_names_the_command(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 2, 3))
+def test_a_run_whose_sites_have_all_lost_their_files_goes_on_when_it_is_resumed(tmp_path):
+    """Nobody is left in the round: all sites are started again when the run is resumed."""
+    federation = Federation(tmp_path, Experiment("exact", 2, 3), NAMES[:2])
     next(rounds := federation.rounds())
-    shutil.rmtree(tmp_path / "east" / "runs")
-    with pytest.raises(SiteRefused, match="'not-started'") as caught:
+    for name in NAMES[:2]:
+        shutil.rmtree(tmp_path / name / "runs")
+    with pytest.raises(PartyError, match="'not-started'"):
         list(rounds)
-    assert any("federation readmit east --run run-1" in note for note in caught.value.__notes__)
+    assert [done.index for done in federation.rounds()] == [1, 2]
