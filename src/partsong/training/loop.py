@@ -222,9 +222,6 @@ Watch = Callable[[Round, HistoryRow], None]
 """Called after every step with what it did and its line of the history."""
 
 
-# Measuring a round
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """One pooled iteration or one federated exchange, with what is known of the model after it.
@@ -314,9 +311,6 @@ def _cohort(done: Round, present: frozenset[str] | None) -> int:
     everyone = done.checkpoint.parties.keys() | done.refused.keys()
     over = frozenset(done.participants) if "relative_error" in done.metrics else (present or everyone)
     return 0 if over >= everyone else 1 + key(0, *sorted(over)) % 2**48  # exact as a float
-
-
-# Judging it
 
 
 @dataclass(slots=True)
@@ -414,9 +408,6 @@ def _ending(done: Round, stop: StoppingRule, training: Training, spent: float, l
     return Outcome.MAX_ROUNDS if outcome is None and done.index + 1 >= training.last else outcome
 
 
-# A whole fit
-
-
 class Fit(Protocol):
     """What is to be computed: steps from a point on, and what it takes to finish a model of them.
 
@@ -498,9 +489,6 @@ def run(
     for _ in steps_of(fit, training, resume):
         pass
     return training
-
-
-# Warnings
 
 
 # Parties that are left out

@@ -119,9 +119,6 @@ class FederatedFit:
         return self.program.start_server(Layout.of(self.shards, self.schedule.seed))[0]
 
 
-# What only a simulation can measure
-
-
 @dataclass(frozen=True, slots=True)
 class SimulationMeasures:
     """What the server knows, and where it knows no error, that of W refitted at each party; drifts of the parties.
@@ -199,9 +196,6 @@ def _energy(H: Array) -> float:
     """‖H‖², by columns: most H are transposed views of these."""
     columns = kernels.of(H).rows_of(H)
     return float(kernels.of(H).inner(columns, columns))
-
-
-# Whole simulations
 
 
 def simulated(
