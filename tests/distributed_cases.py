@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import sparse
 
 import partsong
 from partsong.errors import PartsongError
+from partsong.training import distributed, loop
 
 SETTINGS = {"random_state": 3, "max_iter": 12, "tol": 0, "sums": "in-order"}
 N, M, K = 91, 23, 4
@@ -85,7 +87,65 @@ def interrupted(folder, rank, size):
     return partsong.fit_distributed(folder / "x.npy", K, **{**SETTINGS, "max_iter": 10**8})
 
 
-FITS = [of_file, of_rows, of_sparse_rows, of_names, of_sketches, of_cells, of_arrivals, interrupted]
+def thrice(folder, rank, size):
+    """Several fits in one process are the same fit."""
+    rows = np.array_split(data(), size)[rank]
+    fits = [partsong.fit_distributed(rows, K, **SETTINGS) for _ in range(3)]
+    assert all(np.array_equal(one.H, fits[0].H) for one in fits)
+    return fits[-1]
+
+
+def with_numbers_of_numpy(folder, rank, size):
+    rows = np.array_split(data(), size)[rank]
+    options = {"local_steps": np.int64(2), "rule": "cd"}
+    settings = {**SETTINGS, "max_iter": np.int64(6), "tol": np.float32(0)}
+    return partsong.fit_distributed(rows, np.int64(K), method="syn-sd", method_options=options, **settings)
+
+
+FITS = [
+    thrice,
+    with_numbers_of_numpy,
+    of_file,
+    of_rows,
+    of_sparse_rows,
+    of_names,
+    of_sketches,
+    of_cells,
+    of_arrivals,
+    interrupted,
+]
+
+
+PLACES = {
+    "sums": {"sums": "sorted"},
+    "engine": {"engine": "nccl"},
+    "folder": {"run_folder": 5},
+    "model": {"model": 5},
+    "ending": {"weights": "W.foo"},
+    "weights": {"weights": "no/such/W.npy"},
+}
+"""Arguments that one rank alone is given."""
+
+BROKEN = {
+    "memory before": (distributed, "program_for"),
+    "memory within": (loop.Training, "note"),
+    "memory at the end": (distributed.DistributedFit, "summary"),
+}
+"""Where one rank alone has too little memory."""
+
+
+def out_of_memory(home, function, is_here, call):
+    plain = getattr(home, function)
+
+    def full(*given, **named):
+        raise MemoryError
+
+    try:
+        if is_here:
+            setattr(home, function, full)
+        return call()
+    finally:
+        setattr(home, function, plain)
 
 
 def refused(folder, rank, size):
@@ -116,14 +176,18 @@ def refused(folder, rank, size):
         "penalised game": lambda: partsong.fit_distributed(x, K, method="game", alpha_W=0.1),
         "gaps without a game": lambda: partsong.fit_distributed(x, K, missing="ignore"),
         "folder in use": lambda: partsong.fit_distributed(x, K, run_folder=folder / "full", max_iter=2),
-        "no such folder": lambda: partsong.fit_distributed(x, K, model=folder / "no/m.safetensors", max_iter=2),
+        "no such folder": lambda: partsong.fit_distributed(x, K, model=folder / "no/m.safetensors", max_iter=10**9),
     }
+    for name, place in PLACES.items():
+        calls[f"{name} at one"] = partial(partsong.fit_distributed, x, K, max_iter=10**9, **(place if last else {}))
+    for name, (home, function) in BROKEN.items():
+        calls[name] = partial(out_of_memory, home, function, last, lambda: partsong.fit_distributed(x, K, max_iter=2))
     told = {}
     for name, call in calls.items():
         try:
             call()
             told[name] = ["nothing", ""]
-        except PartsongError as error:
+        except (PartsongError, MemoryError) as error:
             told[name] = [type(error).__name__, str(error)]
     return told
 

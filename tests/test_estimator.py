@@ -810,3 +810,24 @@ def test_another_width_is_told_with_the_way_out():
         named.transform(frame[frame.columns[::-1]])
     mixed = frame.assign(new=1.0)[["new", *frame.columns[::-1]]]
     assert_allclose(named.transform(mixed[list(named.feature_names_in_)]), named.transform(frame), rtol=1e-9)
+
+
+LEVEL = {
+    "ones": lambda rng: np.ones((9, 8)),
+    "identity": lambda rng: np.eye(8),
+    "exact": lambda rng: rng.random((20, 3)) @ rng.random((3, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::partsong.training.result.EmptyModelWarning")
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("name", LEVEL)
+def test_a_fit_whose_objective_never_rises_goes_on(name, precision, alpha):
+    """Its extrapolation grows to the ceiling and stays there."""
+    X = LEVEL[name](np.random.default_rng(14)).astype(precision)
+    settings = {"tol": 0, "max_iter": 200, "random_state": 14, "alpha_W": alpha, "alpha_H": alpha, "l1_ratio": 0.5}
+    fitted = partsong.NMF(3, **settings).fit(X)
+    assert fitted.n_iter_ == 200
+    federated = partsong.FederatedNMF(3, method="fnmf", rounds=60, tol=0, random_state=0).fit([X, X])
+    assert np.isfinite(federated.relative_error_)

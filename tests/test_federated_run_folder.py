@@ -92,3 +92,32 @@ def test_accounts_of_privacy_go_on(tmp_path):
     assert again.epsilon_spent_ == pytest.approx(first.epsilon_spent_), "nothing more was sent"
     with pytest.raises(FileError):
         partsong.FederatedNMF(3, **private).fit(parts(), run_folder=tmp_path / "run")
+
+
+def test_parties_with_names_of_columns(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frames = [pandas.DataFrame(X, columns=[f"c{j}" for j in range(12)]) for X in parts()]
+    model(2, random_state=0).fit(frames, run_folder=tmp_path / "run")
+    again = model(4).fit(frames, run_folder=tmp_path / "run", resume=True)
+    assert list(again.feature_names_in_) == [f"c{j}" for j in range(12)]
+    with pytest.raises(ParameterError, match="resume"):
+        model(6).fit([frame.rename(columns={"c0": "x"}) for frame in frames], run_folder=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, resume):
+    whole = model(4, random_state=5).fit(parts(), run_folder=tmp_path / "run")
+    for name in ("checkpoint", "history.csv", "bytes.csv", "result.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    seed = None if resume else 5
+    again = model(4, random_state=seed).fit(parts(), run_folder=tmp_path / "run", resume=resume)
+    assert again.components_.tobytes() == whole.components_.tobytes()
+
+
+def test_options_may_be_numbers_of_numpy(tmp_path):
+    settings = {"local_steps": np.int64(5), "method_options": {"strength": np.float32(0.25)}}
+    fitted = model(3, "fedprox", random_state=0, **settings).fit(parts(), run_folder=tmp_path / "run")
+    assert RunFolder(tmp_path / "run").settings()["local_steps"] == 5
+    again = partsong.FederatedNMF.load(tmp_path / "run" / "model.safetensors")
+    assert (again.local_steps, again.method_options) == (5, {"strength": 0.25})
+    assert fitted.components_.tobytes() == again.components_.tobytes()

@@ -45,6 +45,22 @@ def test_import_is_quick(imports):
     assert best < SECONDS, f"importing partsong took {best:.2f} s at best of {len(imports)}"
 
 
+@pytest.mark.parametrize("module", ["partsong.cli.main", "partsong.cli.fit", "partsong.cli.topics", "partsong.methods"])
+def test_options_and_helps_need_no_numerics(module):
+    """Who asks for a help text does not wait for compilers and statistics."""
+    program = f"import sys, {module}; print(*sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert not {"numba", "scipy", "sklearn", "torch"} & set(done.stdout.split())
+
+
+def test_methods_are_there_without_an_import_of_their_own():
+    program = "import partsong; print(partsong.methods.build('fedprox', 10, strength=0.2).rank)"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["10"]
+
+
 FIT_WITHOUT_A_CACHE = """
 import numba, numba.core.caching as caching, numpy, warnings
 warnings.simplefilter("error")

@@ -309,3 +309,22 @@ class TestParameters:
         for wrong in (["rule"], ["=3"], ["a=1", "a=2"]):
             with pytest.raises(ParameterError, match="--x"):
                 read_settings(wrong, "--x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"method": "syn-sd", "method_options": {"rule": CoordinateDescent(sweeps=2)}}, {"method_options": None}),
+        (
+            {"method": "then-exact", "local_steps": 7, "method_options": {"first": "fedavg", "first_rounds": 2}},
+            {"local_steps": 7, "method_options": {"first": "fedavg", "first_rounds": 2}},
+        ),
+    ],
+)
+def test_what_was_saved_is_loaded(tmp_path, settings, kept):
+    """A value without a name comes back as the method has it; options of a first leg are options as well."""
+    rng = np.random.default_rng(0)
+    fitted = partsong.FederatedNMF(2, rounds=3, random_state=0, **settings).fit([rng.random((20, 8)) for _ in range(3)])
+    fitted.save(tmp_path / "m.safetensors")
+    again = partsong.FederatedNMF.load(tmp_path / "m.safetensors").get_params()
+    assert {name: again[name] for name in kept} == kept

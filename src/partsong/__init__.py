@@ -62,6 +62,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import partsong` stays light."""
+    if name == "methods":
+        return import_module("partsong.methods")
     if name in _HOMES:
         globals()[name] = found = getattr(import_module(_HOMES[name]), name)
         return found

@@ -262,6 +262,34 @@ class TestFailures:
         assert ended - max(float((data / f"began-{rank}").read_text().split()[0]) for rank in range(2)) < 10
 
 
+class TestFurtherOptions:
+    """`--method-option` over ranks: what it names is what is said of the fit, and nothing is given twice."""
+
+    pytestmark = needs_mpi
+
+    def test_an_option_by_its_name_is_the_option(self, data):
+        words = ["s.npz", "-k", 4, "--seed", 2, "--tol", 0, "--max-iter", 10, "--method", "dsanls"]
+        _, known = fit_over(2, data, *words, "--sketch", "count", "--sketch-ratio", 0.5)
+        further = ["--method-option", "sketch=count", "--method-option", "sketch_ratio=0.5"]
+        _, model = fit_over(2, data, *words, *further)
+        assert_array_equal(model.components, known.components)
+        assert model.settings == known.settings
+
+    @pytest.mark.parametrize(
+        ("words", "what"),
+        [
+            (["--method", "dsanls", "--sketch-ratio", 0.9, "--method-option", "sketch_ratio=0.3"], "sketch_ratio"),
+            (["--method", "game", "--play", "random", "--method-option", "order=sequential"], "order"),
+            (["--method", "exact", "--method-option", "local_steps=3"], "local_steps"),
+            (["--method", "dsanls", "--method-option", "sketchratio=0.3"], "sketch_ratio"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_refused(self, invoke, data_npy, words, what):
+        told = invoke("fit", data_npy, "-k", 2, "--engine", "mpi", "-o", "m.safetensors", *words, code=2).stderr
+        assert "--method-option" in told
+        assert what in told
+
+
 class TestWithoutMpi:
     def test_what_is_for_ranks_alone_is_refused_elsewhere(self, invoke, data_npy, parts):
         for words in (["--sums", "in-order"], ["--sketch", "count"], ["--sketch-ratio", 0.5], ["--method", "dsanls"]):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from partsong.core import codec
 from partsong.core.codec import decode, encode
 from partsong.core.interfaces import Checkpoint, Message, Outcome
 from partsong.core.states import state
@@ -338,3 +339,20 @@ def test_arrays_lie_at_multiples_of_64_bytes(path):
     assert len(raw) % 64 == 0
     assert all(raw.index(array.tobytes(), HEADER) % 64 == 0 for array in trees[::2])
     assert decode(np.frombuffer(raw, np.uint8)[HEADER:])[0].flags.aligned
+
+
+def test_bytes_that_are_referred_to_often_are_copied_once():
+    """A message cannot make its reader take more memory than a small multiple of its own size."""
+    decoder = codec._Decoder({}, None, [np.zeros(100_000, np.uint8)])
+    found = [decoder.value({"bytes": 0}) for _ in range(50)]
+    assert all(one is found[0] for one in found)
+
+
+def test_too_little_memory_is_not_damage(monkeypatch):
+    def full(*given):
+        raise MemoryError
+
+    data = encode({"H": np.zeros((3, 2))})
+    monkeypatch.setattr(codec, "_arrays", full)
+    with pytest.raises(MemoryError):
+        decode(data)

@@ -34,7 +34,6 @@ from partsong.cli.output import option
 from partsong.core import runtime as threads
 from partsong.core.parameters import read_settings
 from partsong.errors import ParameterError
-from partsong.training.checkpoint import another_run
 from partsong.training.rank_settings import GAME_DEFAULTS, IGNORE, SAFE, GameSettings
 
 if TYPE_CHECKING:
@@ -394,6 +393,8 @@ def settle(
         known["masked_bound"] = options.masked_bound
     if stored is not None:
         if (stored["method"] == CENTRALISED) is holdings.is_federation:
+            from partsong.training.checkpoint import another_run  # a fit is not imported for its help
+
             raise another_run(options.resume, [f"method ({stored['method']} there, {known['method']} here)"])
         inherited = known.keys() & stored.keys() - set(given) - {"time_budget"}
         known |= {name: stored[name] for name in inherited}

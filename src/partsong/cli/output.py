@@ -25,9 +25,9 @@ import typer
 
 from partsong.cli.choices import PACKAGES
 from partsong.core.runtime import press
-from partsong.errors import FileError, MissingExtra, PartsongError
+from partsong.errors import MissingExtra, PartsongError
 from partsong.io.opening import place_of
-from partsong.io.write import as_json, first_formula, require_writable_folder
+from partsong.io.write import as_json, first_formula, require_writable_file
 
 # ---- wording ----------------------------------------------------------------------------------------------------
 #
@@ -192,12 +192,7 @@ def require_writable(option: str, path: Path, endings: Sequence[str] = ()) -> No
             f"{option} {path}: needs {package.partition('.')[0]}, which is not installed. "
             'Install it: pip install "partsong[io]", or write .csv instead.'
         )
-    place = place_of(path)
-    if place.is_dir():
-        raise FileError(f"{option} {path}: this is a folder. Name a file in it.")
-    if place.exists() and not os.access(place, os.W_OK):
-        raise FileError(f"{option} {path}: the file is write-protected. Choose another name, or lift the protection.")
-    require_writable_folder(option, place.parent)
+    require_writable_file(option, place_of(path))
 
 
 def require_distinct(paths: Mapping[str, Path | None]) -> None:

@@ -15,7 +15,15 @@ from partsong import methods
 from partsong.cli import output
 from partsong.cli.choices import GAME, MODEL_ENDINGS, RANK_METHODS, WEIGHT_ENDINGS, WITH_SKETCHES
 from partsong.cli.fit_report import ENDINGS, PLAYED, warn_of_empty_model
-from partsong.cli.fit_settings import FOR_PRIVACY, FOR_SKETCHES, FitOptions, complete_game, refusing, require_game
+from partsong.cli.fit_settings import (
+    FOR_PRIVACY,
+    FOR_SKETCHES,
+    NAMED,
+    FitOptions,
+    complete_game,
+    refusing,
+    require_game,
+)
 from partsong.cli.inputs import (
     header_notes,
     require_meaningful,
@@ -227,29 +235,35 @@ def require_same_options(communicator: Communicator, options: FitOptions) -> Non
         )
 
 
-def settle_ranks(options: FitOptions, source: Source, seed: int, ranks: int) -> RankSettings:
+def settle_ranks(options: FitOptions, given: Collection[str], source: Source, seed: int, ranks: int) -> RankSettings:
     """All settings, once the shape of the data is known."""
     rank = rank_of(options.n_components, source.shape)
     require_sketchable(rank, source.shape, options.method)
     known: dict[str, Any] = {entry.name: getattr(options, entry.name, None) for entry in fields(RankSettings)}
+    further = method_options_of(options, given)
     known |= {
         "n_components": rank,
         "init": "random",
         "alpha_h": options.alpha_w if options.alpha_h is None else options.alpha_h,
         "sketch": options.sketch if options.method in WITH_SKETCHES else None,
         "sketch_ratio": options.sketch_ratio if options.method in WITH_SKETCHES else None,
-        "method_options": method_options_of(options),
         "seed": seed,
         "dtype": options.dtype or str(float_type(source.dtype)),
         "threads": options.threads or 1,
         "sums": None if traits_by_name(options.method).asynchronous else options.sums,
         "ranks": ranks,
     }
+    known |= {OWN_OPTIONS[name]: further.pop(name) for name in OWN_OPTIONS.keys() & further.keys()}
+    known["method_options"] = further
     complete_game(known, (), is_between_parties=True)
     return RankSettings(**known)
 
 
-def method_options_of(options: FitOptions) -> dict[str, Any]:
+OWN_OPTIONS = {**NAMED, "sketch": "sketch", "sketch_ratio": "sketch_ratio"}
+"""Options of methods that have an option of the command line -> its name."""
+
+
+def method_options_of(options: FitOptions, given: Collection[str]) -> dict[str, Any]:
     """Further options of the method, as plain data; exact sums over ranks have none."""
     with refusing("method_options"):
         texts = read_settings(options.method_options, option("method_options"))
@@ -264,6 +278,8 @@ def method_options_of(options: FitOptions) -> dict[str, Any]:
             for name, value in texts.items()
         }
         method.parse(read)
+        if twice := [name for name in read if OWN_OPTIONS.get(name) in given]:
+            raise ParameterError(f"{' and '.join(twice)}: there is an option for it, which was given as well.")
     return {name: method.value(name, read) for name in read}
 
 
@@ -296,7 +312,7 @@ def _run(options: FitOptions, given: Collection[str], engine: Engine, communicat
     source = open_on_all_ranks(options.data, communicator, readable)
     require_enough(str(source.path), source.shape, options.method, communicator.size)
     seed = common_seed(communicator, options.seed)
-    settings = together(communicator, partial(settle_ranks, options, source, seed, communicator.size))
+    settings = together(communicator, partial(settle_ranks, options, given, source, seed, communicator.size))
 
     def look(table: Table) -> None:
         warn_of(table, header_notes(table, wanted))

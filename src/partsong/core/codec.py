@@ -96,6 +96,8 @@ def decode(
         return decoder.value(header["value"])
     except FormatError:
         raise
+    except MemoryError:
+        raise
     except Exception as error:  # hostile bytes make parsers and constructors fail in every way there is
         reason = next(iter(str(error).splitlines()), "")[:200]
         raise _malformed(f"{type(error).__name__}: {reason}") from error
@@ -292,6 +294,7 @@ class _Decoder:
     given: Mapping[str, Any]
     only: Collection[str] | None
     arrays: list[Any]
+    copied: dict[int, bytes] = field(default_factory=dict)
 
     def value(self, node: Node) -> Any:
         """The value of a node."""
@@ -357,12 +360,19 @@ class _Decoder:
 
     def read_bytes(self, text: Any) -> bytes:
         """Bytes: in hexadecimal digits, or an array."""
-        return bytes.fromhex(text) if isinstance(text, str) else self.read_array(text).tobytes()
+        return bytes.fromhex(text) if isinstance(text, str) else self._copied(text)
+
+    def _copied(self, number: Any) -> bytes:
+        """The bytes of an array, copied once, however often they are referred to."""
+        array = self.read_array(number)
+        if number not in self.copied:
+            self.copied[number] = array.tobytes()
+        return self.copied[number]
 
     def read_pieces(self, numbers: Any) -> tuple[bytes, ...]:
         """Many short ones."""
-        joined, lengths = (self.read_array(number) for number in numbers)
-        whole, ends = joined.tobytes(), np.cumsum(lengths).tolist()
+        place, lengths = numbers[0], self.read_array(numbers[1])
+        whole, ends = self._copied(place), np.cumsum(lengths).tolist()
         if lengths.min() < 0 or ends[-1] != len(whole):
             raise _malformed("pieces of bytes have other lengths")
         return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))

@@ -58,7 +58,7 @@ class Whole:
         return _number(text, int)
 
     def plain(self, value: Any) -> Any:
-        return value
+        return _plain_number(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Number:
         return _number(text, float)
 
     def plain(self, value: Any) -> Any:
-        return value
+        return _plain_number(value)
 
 
 def Above(bound: float) -> Number:
@@ -144,7 +144,7 @@ class WordOrNumber:
         return self.number.read(text)
 
     def plain(self, value: Any) -> Any:
-        return value
+        return _plain_number(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +322,13 @@ def _number(text: str, kind: type[int] | type[float]) -> Any:
         return kind(text)
     except ValueError:
         return text
+
+
+def _plain_number(value: Any) -> Any:
+    """A number of NumPy's, say, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

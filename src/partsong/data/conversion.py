@@ -1,9 +1,8 @@
-"""What callers pass, as a matrix and the names of its columns: what can be read, and what to do about the rest."""
+"""From any container to a matrix: what can be read, and what to do about the rest."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ from scipy import sparse
 
 from partsong.core.interfaces import Matrix
 from partsong.data.dense import DenseMatrix
-from partsong.data.scan import SHOWN, Finding, is_sparse
+from partsong.data.scan import Finding, is_sparse
 from partsong.data.sparse import SparseMatrix
-from partsong.errors import CompositionError, DataTypeError, FeatureError, ShapeError, UnreadableError, first_few
+from partsong.errors import CompositionError, DataTypeError, ShapeError, UnreadableError
 
-_MISSING = ("None", "nan", "NaT", "<NA>")
 _NUMERIC_KINDS = "biuf"
 _AS_ARRAY = "Pass a 2-D NumPy array or a SciPy sparse matrix; rows are samples, all of one length."
 EXACT_IN_FLOAT32 = ("float16", "bool", "int8", "uint8", "int16", "uint16")
@@ -180,64 +178,3 @@ def values_of(matrix: Matrix) -> Any:
         return X.numpy()
     parts = (X.values(), X.col_indices(), X.crow_indices())
     return sparse.csr_array(tuple(part.cpu().numpy() for part in parts), tuple(X.shape))
-
-
-def column_labels(X: Any) -> list[Any] | None:
-    """What a data frame calls its columns; None for anything else."""
-    if hasattr(X, "iloc") and hasattr(X, "columns"):
-        return list(X.columns)
-    return list(X.__dataframe__().column_names()) if hasattr(X, "__dataframe__") else None
-
-
-def column_names(X: Any) -> tuple[str, ...] | None:
-    """The names of a data frame's columns, checked; labels without any text among them (numbers) are not names.
-
-    Labels must differ in either case.
-    """
-    labels = column_labels(X) or []
-    has_names = any(isinstance(label, str) for label in labels)
-    for finding in name_errors(labels, len(labels)):
-        if has_names or finding.kind == "duplicate-names":
-            raise FeatureError(f"{finding.message} {finding.remedy}")
-    return tuple(labels) if has_names else None
-
-
-def repeated(names: Sequence[str]) -> list[str]:
-    """Names that occur more than once, in the order of their first occurrence."""
-    return [name for name, count in Counter(names).items() if count > 1]
-
-
-def require_names(feature_names: Sequence[str], source: str) -> None:
-    """Raise FeatureError for names that are empty, used twice, or no text."""
-    for finding in name_errors(feature_names, len(feature_names)):
-        raise FeatureError(f"{source}: {finding.message} {finding.remedy}")
-
-
-def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
-    """Findings about a wrong number of names, names used twice, empty names, and names that are no text."""
-    if len(names) != n_columns:
-        message = f"{len(names)} feature names for {n_columns} columns."
-        yield Finding("name-count", "error", message, "Give one name per column, or none.", count=len(names))
-    empty = [position for position, name in enumerate(names) if _is_missing(name)]
-    twice = [name for name in repeated(names) if not _is_missing(name)]
-    if twice:
-        at = {name: [place for place, other in enumerate(names) if other == name] for name in twice[:SHOWN]}
-        told = [f"{name!r} ({first_few(places[:SHOWN], len(places), 'column')})" for name, places in at.items()]
-        message = f"Feature names must differ; used more than once: {first_few(told, len(twice), 'name')}."
-        remedy = "Columns are counted from 0. Rename the columns, or merge those that mean the same."
-        columns = tuple(sorted(place for places in at.values() for place in places)[:SHOWN])
-        yield Finding("duplicate-names", "error", message, remedy, columns=columns, count=len(twice))
-    if empty:
-        message = f"Columns without a name: {first_few(empty[:SHOWN], len(empty), 'column')}, counted from 0."
-        remedy = "Name them, or remove them."
-        yield Finding("missing-names", "error", message, remedy, columns=tuple(empty[:SHOWN]), count=len(empty))
-    others = [place for place, name in enumerate(names) if not isinstance(name, str) and place not in set(empty)]
-    if others:
-        told = [f"{place} ({names[place]!r})" for place in others[:SHOWN]]
-        message = f"Feature names must be text; they are not in {first_few(told, len(others), 'column')}."
-        remedy = "Make all of them text: X.columns = X.columns.astype(str)."
-        yield Finding("name-type", "error", message, remedy, columns=tuple(others[:SHOWN]), count=len(others))
-
-
-def _is_missing(name: Any) -> bool:
-    return not name.strip() if isinstance(name, str) else str(name) in _MISSING

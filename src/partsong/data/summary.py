@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.data.conversion import repeated
-from partsong.data.scan import BLOCK_BYTES, blanks, is_sparse, places
+from partsong.data.scan import BLOCK_BYTES, blanks, is_sparse, places, repeated
 from partsong.data.table import Table
 
 Marks = tuple[tuple[str, Any], ...]

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.conversion import repeated
-from partsong.data.scan import SHOWN, Finding, is_sparse
+from partsong.data.scan import SHOWN, Finding, is_sparse, repeated
 from partsong.errors import FeatureError, ShapeError, first_few
 
 _FEWEST_TITLES = 3  # two numbers ascend in every other row

@@ -12,8 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.conversion import array_of, form_errors, name_errors
-from partsong.data.scan import SHOWN, Finding, Indices, Places, blanks, extremes, few, is_sparse, labelled, places
+from partsong.data.conversion import array_of, form_errors
+from partsong.data.scan import (
+    SHOWN,
+    Finding,
+    Indices,
+    Places,
+    blanks,
+    extremes,
+    few,
+    is_sparse,
+    labelled,
+    name_errors,
+    places,
+)
 from partsong.errors import DataError, FeatureError, PartsongError, ShapeError, UnreadableError, first_few
 
 _MIXED_KINDS = "OSUTMm"

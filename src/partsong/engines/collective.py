@@ -62,6 +62,9 @@ Result = TypeVar("Result")
 PATIENCE = 5.0
 """Seconds for which a rank that has failed waits until the others can hear of it."""
 
+RAISED = "(raised at"
+"""How a note begins that says where an error is from: all ranks know of it."""
+
 LONGEST = 4000
 """Characters of an error's message, and of each of its notes, that are sent."""
 
@@ -135,7 +138,7 @@ def share(communicator: Communicator, text: str) -> list[str]:
 def tell(communicator: Communicator, error: BaseException) -> None:
     """Take part in the next agreement as the one that failed; if the others do not come to it, end the job."""
     own = _described(error)
-    error.add_note(f"(raised at rank {communicator.rank})")
+    error.add_note(f"{RAISED} rank {communicator.rank})")
     with suppress(Exception):  # a transport that is broken: the error itself matters more
         shown = communicator.all_gather(Card(Status.FAILED, len(own)).written(), PATIENCE)
         if shown is None:
@@ -168,12 +171,37 @@ def together(communicator: Communicator, work: Callable[[], Result]) -> Result:
 
 
 @contextmanager
+def failing_together(communicator: Communicator) -> Iterator[None]:
+    """Within this block an error at one rank ends the block at all of them: in the next agreement, or by ending the job
+    where others do not come to one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not _is_known_to_all(error):
+            tell(communicator, error)
+        raise
+
+
+def _is_known_to_all(error: BaseException) -> bool:
+    """Whether it has been told, or was heard from another rank."""
+    return any(str(note).startswith(RAISED) for note in getattr(error, "__notes__", ()))
+
+
+@contextmanager
 def heard() -> Iterator[None]:
     """Within this block the end of a run that another rank has told of is its error."""
     try:
         yield
     except Ended as end:
-        raise (end.error or KeyboardInterrupt()) from None
+        raise (end.error or _left()) from None
+
+
+def _left() -> KeyboardInterrupt:
+    """Another rank has left its loop, and all end."""
+    error = KeyboardInterrupt()
+    error.add_note(f"{RAISED} another rank)")
+    return error
 
 
 def at_the_server(
@@ -242,7 +270,7 @@ def _restored(text: bytes, rank: int) -> PartsongError:
         error = from_text(told["kind"], told["message"])
     else:
         error = PartyError(f"Rank {rank} failed: {': '.join(filter(None, (told['type'], told['message'])))}")
-    for note in (*told["notes"], f"(raised at rank {rank})"):
+    for note in (*told["notes"], f"{RAISED} rank {rank})"):
         error.add_note(note)
     return error
 

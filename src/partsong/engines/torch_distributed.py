@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -73,7 +74,10 @@ def is_launched() -> bool:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Within this block there is a process group: one that exists already, that of torchrun, or that of a lone rank."""
+    """Within this block there is a process group: one that exists already, that of torchrun, or that of a lone rank.
+
+    That of torchrun stays until the process ends: its ranks cannot meet a second time over the same store.
+    """
     try:
         import torch.distributed as distributed
     except ImportError as error:
@@ -83,18 +87,25 @@ def process_group() -> Iterator[None]:
     if distributed.is_initialized():
         yield
         return
+    is_lone = "WORLD_SIZE" not in os.environ
     try:
-        if "WORLD_SIZE" in os.environ:
-            distributed.init_process_group("gloo")
-        else:
+        if is_lone:
             distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        else:
+            distributed.init_process_group("gloo")
+            atexit.register(_end_group, distributed)
     except (RuntimeError, ValueError) as error:
         raise CompositionError(f"The ranks cannot meet: {error}. Start all of them with torchrun.") from error
     try:
         yield
     finally:
-        with suppress(Exception):  # of ranks that are gone: there is an error that matters more
-            distributed.destroy_process_group()
+        if is_lone:
+            _end_group(distributed)
+
+
+def _end_group(distributed: Any) -> None:
+    with suppress(Exception):  # of ranks that are gone: there is an error that matters more
+        distributed.destroy_process_group()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from partsong.data.conversion import as_matrix, float_type
 from partsong.data.observed import observed
 from partsong.data.scan import extremes
 from partsong.data.validation import require_transformable
-from partsong.engines.collective import Communicator, heard, share, together
+from partsong.engines.collective import Communicator, failing_together, heard, share, together
 from partsong.engines.mpi import launched_ranks
 from partsong.engines.torch_distributed import is_launched
 from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartsongError, ShapeError
@@ -38,6 +38,8 @@ from partsong.estimators.validation import (
     whole_seed,
 )
 from partsong.io.opening import Wanted
+from partsong.io.weights import require_weight_ending, shard_path
+from partsong.io.write import require_writable_file
 from partsong.solvers.squared_error import solver_of
 from partsong.training.distributed import (
     DistributedFit,
@@ -137,12 +139,16 @@ def fit_distributed(
     asked = {
         "n_components": n_components, "method": method, "max_iter": max_iter, "tol": tol, "time_budget": time_budget,
         "alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio, "missing": missing, "dtype": dtype,
-        "n_threads": n_threads, "method_options": method_options, "verbose": verbose,
+        "n_threads": n_threads, "method_options": method_options, "verbose": verbose, "engine": engine, "sums": sums,
     }  # fmt: skip
-    name = _engine_name(engine)
-    with open_engine(name, one_of("sums", sums, SUMS)) as (network, communicator):
-        arguments = together(communicator, lambda: Arguments.of(name, sums, communicator.size, **asked))
+    files, name = {"model": model, "weights": weights, "run_folder": run_folder}, _engine_of_launcher(engine)
+    with (
+        open_engine(name, sums if sums in SUMS else SUMS[0]) as (network, communicator),
+        failing_together(communicator),
+    ):
+        arguments = together(communicator, lambda: Arguments.of(name, communicator.size, asked, files))
         _require_same(communicator, arguments)
+        together(communicator, lambda: _require_writable(files, communicator.rank, communicator.size))
         seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))
         folder = None if run_folder is None else RunFolder(Path(run_folder))
         with using_threads(arguments.n_threads):
@@ -153,15 +159,26 @@ def fit_distributed(
             together(communicator, lambda: _make_usable(folder, overwrite, communicator))
             fit = fit_over_ranks(data, settings, network, communicator, folder=folder, verbose=verbose)
             fit.save(communicator, model=model, weights=weights, folder=folder)
-    if fit.rank == 0:
-        _warn(fit)
-    return fit
+        together(communicator, lambda: _warn(fit))
+        return fit
 
 
-def _engine_name(engine: str | None) -> str:
-    if engine is not None:
-        return one_of("engine", engine, ENGINES)
-    return "torch" if is_launched() and launched_ranks() is None else "mpi"
+def _engine_of_launcher(engine: str | None) -> str:
+    """How these ranks can meet, whatever was asked for: as their launcher says; alone, as was asked."""
+    by_mpi = (launched_ranks() or 1) > 1
+    if by_mpi or is_launched():
+        return "mpi" if by_mpi else "torch"
+    return engine if engine in ENGINES else "mpi"
+
+
+def _require_writable(files: Mapping[str, Any], rank: int, ranks: int) -> None:
+    """Refuse files that this rank could not write after the fit."""
+    model, weights = files["model"], files["weights"]
+    if weights is not None:
+        require_weight_ending(weights)
+        require_writable_file("weights", shard_path(Path(weights), rank, ranks))
+    if model is not None and rank == 0:
+        require_writable_file("model", Path(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +200,17 @@ class Arguments:
     dtype: str | None
     n_threads: int
     options: Mapping[str, Any]
+    files: Mapping[str, str | None]
 
     @staticmethod
-    def of(engine: str, sums: str, ranks: int, **asked: Any) -> Arguments:
+    def of(engine: str, ranks: int, asked: Mapping[str, Any], files: Mapping[str, Any]) -> Arguments:
         """Refuse all that can be refused now."""
+        if asked["engine"] is not None and one_of("engine", asked["engine"], ENGINES) != engine:
+            launcher = "mpiexec" if engine == "mpi" else "torchrun"
+            raise ParameterError(f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.")
+        for name, place in files.items():
+            if not isinstance(place, str | os.PathLike | None):
+                raise ParameterError(f"{name} must be a path, or None; got {place!r}.")
         method, options = asked["method"], asked["method_options"] or {}
         if method not in METHODS:
             known = f"{', '.join(METHODS)}.{nearest(str(method), METHODS)}"
@@ -204,7 +228,7 @@ class Arguments:
             raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.")
         return Arguments(
             engine,
-            sums,
+            one_of("sums", asked["sums"], SUMS),
             ranks,
             method,
             None if asked["n_components"] is None else whole_number("n_components", asked["n_components"]),
@@ -218,6 +242,7 @@ class Arguments:
             None if precision is None else str(precision),
             whole_number("n_threads", asked["n_threads"]),
             _plain_options(method, options),
+            {name: None if place is None else os.fspath(place) for name, place in files.items()},
         )
 
     def settings(self, shape: tuple[int, int], dtype: Any, seed: int) -> RankSettings:
@@ -371,6 +396,8 @@ def _make_usable(folder: RunFolder | None, overwrite: bool, communicator: Commun
 
 def _warn(fit: DistributedFit) -> None:
     """Where the model is not what was hoped for; rank 0 speaks for all."""
+    if fit.rank > 0:
+        return
     if fit.outcome is Outcome.DIVERGED:
         words = f"The fit diverged and was stopped. The best model so far is kept. {fit.training.trouble}".rstrip()
         warnings.warn(words, DivergenceWarning, stacklevel=3)

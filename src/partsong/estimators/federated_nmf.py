@@ -34,6 +34,7 @@ from partsong.estimators.parties import (
     require_privacy,
     shards_of,
     sound_parties,
+    usable_options,
     weights_by_party,
     weights_by_row,
 )
@@ -67,6 +68,7 @@ from partsong.training.loop import (
     StoppingRule,
     Training,
     Watch,
+    exhaust,
     progress,
     steps_of,
     training_of,
@@ -267,13 +269,12 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if folder is None and (resume or record):
             raise ParameterError("resume and record need run_folder, where the run is kept.")
         with held() as interrupts:
-            seed = folder.load().about["settings"].get("seed") if folder is not None and resume else None
+            seed = None if folder is None or not resume else seed_of(folder)
             job = self._prepare(X, names, parties, seed=seed, record=record)
             job.training.interrupts = interrupts
             with self._keeping_rounds(job):
                 if folder is None:
-                    for _ in steps_of(job.fit, job.training):
-                        pass
+                    exhaust(steps_of(job.fit, job.training))
                     return self
                 recorder = self._run_in_folder(folder, job, resume=resume, record=record)
             self._end_folder(folder, recorder)
@@ -358,7 +359,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def load(cls, path: str | os.PathLike[str]) -> FederatedNMF:
         """A fitted estimator from the model file of a federation, ready to transform; also from the command line's.
 
-        What is not in the file is not there: history, names and components of single parties.
+        What is not in the file is not there: history, names and components of single parties. An option that was given
+        as a value without a name comes back as the method has it by default.
         """
         estimator, loaded = cls(), load_fitted(path)
         settings = loaded.settings
@@ -368,12 +370,13 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 f"{path}: this model was not learned by one of the methods {', '.join(methods.names())}, but by "
                 f"{str(method)[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
             )
-        takes = methods.TABLE[method].parameters
+        options = usable_options(method, settings.get("method_options"))
+        takes = methods.method(method).parameters_with(options or {})
         asked = {name: settings[name] for name in ("rounds", "tol", "faulty") if name in settings}
         asked |= {name: settings[name] for name in COMMON_OPTIONS if name in takes and name in settings}
         if asked.get("align") not in methods.CHOICES["align"]:
             asked["align"] = None
-        asked["method_options"] = settings.get("method_options")
+        asked["method_options"] = options
         asked["missing"] = settings.get("missing") or "refuse"
         try:
             asked |= {"privacy": privacy_from(settings.get("privacy")), "masked": settings.get("masked", False)}
@@ -500,10 +503,12 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             self._finish(so_far)
             return self
 
-        fit, training = job.fit, job.training
+        fit, training, iteration = job.fit, job.training, 0
         with self._keeping_rounds(job):
             training.began += time.perf_counter() - prepared
-            for iteration, _ in enumerate(whole_rounds(fit, training), start=1):
+            for step in whole_rounds(fit, training):
+                del step  # as large as the parties' states
+                iteration += 1
                 row, latest, so_far = training.history[-1], training.latest, partial(result, job.so_far())
                 yield RoundReport(iteration, row, training.ended, so_far, fit.program, latest)
 
@@ -547,8 +552,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if recorder.earlier is not None:
             job.own = party_components(recorder.earlier.checkpoint)
         with recorder:
-            for _ in steps_of(fit, job.training, recorder.earlier):
-                pass
+            exhaust(steps_of(fit, job.training, recorder.earlier))
         return recorder
 
     def _end_folder(self, folder: RunFolder, recorder: RunRecorder) -> None:
@@ -604,6 +608,13 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             delattr(self, name)
         for name, value in {**columns, **attributes}.items():
             setattr(self, name, value)
+
+
+def seed_of(folder: RunFolder) -> int | None:
+    """The seed of the run in a folder."""
+    settings = folder.settings() if folder.is_unborn else folder.load().about["settings"]
+    seed: int | None = settings.get("seed")
+    return seed
 
 
 # scikit-learn's set_output makes one table of what `fit_transform` returns; here it is one for each party.

@@ -13,9 +13,10 @@ from partsong import kernels, methods
 from partsong.aggregation.alignment import Assignment
 from partsong.core.interfaces import Array, Layout, Shard
 from partsong.core.streams import key
-from partsong.data.conversion import as_matrix, column_labels, column_names, float_type, is_tensor, repeated
+from partsong.data.conversion import as_matrix, float_type, is_tensor
 from partsong.data.observed import known_cells, observed
 from partsong.data.party_columns import Columns, of_other_columns, require_same_columns, require_somebody
+from partsong.data.scan import column_labels, column_names, repeated
 from partsong.data.validation import require_factorizable
 from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
@@ -340,6 +341,18 @@ def require_method(method: Any, options: Mapping[str, Any]) -> None:
         raise ParameterError(f"method must be one of {', '.join(known)}, or a Program; got {method!r}.")
     if options:
         raise ParameterError(f"{' and '.join(options)} are part of a Program: set them there, or leave them out.")
+
+
+def usable_options(method: str, told: Any) -> dict[str, Any] | None:
+    """Options of a method from a file, without those that were values of no name: the file has their text alone."""
+    if not isinstance(told, Mapping):
+        return None
+    parameters = methods.method(method).parameters_with(told)
+    return {
+        name: value
+        for name, value in told.items()
+        if not (name in parameters and parameters[name].names and str(value).endswith(")"))
+    } or None
 
 
 def method_options_of(given: Any, **named: Any) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from partsong.core.interfaces import Outcome
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import held
 from partsong.data.centered import Centred, require_finite, require_variance
-from partsong.data.conversion import as_matrix, column_names, float_type
+from partsong.data.conversion import as_matrix, float_type
+from partsong.data.scan import column_names
 from partsong.errors import DivergenceWarning, ParameterError
 from partsong.estimators.validation import (
     DEFAULT_RANK,

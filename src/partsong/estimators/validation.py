@@ -18,9 +18,9 @@ from partsong.core import runtime
 from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import fresh_seed
-from partsong.data.conversion import array_of, column_labels, column_names, form_errors
+from partsong.data.conversion import array_of, form_errors
 from partsong.data.observed import ObservedMatrix, observed
-from partsong.data.scan import SHOWN
+from partsong.data.scan import SHOWN, column_labels, column_names
 from partsong.data.table import Table
 from partsong.data.validation import cell_errors, error_of, require_factorizable, require_transformable
 from partsong.errors import (

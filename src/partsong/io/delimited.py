@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.conversion import require_names
-from partsong.data.scan import SHOWN
+from partsong.data.scan import SHOWN, require_names
 from partsong.data.table import Table
 from partsong.errors import FeatureError, FormatError, first_few
 from partsong.io.opening import Wanted, is_gzipped, open_bytes, open_text, parsing

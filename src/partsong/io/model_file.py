@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partsong.core.runtime import package_version
-from partsong.data.conversion import require_names
+from partsong.data.scan import require_names
 from partsong.errors import DataError, DataTypeError, FeatureError, FileError, FormatError, ParameterError, ShapeError
 from partsong.io.opening import parsing, place_of
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors

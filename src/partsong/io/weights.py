@@ -47,7 +47,13 @@ def write_weights(
             with replacing(path) as draft:
                 writer(draft, weights)
             return
-    raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Choose one of these endings.")
+    require_weight_ending(path)
+
+
+def require_weight_ending(path: str | os.PathLike[str]) -> None:
+    """Refuse a name that says no format in which weights can be written."""
+    if not place_of(path).name.lower().endswith(tuple(_WRITERS)):
+        raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Choose one of these endings.")
 
 
 def shard_path(weights: Path, rank: int, ranks: int) -> Path:

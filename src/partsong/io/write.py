@@ -100,6 +100,15 @@ def require_writable_folder(option: str, folder: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
+def require_writable_file(option: str, place: Path) -> None:
+    """Refuse, before anything is computed, a file that could not be written afterwards."""
+    if place.is_dir():
+        raise FileError(f"{option} {place}: this is a folder. Name a file in it.")
+    if place.exists() and not os.access(place, os.W_OK):
+        raise FileError(f"{option} {place}: the file is write-protected. Choose another name, or lift the protection.")
+    require_writable_folder(option, place.parent)
+
+
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheets run what follows these (OWASP, CSV injection)."""
 

@@ -133,8 +133,8 @@ def scalar(value: Any, like: Floats) -> Floats:
 
 
 def where(condition: Any, one: Any, other: Any) -> Any:
-    """One or the other of two values, as a 0-d condition says."""
-    return one if condition else other
+    """One or the other of two values, as a 0-d condition says: an array, also where it was a plain number."""
+    return np.asarray(one if condition else other)
 
 
 def choose(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:

@@ -33,7 +33,18 @@ from partsong.core.states import state
 from partsong.engines.collective import Communicator, heard, share, together
 from partsong.errors import DivergenceError
 from partsong.methods.averaging import Consensus, ConsensusParty
-from partsong.training.loop import PERFECT, WINDOW, Progress, StoppingRule, Training, Watch, measured, train, yardstick
+from partsong.training.loop import (
+    PERFECT,
+    WINDOW,
+    Progress,
+    StoppingRule,
+    Training,
+    Watch,
+    exhaust,
+    measured,
+    train,
+    yardstick,
+)
 from partsong.training.result import FinalizationTimer
 from partsong.training.simulation import FederatedFit
 
@@ -201,8 +212,7 @@ class AsyncFollower:
         training = Training(began=self.began, watch=watch, last=fit.last)
         with closing(self.arrivals(rounds)) as arrivals:
             steps = measured(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
-            for _ in train(steps, AsyncStoppingRule(fit.stop.tol), training):
-                pass
+            exhaust(train(steps, AsyncStoppingRule(fit.stop.tol), training))
         if training.outcome is not Outcome.DIVERGED:
             training.best = training.latest
         return training

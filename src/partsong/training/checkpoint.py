@@ -111,7 +111,9 @@ def fingerprint(X: Any, feature_names: Sequence[str] | None = None) -> dict[str,
     digest = hashlib.sha256()
     for block in _sampled(X):
         digest.update(block)
-    names = hashlib.sha256("\0".join(feature_names or ()).encode("utf-8", "surrogatepass"))
+    names = hashlib.sha256(
+        "\0".join(() if feature_names is None else map(str, feature_names)).encode("utf-8", "surrogatepass")
+    )
     return {
         "shape": [int(side) for side in X.shape],
         "dtype": str(X.dtype),

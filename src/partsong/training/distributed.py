@@ -37,11 +37,11 @@ from partsong.data.observed import ObservedMatrix, known_cells, observed
 from partsong.data.scan import extremes
 from partsong.data.table import Table
 from partsong.data.validation import require_factorizable
-from partsong.engines.collective import Communicator, at_the_server, heard, share, together
-from partsong.engines.mpi import Mpi, require_launched_together
+from partsong.engines.collective import Communicator, at_the_server, failing_together, heard, share, together
+from partsong.engines.mpi import Mpi, launched_ranks, require_launched_together
 from partsong.engines.mpi_async import AsynchronousMpi
-from partsong.engines.torch_distributed import TorchDistributed, process_group
-from partsong.errors import DataError, FileError, ParameterError, PartsongError
+from partsong.engines.torch_distributed import TorchDistributed, is_launched, process_group
+from partsong.errors import CompositionError, DataError, FileError, ParameterError, PartsongError
 from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.model_file import Model, machine_versions, now, package_versions, save_model
 from partsong.io.opening import Wanted
@@ -69,6 +69,7 @@ MARKED_BYTES = 1 << 16
 def open_engine(engine: str, sums: str = "all-reduce") -> Iterator[tuple[Engine, Communicator]]:
     """The engine ("mpi" or "torch") and the way to all ranks; a process that was started alone is the only rank."""
     adding = sums.replace("in-order", "in order")
+    _require_launcher(engine)
     if engine == "mpi":
         ranks = Mpi(sums=adding)
         communicator = ranks.communicator()
@@ -78,6 +79,15 @@ def open_engine(engine: str, sums: str = "all-reduce") -> Iterator[tuple[Engine,
     with process_group():
         others = TorchDistributed(sums=adding)
         yield others, others.communicator()
+
+
+def _require_launcher(engine: str) -> None:
+    """Refuse ranks that a launcher of the other kind has started: each would be alone, and do all of the work."""
+    by_mpi, by_torch = (launched_ranks() or 1) > 1, is_launched() and int(os.environ["WORLD_SIZE"]) > 1
+    if engine == "torch" and by_mpi and not by_torch:
+        raise CompositionError('mpiexec has started these ranks, and engine="torch" needs torchrun. Use engine="mpi".')
+    if engine == "mpi" and by_torch and not by_mpi:
+        raise CompositionError('torchrun has started these ranks, and engine="mpi" needs mpiexec. Use engine="torch".')
 
 
 def first_difference(communicator: Communicator, own: Mapping[str, Any]) -> tuple[str, int, Any, Any] | None:
@@ -308,9 +318,10 @@ class AgreedStopping:
 
         Sent: six numbers.
         """
-        own = [*(done.metrics.get(name, math.nan) for name in ("relative_error", "objective"))]
-        squares = self.measure(done) if math.isnan(own[0]) else (math.nan, math.nan)
-        told = json.dumps([*own, self._is_late(done), self.pressed.count, *squares])
+        with failing_together(self.communicator):
+            own = [*(done.metrics.get(name, math.nan) for name in ("relative_error", "objective"))]
+            squares = self.measure(done) if math.isnan(own[0]) else (math.nan, math.nan)
+            told = json.dumps([*own, self._is_late(done), self.pressed.count, *squares])
         with heard():
             every = [json.loads(text) for text in share(self.communicator, told)]
         error, self.latest_objective, self.is_late = every[0][:3]

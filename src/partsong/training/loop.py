@@ -486,9 +486,13 @@ def run(
     which `interrupts` counts a first Ctrl-C.
     """
     training = training_of(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
-    for _ in steps_of(fit, training, resume):
-        pass
+    exhaust(steps_of(fit, training, resume))
     return training
+
+
+def exhaust(steps: Iterator[Step]) -> None:
+    """Take all steps, none of which is kept while the next is computed: each holds the states of all parties."""
+    deque(steps, maxlen=0)
 
 
 # Parties that are left out

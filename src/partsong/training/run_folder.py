@@ -5,8 +5,8 @@
         training = run(fit, resume=recorder.earlier, watch=recorder.watch)
     folder.end(training.history, recorder.sent, result, model)
 
-`start(…, resume=True)` resumes the run that the folder holds. It can be read at any time: `load` (as its checkpoint has
-it), `history`, `traffic`, `settings`, `result`, `model`.
+`start(…, resume=True)` resumes the run that the folder holds, from its start if it was ended before its first
+checkpoint. It can be read at any time: `load` (as its checkpoint has it), `history`, `traffic`, `settings`, `result`, `model`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make_usable(folder: Path, overwrite: bool) -> None:
     """Make the folder; refuse one with anything in it, unless it holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise FileError(f"run_folder={str(folder)!r} is a file. Choose another name.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()) and not RunFolder(folder).is_unborn:
         if not is_run_folder(folder):
             raise FileError(
                 f"run_folder={str(folder)!r} holds files, but not those of a run of partsong; nothing was touched. "
@@ -74,6 +74,11 @@ class RunFolder:
     """The files of one run; those of an earlier run are replaced one by one."""
 
     path: Path
+
+    @property
+    def is_unborn(self) -> bool:
+        """Whether a run began here and ended before anything of it was kept: there is nothing to resume or to lose."""
+        return is_run_folder(self.path) and not any((self.path / name).exists() for name in (CHECKPOINT, *REPLACED))
 
     def begin(
         self,
@@ -121,6 +126,7 @@ class RunFolder:
         fit's engine has to record it as well.
         """
         saved, place = None, self.path / CHECKPOINT
+        resume = resume and not self.is_unborn
         if resume:
             saved = self.load()
             require_same_run(place, saved, settings, data, may_change)
