@@ -63,10 +63,9 @@ SHOW = """
 import json, sys
 import numpy as np
 from partsong import methods
-from partsong.methods import reference, registry
+from partsong.methods import reference
 
-methods.TABLE["toy"] = reference.entry_of(registry.load("toy_method")["toy"])
-
+import toy_method
 import partsong
 from method_tables import METHODS, SENDS_H, STARTS
 from partsong.cli.main import app

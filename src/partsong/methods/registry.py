@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from partsong.core.interfaces import Program, Traits
 from partsong.core.parameters import Parameter, nearest, parameters_of, parse_all
 from partsong.errors import ParameterError
-from partsong.methods.table import TABLE
+from partsong.methods.table import TABLE, Entry
 
 Unit = Literal["row", "party"]
 Builder = Callable[..., Program]
@@ -158,7 +158,10 @@ def method(
             raise ValueError(
                 f"The method {name!r} is registered twice, by {_place(known.builder)} and {_place(builder)}."
             )
-        _REGISTERED[name] = Method(name, builder, parameters, _summary_of(builder), **about)
+        made = _REGISTERED[name] = Method(name, builder, parameters, _summary_of(builder), **about)
+        if name not in TABLE:  # one of somebody else's: from here on it is known everywhere
+            tasks = (*(() if made.only_texts else ("parties",)), *(() if made.texts is None else ("texts",)))
+            TABLE[name] = Entry(builder.__module__, made.summary, tuple(parameters), tuple(made.required), tasks)
         return builder
 
     return register

@@ -6,7 +6,8 @@
     folder.end(training.history, recorder.sent, result, model)
 
 `start(…, resume=True)` resumes the run that the folder holds, from its start if it was ended before its first
-checkpoint. It can be read at any time: `load` (as its checkpoint has it), `history`, `traffic`, `settings`, `result`, `model`.
+checkpoint. It can be read at any time: `load` (as its checkpoint has it), `history`, `traffic`, `settings`,
+`result`, `model`.
 """
 
 from __future__ import annotations
