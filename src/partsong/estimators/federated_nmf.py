@@ -511,6 +511,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 iteration += 1
                 row, latest, so_far = training.history[-1], training.latest, partial(result, job.so_far())
                 yield RoundReport(iteration, row, training.ended, so_far, fit.program, latest)
+                del latest, so_far  # as large as the components of all parties
 
     @contextmanager
     def _keeping_rounds(self, job: Job) -> Iterator[None]:
