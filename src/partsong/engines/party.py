@@ -9,7 +9,7 @@ noise that must not be drawn twice. A new state counts only once the server says
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partsong.core import runtime
 from partsong.core.interfaces import Ask, Layout, Message, Occasion, Program, Reduction, Shard, State
@@ -59,7 +59,8 @@ class Party:
     def started(self, state: PartyState, index: int) -> PartyState:
         """With a first state of the program."""
         with runtime.kernels_on(self.kernel_threads), named(self.shard.name, "start", index):
-            return replace(state, program=self.program.start_party(self.shard, self.layout), has_started=True)
+            program = self.program.start_party(self.shard, self.layout)
+        return PartyState(program, True, state.lasting, state.work, state.sending)
 
     def worked(self, state: PartyState, ask: Ask) -> PartyState:
         """The program's work on the model, once in a round.
@@ -73,7 +74,7 @@ class Party:
             after, upload = self.program.local(self.shard, state.program, ask.message)
         with named(name, "upload", ask.index):
             check_upload(name, upload, self.expected)
-        return replace(state, work=Work(ask.index, after, upload), sending=None)
+        return PartyState(state.program, state.has_started, state.lasting, Work(ask.index, after, upload))
 
     def begun(self, state: PartyState, ask: Ask) -> PartyState:
         """The upload enters a sum among the participants."""
@@ -82,14 +83,14 @@ class Party:
         occasion = Occasion(ask.index, ask.participants, self.layout, ask.message)
         with named(self.shard.name, "reduction", ask.index):
             sending = self.reduction.begin(state.lasting, state.work.upload, self.program.aggregation, occasion)
-        return replace(state, sending=sending)
+        return PartyState(state.program, state.has_started, state.lasting, state.work, sending)
 
     def sent(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
         """What the party sends in one phase of the sum."""
         reply = ask.message if ask.kind == "reduce" else Message({})
         with named(self.shard.name, f"reduction phase {ask.phase}", ask.index):
             sending, message = self.reduction.send(ask.phase, state.sending, reply)
-        return replace(state, sending=sending), message
+        return PartyState(state.program, state.has_started, state.lasting, state.work, sending), message
 
     def answer(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
         """The answer to an ask, of either kind."""
@@ -99,15 +100,15 @@ class Party:
 
     def summed(self, state: PartyState) -> PartyState:
         """After a sum: what the reduction has learned is kept, and the upload goes."""
-        work = None if state.work is None else replace(state.work, upload=None)
+        work = None if state.work is None else Work(state.work.index, state.work.state, None)
         lasting = state.lasting if state.sending is None else self.reduction.rest(state.sending)
-        return replace(state, lasting=lasting, work=work, sending=None)
+        return PartyState(state.program, state.has_started, lasting, work)
 
     def counted(self, state: PartyState, *, counts: bool = True) -> PartyState:
         """After a round: the state that the work led to is the party's state, if its work counts."""
         assert not counts or state.work is not None
         program = state.work.state if counts and state.work is not None else state.program
-        return replace(state, program=program, work=None)
+        return PartyState(program, state.has_started, state.lasting, None, state.sending)
 
 
 def fault_of(error: PartsongError, stops: str | None) -> PartsongError:

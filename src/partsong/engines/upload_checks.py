@@ -141,8 +141,10 @@ def _is_finite(array: Array, form: ArraySpec = ANY) -> bool:
     kind = _kind(array)
     if not kind or 0 in array.shape:
         return bool(kind)
-    sizes = abs(array) if kind == "complex" else array
-    least, reach = float(sizes.min()), _reach(array.dtype, form.is_factor)
+    sizes, reach = abs(array) if kind == "complex" else array, _reach(array.dtype, form.is_factor)
+    if not array.shape:
+        return (0 if form.non_negative else -reach) <= float(sizes) <= reach
+    least = float(sizes.min())
     return least >= (0 if form.non_negative else -reach) and float(sizes.max()) <= reach
 
 

@@ -267,7 +267,8 @@ class SquaredError:
         if A is None:
             A = lead if facts.weights is None else on.empty(W.shape, Ht)
         memory = rows.memory or self.rule.init(Ht)
-        memory = replace(memory, previous=None if memory.previous is None else on.empty(W.shape, Ht))
+        if memory.previous is not None:
+            memory = replace(memory, previous=on.empty(W.shape, Ht))
         seen = [memory.scale]
         solve = self._row_solver(on.cast(on.gram(Ht, exactly=False), Ht), facts.shape[1])
 
@@ -298,7 +299,7 @@ class SquaredError:
             sent = {"gram": sums[0], "cross": cross.T}
             sent |= {"rows": on.scalar(facts.total_weight, Ht), "energy": on.scalar(facts.squared_norm, Ht)}
             sent |= {"mass": on.scalar(sums[1], Ht)} if has_mass else {}
-            after = replace(memory.advanced(memory.previous), scale=seen[0])
+            after = RuleState(memory.count + 1, memory.previous, seen[0])
             return RowState(W, None if lead is W else lead, after), sent
 
         return RowPass(step, done, A, lead)

@@ -166,6 +166,14 @@ def _squares(shards: Sequence[Shard], weights: dict[str, Array], Ht: Array) -> n
     return np.array([error, norm], np.float64)
 
 
+def is_known_well(error: float, dtype: object) -> bool:
+    """Whether a relative error that sums tell is more than rounding, or none at all (NaN)."""
+    squared = error**2
+    if math.isnan(squared) or squared > TRUSTED["float32"]:
+        return True
+    return "float32" not in str(dtype) and squared > TRUSTED["float64"]
+
+
 def error_from_data(
     known: float, matrices: Sequence[Matrix], parties: Sequence[RowState], columns: ColumnState, dtype: object
 ) -> float:
@@ -174,9 +182,9 @@ def error_from_data(
     ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
     is so large that all others are rounding beside it.
     """
-    precision = "float32" if "float32" in str(dtype) else "float64"
-    if math.isnan(known) or known**2 > TRUSTED[precision]:
+    if is_known_well(known, dtype):
         return known
+    precision = "float32" if "float32" in str(dtype) else "float64"
     norm = sum(matrix.squared_norm for matrix in matrices)
     if norm <= 0 or any(rows.W is None for rows in parties):
         return known
