@@ -1,4 +1,10 @@
-"""One process at a time in a folder; who is killed leaves no lock behind."""
+"""Locks on folders: one process at a time, and none is left behind by a process that was killed.
+
+`held` and `is_held` use the system's record locks, and not the filelock package, for three promises that it does not
+make: one can look whether somebody holds a lock without taking it or writing anything; the system knows which process
+that is, so that no number is written down that another process could have by now; and a child does not inherit the
+lock, so that it ends with the process that took it, however that ends. `locked` is for a moment's work on one file.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import FileError
-
-# ---- locking ----------------------------------------------------------------------------------------------------
-#
-# Locks on files that end with the process that holds them, however it ends.
-#
-# They are the system's record locks: it knows who holds one, so that no number of a process is written down, which
-# another process could have by now; and one can look without taking the lock.
 
 TAKEN = (errno.EACCES, errno.EAGAIN)
 LINUX, OTHERS = "hhqqi4x", "qqihh"
@@ -128,9 +127,6 @@ def _without_locks(path: Path, error: OSError) -> FileError:
     return FileError(
         f"{path} cannot be opened and locked: {error.strerror or error}. Use a folder of yours, on a disk with locks."
     )
-
-
-# ---- locks ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
