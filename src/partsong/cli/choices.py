@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from partsong import methods
-from partsong.training.rank_settings import IGNORE, RANK_SOLVERS
+from partsong.training.distributed_settings import IGNORE, RANK_SOLVERS
 
 if TYPE_CHECKING:
     from partsong.cli.fit_settings import FederationSettings

@@ -50,7 +50,7 @@ from partsong.cli.output import (
 from partsong.errors import ParameterError, PartsongError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import require_free, write_parts
-from partsong.training.rank_settings import IGNORE
+from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -62,7 +62,7 @@ from partsong.cli.options import (
     examples,
 )
 from partsong.cli.output import guarded
-from partsong.training.rank_settings import SAFE
+from partsong.training.distributed_settings import SAFE
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",

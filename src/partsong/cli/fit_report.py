@@ -30,8 +30,8 @@ from partsong.privacy.exposure import PartyExposure
 from partsong.privacy.spending import Spending
 from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
+from partsong.training.distributed_settings import IGNORE
 from partsong.training.loop import Exclusion, HistoryRow, Training
-from partsong.training.rank_settings import IGNORE
 from partsong.training.result import FitResult, warn_if_ill_posed, warn_if_model_is_zero
 from partsong.training.run_folder import MODEL
 from partsong.training.simulation import FederatedFit

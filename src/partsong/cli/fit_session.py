@@ -70,9 +70,9 @@ from partsong.solvers.game import game_from
 from partsong.training import run_folder
 from partsong.training.centralized import CentralizedConfig
 from partsong.training.checkpoint import RunRecorder, SavedRun, fingerprint, load_run, require_same_run
+from partsong.training.distributed_settings import IGNORE
 from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, HistoryRow, StoppingRule, Training, Watch, progress
 from partsong.training.loop import run as run_fit_to_end
-from partsong.training.rank_settings import IGNORE
 from partsong.training.result import FitResult, finish
 from partsong.training.run_folder import RunFolder
 from partsong.training.simulation import FederatedFit, simulation_of_rounds

@@ -34,7 +34,7 @@ from partsong.cli.output import option
 from partsong.core import runtime as threads
 from partsong.core.parameters import read_settings
 from partsong.errors import ParameterError
-from partsong.training.rank_settings import GAME_DEFAULTS, IGNORE, SAFE, GameSettings
+from partsong.training.distributed_settings import GAME_DEFAULTS, IGNORE, SAFE, GameSettings
 
 if TYPE_CHECKING:
     from partsong.methods.privacy_request import Privacy

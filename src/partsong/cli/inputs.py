@@ -14,7 +14,7 @@ from partsong.cli.output import as_options, option, warn
 from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import LISTING, holds_matrix, is_parts_folder, read_parts
-from partsong.training.rank_settings import IGNORE
+from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
     import numpy as np

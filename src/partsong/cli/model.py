@@ -18,7 +18,7 @@ from partsong.core.runtime import available, kernels_on
 from partsong.errors import FileError, FormatError, ShapeError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
-from partsong.training.rank_settings import IGNORE
+from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
     from partsong.core.interfaces import Matrix

@@ -21,7 +21,7 @@ from partsong.cli.choices import (
     one_of,
     positive,
 )
-from partsong.training.rank_settings import SAFE
+from partsong.training.distributed_settings import SAFE
 
 # ---- options ----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ from partsong.training.distributed import (
     require_enough,
     require_sketchable,
 )
-from partsong.training.rank_settings import IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
+from partsong.training.distributed_settings import IGNORE, RANK_SOLVERS, DistributedSettings, traits_by_name
 from partsong.training.run_folder import MODEL, RunFolder
 
 Result = TypeVar("Result")
@@ -235,11 +235,13 @@ def require_same_options(communicator: Communicator, options: FitOptions) -> Non
         )
 
 
-def settle_ranks(options: FitOptions, given: Collection[str], source: Source, seed: int, ranks: int) -> RankSettings:
+def settle_ranks(
+    options: FitOptions, given: Collection[str], source: Source, seed: int, ranks: int
+) -> DistributedSettings:
     """All settings, once the shape of the data is known."""
     rank = rank_of(options.n_components, source.shape)
     require_sketchable(rank, source.shape, options.method)
-    known: dict[str, Any] = {entry.name: getattr(options, entry.name, None) for entry in fields(RankSettings)}
+    known: dict[str, Any] = {entry.name: getattr(options, entry.name, None) for entry in fields(DistributedSettings)}
     further = method_options_of(options, given)
     known |= {
         "n_components": rank,
@@ -256,7 +258,7 @@ def settle_ranks(options: FitOptions, given: Collection[str], source: Source, se
     known |= {OWN_OPTIONS[name]: further.pop(name) for name in OWN_OPTIONS.keys() & further.keys()}
     known["method_options"] = further
     complete_game(known, (), is_between_parties=True)
-    return RankSettings(**known)
+    return DistributedSettings(**known)
 
 
 OWN_OPTIONS = {**NAMED, "sketch": "sketch", "sketch_ratio": "sketch_ratio"}

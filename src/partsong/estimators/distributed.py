@@ -54,7 +54,13 @@ from partsong.training.distributed import (
     require_sketchable,
     require_usable,
 )
-from partsong.training.rank_settings import GAME_DEFAULTS, IGNORE, RANK_SOLVERS, RankSettings, traits_by_name
+from partsong.training.distributed_settings import (
+    GAME_DEFAULTS,
+    IGNORE,
+    RANK_SOLVERS,
+    DistributedSettings,
+    traits_by_name,
+)
 from partsong.training.result import warn_if_ill_posed, warn_if_model_is_zero
 from partsong.training.run_folder import RunFolder, make_usable
 
@@ -245,7 +251,7 @@ class Arguments:
             {name: None if place is None else os.fspath(place) for name, place in files.items()},
         )
 
-    def settings(self, shape: tuple[int, int], dtype: Any, seed: int) -> RankSettings:
+    def settings(self, shape: tuple[int, int], dtype: Any, seed: int) -> DistributedSettings:
         """The settings of the fit, once the shape and the number type of X are known."""
         traits, rank = traits_by_name(self.method), rank_of(self.n_components, shape)
         require_sketchable(rank, shape, self.method)
@@ -255,7 +261,7 @@ class Arguments:
         known = {ours: None if method is None else method.value(name, self.options) for ours, name in named.items()}
         known |= {ours: usual for ours, usual in GAME_DEFAULTS.items() if self.method == GAME and known[ours] is None}
         rest = {name: value for name, value in self.options.items() if name not in named.values()}
-        return RankSettings(
+        return DistributedSettings(
             method=self.method,
             n_components=rank,
             init="random",
@@ -323,7 +329,7 @@ def _is_path(X: Any, communicator: Communicator) -> bool:
 
 def _from_file(
     path: str | os.PathLike[str], arguments: Arguments, seed: int, communicator: Communicator
-) -> tuple[RankData, RankSettings]:
+) -> tuple[RankData, DistributedSettings]:
     """This rank's block of rows of a file, and the settings of all."""
     source = open_on_all_ranks(path, communicator, Wanted(gaps=arguments.missing == IGNORE))
     require_enough(str(source.path), source.shape, arguments.method, communicator.size)
@@ -331,7 +337,9 @@ def _from_file(
     return read_rows(source, settings, communicator), settings
 
 
-def _from_rows(X: Any, arguments: Arguments, seed: int, communicator: Communicator) -> tuple[RankData, RankSettings]:
+def _from_rows(
+    X: Any, arguments: Arguments, seed: int, communicator: Communicator
+) -> tuple[RankData, DistributedSettings]:
     """Rows that this rank has already: those of lower ranks come before them."""
     rows, names = together(communicator, lambda: _own_rows(X, arguments, communicator.rank))
     size = (0, 0) if rows is None else (int(rows.shape[0]), int(rows.shape[1]))

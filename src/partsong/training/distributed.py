@@ -2,7 +2,7 @@
 
     with open_engine("mpi") as (engine, communicator):
         source = open_on_all_ranks("X.npy", communicator)
-        settings = RankSettings(…)                                      # the same at every rank
+        settings = DistributedSettings(…)                                      # the same at every rank
         data = read_rows(source, settings, communicator)                # this rank's rows, and columns if need be
         fit = fit_over_ranks(data, settings, engine, communicator)
         fit.save(communicator, model="m.safetensors", weights="W.npy")
@@ -52,8 +52,8 @@ from partsong.methods.registry import Problem
 from partsong.solvers.squared_error import solver_of
 from partsong.training.asynchronous import AsyncFollower, Reporting, train_by_arrivals
 from partsong.training.checkpoint import Sent
+from partsong.training.distributed_settings import RANK_SOLVERS, DistributedSettings, traits_by_name
 from partsong.training.loop import HistoryRow, StoppingRule, Training, Watch, progress, run
-from partsong.training.rank_settings import RANK_SOLVERS, RankSettings, traits_by_name
 from partsong.training.result import FinalizationTimer, FitResult, complete
 from partsong.training.run_folder import MODEL, RESULT, RunFolder
 from partsong.training.simulation import FederatedFit
@@ -168,7 +168,7 @@ class RankData:
     known: np.ndarray | None = None
 
 
-def rows_at(settings: RankSettings, rank: int, n_rows: int) -> tuple[int, int]:
+def rows_at(settings: DistributedSettings, rank: int, n_rows: int) -> tuple[int, int]:
     """The rows of a rank, from the first to before the last; none at a server."""
     if rank not in settings.workers:
         return 0, 0
@@ -177,7 +177,7 @@ def rows_at(settings: RankSettings, rank: int, n_rows: int) -> tuple[int, int]:
 
 def read_rows(
     source: Source,
-    settings: RankSettings,
+    settings: DistributedSettings,
     communicator: Communicator,
     look: Callable[[Table], None] = lambda table: None,
 ) -> RankData:
@@ -220,7 +220,7 @@ def _known(X: Any, source: Source) -> Any:
 
 
 def require_usable(
-    name: str, matrix: Matrix | None, high: float, settings: RankSettings, communicator: Communicator
+    name: str, matrix: Matrix | None, high: float, settings: DistributedSettings, communicator: Communicator
 ) -> np.ndarray | None:
     """Refuse a matrix that is zero or too large, over all ranks; return how many cells of each column are known."""
     with heard():
@@ -276,7 +276,7 @@ def finish_over_ranks(
     return complete(solver, shards, kernels.of(H).rows_of(H), rescale, ranks)
 
 
-def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
+def program_for(settings: DistributedSettings, n_rows: int) -> tuple[Program, int]:
     """The program, and its exchanges for the iterations asked for; of an asynchronous one these are arrivals."""
     if settings.method in RANK_SOLVERS:
         solver = solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
@@ -289,7 +289,7 @@ def program_for(settings: RankSettings, n_rows: int) -> tuple[Program, int]:
     return program, program.exchanges(settings.max_iter, settings.ranks)
 
 
-def _penalised(program: Any, settings: RankSettings) -> Any:
+def _penalised(program: Any, settings: DistributedSettings) -> Any:
     given = solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
     return replace(program, solver=replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H))
 
@@ -378,7 +378,7 @@ def train_on_all_ranks(fit: FederatedFit, stopping: AgreedStopping, watch: Watch
 
 def fit_over_ranks(
     data: RankData,
-    settings: RankSettings,
+    settings: DistributedSettings,
     engine: Engine,
     communicator: Communicator,
     *,
@@ -436,7 +436,7 @@ class DistributedFit:
     """
 
     rank: int
-    settings: RankSettings
+    settings: DistributedSettings
     data: RankData
     training: Training = field(repr=False)
     result: FitResult = field(repr=False)

@@ -73,7 +73,7 @@ class GameSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSettings(GameSettings):
+class DistributedSettings(GameSettings):
     """What decides the numbers of a fit over ranks, and how it was run."""
 
     method: str
