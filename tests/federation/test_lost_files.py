@@ -14,6 +14,7 @@ from partsong.errors import PartyError, TooFewParties
 from partsong.federation.audit_log import require_whole
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
+from partsong.federation.server.state import Journal
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request
 
@@ -125,3 +126,31 @@ def test_a_run_whose_sites_have_all_lost_their_files_goes_on_when_it_is_resumed(
     with pytest.raises(PartyError, match="'not-started'"):
         list(rounds)
     assert [done.index for done in federation.rounds()] == [1, 2]
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3])
+def test_a_server_that_is_killed_once_it_knows_remembers_nothing_of_the_lost_work(tmp_path, monkeypatch, phase):
+    """The files go before a phase, and the server after that phase was decided: the round ends by what was written."""
+    federation = Federation(tmp_path, Experiment("exact", 2, 4, masked=True), NAMES)
+    ask, decide = InProcess.ask, Journal.decide
+
+    def losing(self, requests, timeout):
+        nonces = [Request.read(request).nonce for request in requests.values()]
+        if any((one.round, one.phase, one.kind) == (0, phase, Kind.REDUCE) for one in nonces):
+            shutil.rmtree(tmp_path / "east" / "runs", ignore_errors=True)
+        return ask(self, requests, timeout)
+
+    def killed(self, opening, number, inbox):
+        decide(self, opening, number, inbox)
+        if number == phase:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InProcess, "ask", losing)
+        patched.setattr(Journal, "decide", killed)
+        with pytest.raises(Killed):
+            list(federation.rounds())
+    first, *later = federation.rounds()
+    assert first.index == 0
+    assert [done.participants for done in later] == [NAMES] * 3
+    assert federation.record().counted["east"][0] == 3

@@ -139,8 +139,8 @@ def fit_distributed(
     DistributedFit
         `H` (k × m) and `relative_error` are those of all ranks, `W` holds the `rows` of this one.
 
-    An error at one rank is raised at all of them. The first Ctrl-C, at whatever rank, makes the iteration under way the
-    last; the model is kept.
+    An error at one rank is raised at all of them; where the others are in the middle of a sum and cannot hear of it, it
+    ends the job. The first Ctrl-C, at whatever rank, makes the iteration under way the last; the model is kept.
     """
     asked = {
         "n_components": n_components, "method": method, "max_iter": max_iter, "tol": tol, "time_budget": time_budget,

@@ -195,6 +195,8 @@ class Coordinator:
             del aggregate, inbox
             server, model = program.finish(record.server, handed_over.pop())
         opening = course.opening
+        # Found lost before the server was killed: what it sent is in the sum, and no history of the site as it is now.
+        stale = record.restarted.intersection(course.worked, course.silent)
         absence = Absence(tuple(name for name in parties if name not in course.worked), dict(course.silent))
         after = replace(
             self._charged(program, record, course).amended(opening.alone),
@@ -206,7 +208,7 @@ class Coordinator:
             counted={**record.counted, **dict.fromkeys(course.worked, (index, opening.attempt))},
             seen=dict(setting.desk.seen),
             restarted=record.restarted if opening.first > 0 else frozenset(),
-        ).without_starts(course.lost)
+        ).without_starts(course.lost | stale)
         if absence != Absence():
             after = replace(after, absences={**after.absences, index: absence})
         setting.journal.save(after)
