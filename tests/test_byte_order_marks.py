@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from partsong.cli.federation_server import _names_in
+from partsong.federation.commands.server import _names_in
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import SharedKey

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from partsong.cli.output import as_options
+from partsong.console.output import as_options
 from partsong.errors import DataError, PartsongError
 
 

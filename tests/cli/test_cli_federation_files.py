@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_server import line_of
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
+from partsong.federation.commands.server import line_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import holder_of

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from partsong.cli.federation_server import _run_to_end, line_of
-from partsong.cli.federation_status import _run_told
 from partsong.errors import SiteLost
+from partsong.federation.commands.server import _run_to_end, line_of
+from partsong.federation.commands.status import _run_told
 from partsong.federation.flower import control as following
 from partsong.federation.flower.control import ServerError, Status
 from partsong.federation.locks import holder_of

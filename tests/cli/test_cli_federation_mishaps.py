@@ -19,9 +19,9 @@ pytest.importorskip("cryptography")
 
 from cryptography import x509
 
-from partsong.cli import federation_server
-from partsong.cli.federation_server import Engine
 from partsong.errors import FileError, FormatError
+from partsong.federation.commands import server as federation_server
+from partsong.federation.commands.server import Engine
 from partsong.federation.flower import control, environment, server_process, site_process
 from partsong.federation.flower.site_process import quoted
 from partsong.federation.locks import held
@@ -156,7 +156,7 @@ def test_a_renewed_certificate_needs_a_new_start_of_the_server(server, invoke, m
     assert "serve again" not in invoke(*words).stderr
     old = (server.path / "server.crt").read_bytes()
     monkeypatch.setattr(control, "shown_certificate", lambda server: old)
-    monkeypatch.setattr("partsong.cli.federation_status._sites", lambda server: {})
+    monkeypatch.setattr("partsong.federation.commands.status._sites", lambda server: {})
     status = ("federation", "status", "--folder", server.path)
     with held(server.path / "server.lock", ""):
         assert "serve again" not in invoke(*status).stdout

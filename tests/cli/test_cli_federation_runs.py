@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.cli import federation_server
-from partsong.cli.federation_server import _commanding, _forget, line_of
-from partsong.cli.federation_status import _run_told
 from partsong.errors import FileError, FormatError
+from partsong.federation.commands import server as federation_server
+from partsong.federation.commands.server import _commanding, _forget, line_of
+from partsong.federation.commands.status import _run_told
 from partsong.federation.flower import control
 from partsong.federation.locks import held
 from partsong.federation.server import launch

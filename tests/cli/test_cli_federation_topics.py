@@ -12,8 +12,8 @@ import partsong
 
 pytest.importorskip("cryptography")
 
-from partsong.cli.federation_server import missed_in
 from partsong.engines.rounds import sample_participants
+from partsong.federation.commands.server import missed_in
 from partsong.federation.site.results import TOPICS, TopicResult
 from partsong.solvers.lda import TopicRows
 

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import partsong
 from partsong.cli.main import app
-from partsong.cli.output import as_options, as_topic_options
+from partsong.console.output import as_options, as_topic_options
 
 SOURCE = Path(partsong.__file__).parent
 PATTERNS = ("topics/*.py", "methods/fednmf.py", "cli/topics.py")

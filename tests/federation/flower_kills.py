@@ -10,8 +10,8 @@ import pytest
 from federations import noisy_plan
 from flower_processes import PATIENCE, PLAIN, SITES, federation, kill, naming
 
-from partsong.cli import federation_demo as demo
 from partsong.errors import PartsongError
+from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
 from partsong.federation.server.state import Ongoing, Opening

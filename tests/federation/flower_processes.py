@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from partsong.cli import federation_demo as demo
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous
+from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.launch import record_in
 from partsong.federation.server.state import Ongoing

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from partsong.cli import federation_demo as demo
 from partsong.errors import FormatError, ParameterError
+from partsong.federation.commands import demo
 from partsong.federation.flower.control import HEADER, ServerError, app_bundle
 from partsong.federation.flower.server_process import Gate
 from partsong.federation.transports import flower

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from partsong.cli import federation_demo as demo
 from partsong.errors import FileError
+from partsong.federation.commands import demo
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Pair
 

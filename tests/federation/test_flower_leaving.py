@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from partsong.cli.federation_demo import site_of
+from partsong.federation.commands.demo import site_of
 from partsong.federation.flower import client_app, control, site_process
 from partsong.federation.flower.control import Control, ServerError
 from partsong.federation.setup.server_folder import ServerFolder
@@ -26,7 +26,7 @@ import sys, time
 from flwr.supercore.exit import add_exit_handler
 from flwr.supernode import start_client_internal as node
 from flwr.supercore.telemetry import EventType
-from partsong.cli import federation_site
+from partsong.federation.commands import site as federation_site
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.flower import site_process as leaving, site_process as supernode
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from partsong.cli import federation_demo as demo
-from partsong.cli.federation_server import _admit_nodes
-from partsong.cli.federation_status import server_told
+from partsong.federation.commands import demo
+from partsong.federation.commands.server import _admit_nodes
+from partsong.federation.commands.status import server_told
 from partsong.federation.flower import site_process
 from partsong.federation.flower.control import ServerError, controlling
 from partsong.federation.flower.site_process import free_port, quoted

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("flwr")
 from flower_processes import PLAIN, Federation, left_behind
 
-from partsong.cli import federation_demo as demo
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
+from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.site.plan import plan_of
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import partsong
-from partsong.cli import federation_demo as demo
 from partsong.engines.rounds import sample_participants
+from partsong.federation.commands import demo
 
 pytest.importorskip("flwr")
 from flower_processes import SITES, federation

@@ -12,10 +12,10 @@ from word_federations import KEY, RARE, SHARED, texts_of
 pytest.importorskip("flwr")
 from flower_processes import SITES, federation
 
-from partsong.cli import federation_demo as demo
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.columns import hashed
+from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.site_folder import SiteFolder

@@ -11,7 +11,7 @@ from federations import Killed
 
 pytest.importorskip("cryptography")
 
-from partsong.cli import federation_demo as demo
+from partsong.federation.commands import demo
 from partsong.federation.flower.control import Lines
 from partsong.federation.server.launch import run_over
 from partsong.federation.transports.base import InProcess, by_seed

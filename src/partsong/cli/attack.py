@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 import typer
 
 from partsong.cli.choices import CENTRALISED, DTYPES, METHODS, one_of
-from partsong.cli.inputs import Holdings, read_table, with_known_cells
-from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.cli.output import guarded, put_json, require_writable, visible
+from partsong.cli.inputs import Holdings, with_known_cells
+from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
+from partsong.console.output import guarded, put_json, require_writable, visible
+from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
 from partsong.io.opening import Wanted, place_of

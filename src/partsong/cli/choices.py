@@ -50,8 +50,6 @@ SKETCHES = CHOICES["sketch"]
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
-PACKAGES = {".parquet": "pyarrow.parquet", ".h5ad": "anndata"}
-"""Endings that need an optional package."""
 
 
 def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:

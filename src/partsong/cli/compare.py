@@ -9,8 +9,8 @@ import typer
 
 from partsong import methods
 from partsong.cli.choices import FAULTY, faulty_named, unknown
-from partsong.cli.options import AsJson, OptionalInt, OptionalPath, examples
-from partsong.cli.output import exit_code, guarded, put_json, require_writable, visible, warn
+from partsong.console.options import AsJson, OptionalInt, OptionalPath, examples
+from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
 
 if TYPE_CHECKING:

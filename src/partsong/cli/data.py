@@ -13,14 +13,12 @@ from partsong.cli.inputs import (
     FIT_WITHOUT_THEM,
     header_notes,
     hinting_at_games,
-    read_table,
-    require_meaningful,
     require_usable,
     warn_of,
     warn_of_identifiers,
     with_known_cells,
 )
-from partsong.cli.options import (
+from partsong.console.options import (
     AsJson,
     Data,
     Header,
@@ -33,7 +31,7 @@ from partsong.cli.options import (
     Transpose,
     examples,
 )
-from partsong.cli.output import (
+from partsong.console.output import (
     BAD_INPUT,
     as_options,
     failure,
@@ -47,6 +45,7 @@ from partsong.cli.output import (
     visible,
     warn_of_formulas,
 )
+from partsong.console.tables import read_table, require_meaningful
 from partsong.errors import ParameterError, PartsongError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import require_free, write_parts

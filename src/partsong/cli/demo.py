@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong import methods
-from partsong.cli.options import AsJson, examples
-from partsong.cli.output import guarded, put_json, require_writable
+from partsong.console.options import AsJson, examples
+from partsong.console.output import guarded, put_json, require_writable
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import held

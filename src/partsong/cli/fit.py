@@ -32,23 +32,15 @@ from partsong.cli.choices import (
 )
 from partsong.cli.fit_settings import FitOptions
 from partsong.cli.options import (
-    AsJson,
     Clip,
     Delta,
     Epsilon,
-    Header,
     HtmlReport,
-    Key,
-    Label,
     Leader,
     Masked,
     MaskedBound,
     Missing,
     Noise,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
     Play,
     Relation,
     RowBound,
@@ -56,12 +48,22 @@ from partsong.cli.options import (
     Shrink,
     Step,
     StepDecay,
+    Unit,
+)
+from partsong.console.options import (
+    AsJson,
+    Header,
+    Key,
+    Label,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
     Threads,
     Transpose,
-    Unit,
     examples,
 )
-from partsong.cli.output import guarded
+from partsong.console.output import guarded
 from partsong.training.distributed_settings import SAFE
 
 EPILOG = examples(

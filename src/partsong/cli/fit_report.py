@@ -15,7 +15,7 @@ import typer
 from partsong import methods
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.inputs import Holdings, require_known, require_usable, warn_of_identifiers, with_known_cells
-from partsong.cli.output import as_options, put_json, visible, warn
+from partsong.console.output import as_options, put_json, visible, warn
 from partsong.core.interfaces import Layout, Message, Outcome, Round
 from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix

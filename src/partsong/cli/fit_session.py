@@ -12,7 +12,6 @@ from typing import Any
 import typer
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.cli import output
 from partsong.cli.choices import GAME, MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, is_game, program_named
 from partsong.cli.fit_report import (
     Result,
@@ -42,13 +41,10 @@ from partsong.cli.fit_settings import (
     run_of,
     settle,
 )
-from partsong.cli.inputs import (
-    ALONE,
-    Holdings,
-    read_holdings,
-    require_meaningful,
-)
-from partsong.cli.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
+from partsong.cli.inputs import ALONE, Holdings, read_holdings
+from partsong.console import output
+from partsong.console.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
+from partsong.console.tables import require_meaningful
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix, Outcome, Round, Schedule, Shard
 from partsong.core.runtime import Interrupts, held

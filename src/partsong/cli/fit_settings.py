@@ -30,7 +30,7 @@ from partsong.cli.choices import (
     is_game,
 )
 from partsong.cli.inputs import Holdings
-from partsong.cli.output import option
+from partsong.console.output import option
 from partsong.core import runtime as threads
 from partsong.core.parameters import read_settings
 from partsong.errors import ParameterError

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from partsong.cli.output import as_options, option, warn
+from partsong.console.output import warn
+from partsong.console.tables import read_table
 from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import LISTING, holds_matrix, is_parts_folder, read_parts
@@ -140,29 +139,6 @@ def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None, missing:
         names = next(iter(tables.values())).feature_names
         warn_of_unknown_columns(known_by_column(tables.values()), names, is_random=is_federation)
     return Holdings(tables, is_federation)
-
-
-def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Table:
-    """`partsong.read`, with a word on folders of parts where one table is meant."""
-    from partsong.io.read import read_wanted
-
-    place = place_of(path)
-    if is_parts_folder(place):
-        raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
-    if path.name == LISTING:
-        raise FileError(f"{path} lists the parts of several parties. Name its folder instead.")
-    require_meaningful(path, wanted, label_option)
-    return read_wanted(place, wanted)
-
-
-def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label") -> None:
-    """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
-    from partsong.io.read import conflicts, reader_of
-
-    reader = reader_of(place_of(path))
-    for setting, why in conflicts(reader, wanted) if reader is not None else ():
-        hint = label_option if setting == "label" else option(setting)
-        raise typer.BadParameter(f"{path}: {as_options(f'{setting}= {why}')}", param_hint=hint)
 
 
 def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from partsong.cli.output import exit_code, leave, put_failure, show_tracebacks, spell_out_what_cannot_be_written
+from partsong.console.output import exit_code, leave, put_failure, show_tracebacks, spell_out_what_cannot_be_written
 from partsong.core.runtime import package_version
 
 # ---- commands ---------------------------------------------------------------------------------------------------
@@ -88,12 +88,12 @@ PLACES = {
         "partsong.cli.topics", "app", "Topics of texts, in one file or spread over parties that keep their texts."
     ),
     "federation": Place(
-        "partsong.cli.federation_server",
+        "partsong.federation.commands.server",
         "app",
         "Run experiments between institutions: one coordinator, and sites that keep their rows.",
     ),
     "audit": Place(
-        "partsong.cli.audit",
+        "partsong.federation.commands.audit",
         "app",
         "What has left a site: every message out, without values, in a log that cannot be changed unseen.",
     ),

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import typer
 
 from partsong import methods
-from partsong.cli import output
 from partsong.cli.choices import GAME, MODEL_ENDINGS, RANK_METHODS, WEIGHT_ENDINGS, WITH_SKETCHES
 from partsong.cli.fit_report import ENDINGS, PLAYED, warn_of_empty_model
 from partsong.cli.fit_settings import (
@@ -24,15 +23,9 @@ from partsong.cli.fit_settings import (
     refusing,
     require_game,
 )
-from partsong.cli.inputs import (
-    header_notes,
-    require_meaningful,
-    warn_of,
-    warn_of_identifiers,
-    warn_of_unknown_columns,
-    with_known_cells,
-)
-from partsong.cli.output import (
+from partsong.cli.inputs import header_notes, warn_of, warn_of_identifiers, warn_of_unknown_columns, with_known_cells
+from partsong.console import output
+from partsong.console.output import (
     INTERRUPTED,
     TERMINATED,
     adopt,
@@ -46,6 +39,7 @@ from partsong.cli.output import (
     visible,
     warn_of_formulas,
 )
+from partsong.console.tables import require_meaningful
 from partsong.core.interfaces import Engine, Outcome
 from partsong.core.parameters import read_settings
 from partsong.core.runtime import using_threads

@@ -12,8 +12,8 @@ import typer
 
 from partsong import methods
 from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS, one_of, positive
-from partsong.cli.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
-from partsong.cli.output import (
+from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
+from partsong.console.output import (
     as_topic_options,
     exit_code,
     guarded,

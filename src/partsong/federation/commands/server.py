@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli import federation_site as federation_secret
-from partsong.cli import federation_status
-from partsong.cli.options import AsJson, OptionalFloat, OptionalPath, OptionalText, examples
-from partsong.cli.output import BAD_INPUT, guarded, put_json, require_writable, warn
+from partsong.console.options import AsJson, OptionalFloat, OptionalPath, OptionalText, examples
+from partsong.console.output import BAD_INPUT, guarded, put_json, require_writable, warn
 from partsong.errors import FileError, ParameterError, PartsongError
+from partsong.federation.commands import site as federation_secret
+from partsong.federation.commands import status as federation_status
 from partsong.federation.setup.run_place import TIMEOUT
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """A federation on this machine, with one site killed on the way; ends by comparing bits with one process."""
-    from partsong.cli.federation_demo import run_demo
+    from partsong.federation.commands.demo import run_demo
 
     if keep is not None and keep.exists():
         raise FileError(f"--keep {keep}: there is something already. Name a new folder.")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from partsong.cli.options import AsJson, OptionalInt, OptionalText, examples
-from partsong.cli.output import BAD_INPUT, guarded, put_json, tell, visible
+from partsong.console.options import AsJson, OptionalInt, OptionalText, examples
+from partsong.console.output import BAD_INPUT, guarded, put_json, tell, visible
 from partsong.errors import BrokenChain, ParameterError
 
 # ---- audit make up ----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from partsong.cli.options import AsJson, examples
-from partsong.cli.output import BAD_INPUT, failure, guarded, put_json, visible
+from partsong.console.options import AsJson, examples
+from partsong.console.output import BAD_INPUT, failure, guarded, put_json, visible
 from partsong.errors import BrokenChain, FileError, FormatError, PartsongError
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import typer
 
-from partsong.cli.choices import PACKAGES
 from partsong.core.runtime import press
 from partsong.errors import MissingExtra, PartsongError
 from partsong.io.opening import place_of
@@ -129,6 +128,9 @@ def option(name: str) -> str:
 def _option(after: str | None, found: re.Match[str]) -> str:
     return f"--no-{found[1]}" if after is None else option(found[1]) + after
 
+
+PACKAGES = {".parquet": "pyarrow.parquet", ".h5ad": "anndata"}
+"""Endings that need an optional package."""
 
 # ---- outputs ----------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.cli.output import as_options, guarded, put_json, visible, warn
+from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
+from partsong.console.output import as_options, guarded, put_json, visible, warn
 from partsong.errors import DataError, FileError, FormatError, ParameterError
 from partsong.io.opening import Wanted
 
@@ -337,7 +337,7 @@ def _shared_key(place: Path) -> SharedKey:
 
 def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     """What `partsong check` says; data that cannot be factorized are refused."""
-    from partsong.cli.inputs import read_table
+    from partsong.console.tables import read_table
     from partsong.data.validation import identifier_findings, inspect
 
     try:

@@ -1,0 +1,1 @@
+"""What all commands share: output, errors, exit codes, and a few options."""

@@ -1,0 +1,1 @@
+"""The commands `partsong federation` and `partsong audit`."""
