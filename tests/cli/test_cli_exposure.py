@@ -19,8 +19,7 @@ from partsong.cli.main import app
 from partsong.federation.experiment import Experiment, with_seed
 from partsong.federation.policy import Policy
 from partsong.federation.setup.server_folder import ServerFolder
-from partsong.federation.setup.site_folder import with_rare_columns
-from partsong.federation.setup.site_keys import POLICY
+from partsong.federation.setup.site_policy import POLICY, with_rare_columns
 
 WORDS = ("bounded", "unknown", "guess", "membership", "entries", "rows")
 

@@ -18,7 +18,6 @@ from cryptography import x509
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.server_process import Gate
-from partsong.federation.ledger import Chain, SiteLedger
 from partsong.federation.server.launch import conduct
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Card, Kit, Listed
@@ -270,31 +269,6 @@ def test_sites_compare_a_roster_with_each_other_and_not_with_the_coordinator_alo
     assert SiteFolder.at(tmp_path / "site-north").roster() is None
     with zipfile.ZipFile(joined.invite("north", tmp_path / "kit.zip")) as archive:
         assert "two other sites" in archive.read("README.txt").decode()
-
-
-def test_a_new_folder_goes_on_with_the_ledger_of_the_old_one(joined, told, tmp_path):
-    old, words = tmp_path / "site-north", ("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
-    SiteLedger(old / "state" / "ledger.jsonl").make_up(3, None, "before")
-    Chain(old / "state" / "audit.jsonl").append({"kind": "work"})
-    with (old / "state" / "ledger.jsonl").open("a") as file:
-        file.write('{"cut off')
-    (old / "site.toml").write_text("minimum_parties = 5\n")
-    for _ in range(2):
-        told(*words, "--folder", "anew", "--continues", "site-north")
-        ledger = SiteLedger(tmp_path / "anew" / "state" / "ledger.jsonl")
-        assert ledger.serial == 3
-        assert Chain(tmp_path / "anew" / "state" / "audit.jsonl").head()[0] == 1
-        assert SiteFolder.at(tmp_path / "anew").policy().minimum_parties == 5
-    assert (tmp_path / "anew" / "secret").read_bytes() != (old / "secret").read_bytes()
-    ledger.make_up(1, None, "after")
-    told(*words, "--folder", "anew", "--continues", "site-north")
-    assert ledger.serial == 4
-    assert "lines of its own" in told(*words, "--continues", "anew", code=1)["error"]
-    assert "not an earlier folder" in told(*words, "--folder", "x", "--continues", "liver", code=1)["error"]
-    text = (old / "state" / "ledger.jsonl").read_text()
-    (old / "state" / "ledger.jsonl").write_text(text.replace("before", "behind", 1))
-    assert told(*words, "--folder", "x", "--continues", "site-north", code=1)["type"] == "BrokenChain"
-    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of files")

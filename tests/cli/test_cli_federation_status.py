@@ -92,9 +92,9 @@ def test_promises_that_do_not_compose_are_told_one_by_one(books, told, invoke):
     [
         ("shared.key", None, "shared_key", "--shared-key FILE"),
         ("shared.key", b"\xff\xfe", "shared_key", "Compare it"),
-        ("site.toml", None, "policy", "Put your own copy back"),
+        ("site.toml", None, "policy", "Restore your backup"),
         ("site.toml", b"[privacy]\nepsilon = -1\n", "policy", "epsilon"),
-        ("secret", None, "secret", "Put your own copy back"),
+        ("secret", None, "secret", "Restore your backup"),
         ("roster.toml", None, "roster", "--fingerprint FINGERPRINT"),
         ("roster.toml", b"", "roster", "remove it, and have the fingerprint read"),
     ],

@@ -24,7 +24,7 @@ from partsong.data.table import Table
 from partsong.engines.local import Sequential
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.federation.policy import ZERO, Allowance, Policy
-from partsong.federation.setup.exposure_terms import Terms
+from partsong.federation.setup.joining import Terms
 from partsong.io.party_folder import write_parts
 from partsong.methods import build
 from partsong.methods.fnmf import LONG_ROUNDS

@@ -456,7 +456,7 @@ def stop(
         told: dict[str, Any] = {"stopped": "server", "process": holder}
     else:
         from partsong.federation.flower.control import controlling, end_work
-        from partsong.federation.setup.server_folder import number_in
+        from partsong.federation.setup.run_place import number_in
 
         place = server.known_run(str(name))
         number = number_in(place)
@@ -483,7 +483,7 @@ def stop(
 def _not_at_work(place: RunPlace, otherwise: str) -> FileError:
     """Why a run cannot be stopped that nobody works on: a command is just starting it, or what is said otherwise."""
     from partsong.federation.locks import holder_of
-    from partsong.federation.setup.server_folder import is_starting
+    from partsong.federation.setup.run_place import is_starting
 
     if not is_starting(place):
         return FileError(otherwise)
@@ -515,7 +515,7 @@ def _run_to_end(
 
 def _settings(place: RunPlace, timeout: float | None, names: list[str] | None) -> dict[str, Any]:
     """How patiently, and which names are public; what was not given is as it was when the run was last worked on."""
-    from partsong.federation.setup.server_folder import settings_in
+    from partsong.federation.setup.run_place import settings_in
 
     kept = settings_in(place)
     return {
@@ -539,7 +539,7 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in
     from partsong.federation.server.setup_phase import require_same_sites
     from partsong.federation.setup.credentials import write
-    from partsong.federation.setup.server_folder import require_not_ended
+    from partsong.federation.setup.run_place import require_not_ended
     from partsong.federation.site.state import make_folder
 
     before = Experiment.read(server.known_run(name).experiment) if resume else None
@@ -592,7 +592,7 @@ def _done_before(place: RunPlace, public: Sequence[str]) -> dict[str, Any] | Non
     it was never started is not told its end: for that nothing is left to do.
     """
     from partsong.federation.server.launch import record_in
-    from partsong.federation.setup.server_folder import result_in, settings_in
+    from partsong.federation.setup.run_place import result_in, settings_in
 
     told = result_in(place) if place.result.exists() else None
     if told is None or not (place.model.exists() and place.settings.exists()):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from partsong.data.table import Table
     from partsong.federation.policy import Policy
     from partsong.federation.setup.credentials import Kit, Listed, SharedKey
-    from partsong.federation.setup.site_folder import Joining, SiteFolder
+    from partsong.federation.setup.joining import Joining
+    from partsong.federation.setup.site_folder import SiteFolder
 
 
 # ---- federation secret ------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ Every message is written to {audit} before it leaves.
 
 def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
     """How the data are read: as texts where a column of them is named, or where they can be nothing else."""
-    from partsong.federation.setup.site_folder import USUAL_COLUMN, are_texts
+    from partsong.federation.setup.site_data import USUAL_COLUMN, are_texts
 
     if "text_column" not in reading and not are_texts(data):
         if "encoding" in reading:
@@ -100,7 +101,7 @@ def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
 
 def check_texts(data: Path, reading: dict[str, Any]) -> None:
     """Whether they can be read, and how many of them are empty."""
-    from partsong.federation.setup.site_folder import texts_at
+    from partsong.federation.setup.site_data import texts_at
 
     texts = texts_at(data, reading)
     empty = sum(not text.strip() for text in texts)
@@ -110,7 +111,7 @@ def check_texts(data: Path, reading: dict[str, Any]) -> None:
 
 def leaves_of_texts(wished: Joining) -> str:
     """For people, before they join."""
-    from partsong.federation.setup.site_folder import texts_at
+    from partsong.federation.setup.site_data import texts_at
 
     site, policy = wished.site, wished.policy()
     return TEXTS_LEAVES.format(
@@ -138,7 +139,6 @@ JOIN = examples(
     "partsong federation join liver-north.zip --data mine.h5ad --shared-key sites.key",
     "partsong federation join liver-north.zip --roster roster.toml",
     "partsong federation join liver-north.zip --data notes.csv --text-column text --shared-key sites.key",
-    "partsong federation join liver-north.zip --data mine.h5ad --folder anew --continues site-north",
 )
 NAMES_TOLD = "to a site of the roster that lacks some of them: their names, sealed, so that it alone reads them"
 NAMES_KEPT = "nothing to other sites, also not the names of columns that one of them lacks"
@@ -184,12 +184,6 @@ def join(
         OptionalPath,
         typer.Option(help="File with the key that all sites share; - for standard input.", show_default=False),
     ] = None,
-    continues: Annotated[
-        OptionalPath,
-        typer.Option(
-            help="The folder that these rows were in before: its ledger and audit log go on.", show_default=False
-        ),
-    ] = None,
     rare_columns: Annotated[
         OptionalText,
         typer.Option(
@@ -226,7 +220,7 @@ def join(
     """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
     from partsong.federation.locks import is_held
     from partsong.federation.setup.credentials import Kit, Listed
-    from partsong.federation.setup.site_folder import Joining
+    from partsong.federation.setup.joining import Joining
 
     shared = None if shared_key is None else _shared_key(shared_key)
     with tempfile.TemporaryDirectory() as scratch:
@@ -235,7 +229,8 @@ def join(
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
     reading |= {"text_column": text_column, "encoding": encoding}
     options = {name: value for name, value in reading.items() if value is not None}
-    wished = _going_on(Joining(_wanted(place, read, data, options, as_json), read, shared, continues))
+    wished = Joining(_wanted(place, read, data, options, as_json), read, shared)
+    wished.shared_key()  # refused where the site has lost it
     wished = _show_and_ask(_with_answer(wished, rare_columns), yes, as_json)
     site = _agreed(wished, as_json)
     before = site.roster()
@@ -260,20 +255,6 @@ def join(
         typer.echo(TAKEN.format(site.site), err=True)
     elif start:
         _start(site, drop)
-
-
-def _going_on(wished: Joining) -> Joining:
-    """With the shared key of an earlier folder, where none is given; refused where a used folder has lost its policy or
-    its key. Nothing is written.
-    """
-    from partsong.federation.setup.site_folder import key_going_on
-    from partsong.federation.setup.site_keys import require_policy
-
-    require_policy(wished.site.path)
-    if wished.earlier is not None and wished.shared is None:
-        wished = replace(wished, shared=key_going_on(wished.earlier, wished.site))
-    wished.shared_key()
-    return wished
 
 
 def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed | None:
@@ -310,17 +291,12 @@ def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], a
 
 def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
     """The site's folder, as it is now."""
-    from partsong.federation.setup.site_keys import has_policy
+    from partsong.federation.setup.site_policy import has_policy
 
-    site, policy = wished.site, wished.site.path / "site.toml"
-    is_made = not has_policy(site.path)
-    releases = wished.agreed()
-    if wished.earlier is not None:
-        typer.echo(f"Ledger and audit log go on from {wished.earlier}: {releases} releases so far.", err=as_json)
-        if (wished.earlier / "shared.key").exists():
-            typer.echo("So does the shared key, unless another one was given or is here.", err=as_json)
-    if is_made:
-        typer.echo(f"Read {policy} now: it says what may be asked of this site.", err=as_json)
+    is_new = not has_policy(wished.site.path)
+    site = wished.agreed()
+    if is_new:
+        typer.echo(f"Read {site.path / 'site.toml'} now: it says what may be asked of this site.", err=as_json)
     return site
 
 

@@ -227,26 +227,21 @@ def show_site(told: dict[str, Any]) -> None:
 
 def _pinned(site: SiteFolder) -> Listed | None:
     """The roster; None where none was pinned yet, an error with the way out where it is gone, or damaged."""
-    from partsong.federation.setup.site_keys import ROSTER, has_had
-
     try:
         found = site.roster()
     except PartsongError as error:
         error.add_note(f"The site has pinned it, and answers nobody without it. {PIN_AGAIN.format('remove it, and ')}")
         raise
-    if found is None and has_had(site.path, ROSTER):
-        place = site.path / "roster.toml"
+    if found is None and site.has_roster:
         raise FileError(
-            f"{place} is gone: this site has pinned a roster, and answers nobody without it. {PIN_AGAIN.format('')}"
+            f"{site.path / 'roster.toml'} is missing: this site has pinned a roster, and answers nobody without it. "
+            f"{PIN_AGAIN.format('')}"
         )
     return found
 
 
 def _policy(site: SiteFolder) -> Policy:
     """As it is in site.toml, which every error about it names."""
-    from partsong.federation.setup.site_keys import require_policy
-
-    require_policy(site.path)
     place = str(site.path / "site.toml")
     try:
         return site.policy()
@@ -410,7 +405,7 @@ def _run_told(place: RunPlace) -> dict[str, Any]:
 def _how_it_is(place: RunPlace) -> dict[str, Any]:
     """Running, starting, done, failed and why, or broken off and how it goes on."""
     from partsong.federation.locks import is_held
-    from partsong.federation.setup.server_folder import is_starting, result_in
+    from partsong.federation.setup.run_place import is_starting, result_in
 
     if is_held(place.lock):
         return {"status": "running"}
@@ -424,7 +419,7 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
 
 def _resuming(place: RunPlace) -> str | None:
     """The command that goes on with a run that was broken off, by the engine that it had last; None where none had."""
-    from partsong.federation.setup.server_folder import settings_in
+    from partsong.federation.setup.run_place import settings_in
 
     settings = settings_in(place)
     experiment, folder = quote(str(place.experiment)), quote(str(place.folder.parent.parent))

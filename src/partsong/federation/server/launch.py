@@ -25,8 +25,8 @@ from partsong.federation.server.asynchronous import AsynchronousCoordinator
 from partsong.federation.server.coordinator import Coordinator
 from partsong.federation.server.state import ArrivalsJournal, Journal, Ongoing, Record
 from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import TIMEOUT, RunPlace
-from partsong.federation.setup.server_folder import ServerFolder, settings_in
+from partsong.federation.setup.run_place import TIMEOUT, RunPlace, settings_in
+from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.plan import Plan, plan_of
 from partsong.federation.texts import FILE as STEPS
 from partsong.federation.texts import AgreeingFirst

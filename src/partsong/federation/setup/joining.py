@@ -1,15 +1,24 @@
-"""What a site reads before it joins: what can be computed from its uploads, and which columns too few rows use."""
+"""Joining: the folder of a site as it would be, and what can be computed from its uploads, for the site to read first.
+
+Nothing is written before the site has agreed.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from partsong.core.parameters import read_toml
 from partsong.federation.exposure_limit import REFUSE, allowed, counted
+from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
+from partsong.federation.setup.credentials import Kit, SharedKey, write
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.setup.site_policy import POLICY, has_policy, require_policy, with_rare_columns
 from partsong.federation.site.state import rare_columns, supports_of
 from partsong.privacy.exposure import MEANING, Exposure, Support, per_direction
 
@@ -77,3 +86,50 @@ class Terms:
                     f"{share:.2%} of the squared norm."
                 )
         return said
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """`site`: the folder as it would be. `shared`: a key that it would keep; None: the one that it has stays.
+    `rare_columns`: what site.toml will say of columns that few rows use; None: what it says already.
+    """
+
+    site: SiteFolder
+    kit: Kit
+    shared: SharedKey | None = None
+    rare_columns: str | None = None
+
+    def __post_init__(self) -> None:
+        require_policy(self.site.path)
+        self.site.require_idle(self.shared)
+
+    def policy(self) -> Policy:
+        """The one that is there, or would be made."""
+        if has_policy(self.site.path):
+            return Policy.read(self.site.path / "site.toml")
+        return Policy.from_table(tomllib.loads(POLICY))
+
+    @property
+    def asks_of_rare_columns(self) -> bool:
+        """Whether site.toml does not say yet what to do about columns that few rows use."""
+        place = self.site.path
+        return not has_policy(place) or "rare_columns" not in read_toml(place / "site.toml")
+
+    def terms(self) -> Terms:
+        """What can be computed from its uploads, for the site to read."""
+        policy, books = self.policy(), SiteLedger(self.site.path / "state" / "ledger.jsonl").books()
+        stated = policy.directions_before
+        sent = books.directions(policy.other_rows_since) + (stated or 0)
+        return Terms(policy, sent, books.uncounted(policy.other_rows_since) if stated is None else 0)
+
+    def shared_key(self) -> SharedKey | None:
+        """The one that would be used."""
+        return self.shared or self.site.shared_key()
+
+    def agreed(self) -> SiteFolder:
+        """Write all of it down."""
+        made = self.site.make(self.kit.authority, self.shared)
+        if self.rare_columns is not None and self.asks_of_rare_columns:
+            place = self.site.path / "site.toml"
+            write(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), self.rare_columns))
+        return made
