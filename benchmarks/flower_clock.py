@@ -118,12 +118,10 @@ def watch_server(clock: Clock) -> None:
     import os
 
     from partsong.aggregation.plaintext import InTheOpen
+    from partsong.engines import rounds
     from partsong.federation import signing as signatures
     from partsong.federation import wire
-    from partsong.federation.server import coordinator
-    from partsong.federation.server import setup_phase as asking
-    from partsong.federation.server import setup_phase as serials
-    from partsong.federation.server import state as record
+    from partsong.federation.server import remote, site_client, state
     from partsong.federation.transports import flower
     from partsong.federation.transports import flower as flower_pulling
     from partsong.methods.exact import SharedSums
@@ -137,9 +135,10 @@ def watch_server(clock: Clock) -> None:
     clock.watch(signatures.Way, "signed opened", "signatures")
     clock.watch(wire.Request, "written", "wire format")
     clock.watch(wire.Reply, "read", "wire format")
-    clock.watch(asking.Desk, "ask", "desk")
-    clock.watch(record.Journal, "save clear opening open phase decide", "journal")
-    clock.watch(serials.Serials, "keep", "journal")
-    clock.watch(coordinator, "check_upload check_sum", "checks")
+    clock.watch(site_client.SiteClient, "ask", "client")
+    clock.watch(state.Journal, "save clear attempt open answers decide", "journal")
+    clock.watch(state.ReleaseCounters, "keep", "journal")
+    clock.watch(remote, "check_upload", "checks")
+    clock.watch(rounds, "check_sum", "checks")
     clock.watch(InTheOpen, "hear total", MATHEMATICS)
     clock.watch(SharedSums, "finish metrics", MATHEMATICS)

@@ -19,7 +19,7 @@ from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import holder_of
-from partsong.federation.server.launch import conduct, record_in, run_over
+from partsong.federation.server.launch import record_in, run_experiment, run_over
 from partsong.federation.setup.server_folder import ServerFolder, require_not_ended
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
@@ -79,7 +79,7 @@ def test_a_run_is_not_resumed_once_a_site_was_removed(federation, told, tmp_path
     told("federation", "run", "experiment.toml", *over, code=1)
     experiment, place = Experiment.read(tmp_path / "experiment.toml"), server.run("experiment")
     roster = dict(server.roster().keys)
-    next(conduct(experiment, InProcess(sites), place.state, "experiment", roster=roster))
+    next(run_experiment(experiment, InProcess(sites), place.state, "experiment", roster=roster))
     told("federation", "remove", "south", "--folder", "liver")
     said = told("federation", "run", "experiment.toml", *over, "--resume", code=1)
     assert said["type"] == "ParameterError"

@@ -17,7 +17,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
 from partsong.federation.policy import Policy
 from partsong.federation.server import asynchronous
-from partsong.federation.server.launch import conduct, coordinator_of, record_in, told_of
+from partsong.federation.server.launch import record_in, run_experiment, summary_of
 from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.site.plan import plan_of
 from partsong.federation.transports.base import InProcess, Lost, by_list, by_seed
@@ -35,12 +35,10 @@ def sites_of(federation):
 
 
 def arrivals_of(federation, transport=None, **changes):
-    """The run, as `conduct` would have it, by the federation's own plan."""
-    plan, transport = federation.plan(), transport or InProcess(sites_of(federation))
-    settings = {"pause": 0.0, "timeout": 5.0, **changes}
-    made = coordinator_of(federation.experiment, transport, federation.folder / "server", federation.run, timeout=5.0)
-    schedule = federation.experiment.schedule(len(federation.names))
-    return replace(made, **settings).run(plan.program, (), schedule, reduction=plan.reduction)
+    """The run, with short pauses; `time_budget` is another one than the experiment's."""
+    ends = {"time_budget": changes.pop("time_budget")} if "time_budget" in changes else {}
+    federation = replace(federation, experiment=replace(federation.experiment, **ends))
+    return federation.rounds(transport or InProcess(sites_of(federation)), **{"pause": 0.0, "timeout": 5.0, **changes})
 
 
 def record_of(federation):
@@ -107,9 +105,9 @@ def test_one_process_repeats_any_order(order):
         )
 
 
-def test_conduct_runs_it_and_every_site_has_the_model_in_the_end(tmp_path):
+def test_run_experiment_runs_it_and_every_site_has_the_model_in_the_end(tmp_path):
     federation = federation_of(tmp_path)
-    *_, last = conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
+    *_, last = run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
     for name in federation.names:
         folder = tmp_path / name / "runs" / "run-1"
         model = load_state(folder / "model", Message)
@@ -422,7 +420,7 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
     rounds = list(arrivals_of(federation, transport, pause=0.1))
     record = record_of(federation)
     assert sum(bool(done.participants) for done in rounds) == 12
-    told = told_of(record)
+    told = summary_of(record)
     assert told["faulty"] == {"north": len(record.faults)}
     assert told["rounds"] == len(rounds) == 12 + len(record.faults)
     if lies_in == range(99):
@@ -574,7 +572,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     with pytest.raises(ParameterError, match="another run"):
         next(arrivals_of(synchronous))
     with pytest.raises(ParameterError, match="asynchronous run"):
-        conduct(Experiment("syn-sd", 3, 1), federation.transport(), tmp_path / "server", "run-1")
+        run_experiment(Experiment("syn-sd", 3, 1), federation.transport(), tmp_path / "server", "run-1")
 
 
 def test_a_site_that_has_lost_its_states_is_started_again(tmp_path):

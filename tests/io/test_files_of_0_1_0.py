@@ -14,7 +14,7 @@ from partsong import NMF, FederatedNMF, FederatedTopicModel, TopicModel, load_mo
 from partsong.errors import DamagedState, FormatError
 from partsong.federation.audit_log import Audit, both_read, not_charged, not_in_log, verified
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.server.state import Record
+from partsong.federation.server.state import RunState
 from partsong.federation.wire import load_state
 from partsong.training.checkpoint import load_run
 
@@ -107,4 +107,4 @@ def test_runs_of_0_1_0_are_refused_with_a_sentence():
     with pytest.raises(FormatError, match=r"fit\.ckpt: partsong 0\.1\.0 wrote .* or start a new run"):
         load_run(FOLDER / "fit.ckpt")
     with pytest.raises(DamagedState, match=r"server-run\.state: partsong 0\.1\.0 wrote .* or start a new run"):
-        load_state(FOLDER / "server-run.state", Record)
+        load_state(FOLDER / "server-run.state", RunState)

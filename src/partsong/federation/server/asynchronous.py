@@ -22,7 +22,6 @@ from partsong.core.interfaces import (
     Reduction,
     Round,
     Schedule,
-    Shard,
 )
 from partsong.engines.arrivals import AsyncConfig, asynchronous, beginning, taken_in
 from partsong.engines.rounds import nobody_left
@@ -39,9 +38,9 @@ from partsong.errors import (
 from partsong.federation.columns import SAME
 from partsong.federation.locks import locked
 from partsong.federation.server import setup_phase
-from partsong.federation.server.setup_phase import Agenda, Serials, larger, start_of
-from partsong.federation.server.setup_phase import Desk as RequestDesk
-from partsong.federation.server.state import ArrivalsJournal, Ongoing
+from partsong.federation.server.setup_phase import RunPlan, start_request
+from partsong.federation.server.site_client import SiteClient
+from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, ReleaseCounters, larger
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports.base import Lost, Transport
 from partsong.federation.wire import USUAL, Kind, Nonce, Refusal, Reply, Request, error_of, way_on
@@ -195,14 +194,14 @@ class End:
 class Reception:
     """Where a run stands, and what is under way."""
 
-    agenda: Agenda
+    agenda: RunPlan
     terms: AsyncConfig
     transport: Transport
     journal: ArrivalsJournal
     end: End
-    record: Ongoing
+    record: AsyncRunState
     errands: Errands
-    serials: Serials = Serials()
+    serials: ReleaseCounters = ReleaseCounters()
     began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -287,7 +286,7 @@ class Reception:
     def _request(self, name: str) -> Request:
         record = self.record
         if name not in record.started:
-            return Request(name, *start_of(self.agenda, record), self._seen(name))
+            return Request(name, *start_request(self.agenda, record), self._seen(name))
         piece, note = record.pieces[name], {"participants": list(record.layout.parties), **self._counted(name)}
         return Request(name, Nonce(record.run, piece.number, 0, Kind.WORK), piece.model, note, self._seen(name))
 
@@ -330,7 +329,7 @@ class Reception:
         """The server moves, which is on the disk before anybody is told of it."""
         before, index = self.record, self.record.index
         arrival = Arrival(name, sent, self._clock())
-        done, sums = taken_in(self.terms, before.desk, before.point, arrival)
+        done, sums = taken_in(self.terms, before.sums, before.checkpoint, arrival)
         after = done.checkpoint
         assert isinstance(after, AsyncCheckpoint)
         is_fault, number = isinstance(sent, PartsongError), before.pieces[name].number
@@ -340,7 +339,7 @@ class Reception:
             index=after.index,
             server=after.server,
             model=after.model,
-            desk=sums,
+            sums=sums,
             pieces=after.items,
             clock=after.clock,
             order=(*before.order, name),
@@ -384,10 +383,10 @@ class Reception:
 
 
 @dataclass(frozen=True, slots=True)
-class AsynchronousCoordinator:
+class AsyncCoordinator:
     """`engines.virtual_clock.Asynchronous` with parties elsewhere: arrivals come in the order in which sites are heard.
 
-    That order is in the record of the run (`Ongoing.order`), and with it the engine in one process gives the same
+    That order is in the record of the run (`AsyncRunState.order`), and with it the engine in one process gives the same
     models. `Schedule.rounds` counts arrivals that can be used; a Round is an arrival. `folder` belongs to one run; if
     there is something in it, the run goes on from there; `serials` is the file with what sites have told of their
     ledgers, for all runs of a federation.
@@ -410,23 +409,10 @@ class AsynchronousCoordinator:
     tol: float = 0.0
     serials: Path | None = None
 
-    def run(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        *,
-        reduction: Reduction,
-        resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
+    def run(self, program: Program, schedule: Schedule, reduction: Reduction) -> Iterator[Round]:
         """Rounds in the order of arrival; each is on the disk, and its sender has been sent the newest model, before
         it is handed out.
         """
-        if shards or resume is not None:
-            raise ParameterError(
-                "The parties of a federation are on their own machines: give no shards and no checkpoint (the folder "
-                "of the run has it)."
-            )
         make_folder(self.folder)
         with locked(self.folder / "lock", waits=False):
             reception = self._opened(program, schedule, reduction)
@@ -445,7 +431,7 @@ class AsynchronousCoordinator:
 
     def _opened(self, program: Program, schedule: Schedule, reduction: Reduction) -> Reception:
         """A run as it stands in the folder; one that has not begun begins here, with all who can be heard now."""
-        agenda, journal = Agenda(self.name, self.experiment, self.rule), ArrivalsJournal(self.folder)
+        agenda, journal = RunPlan(self.name, self.experiment, self.rule), ArrivalsJournal(self.folder)
         record, desk = self._found(journal), self._desk(schedule)
         if record is None:
             record = self._begun(agenda, program, schedule, reduction, desk)
@@ -453,26 +439,24 @@ class AsynchronousCoordinator:
         setup_phase.require_same_sites(record, self.transport.names())
         desk.seen.update(larger(desk.seen, record.seen))
         if not record.started:
-            record, _ = setup_phase.joined(agenda, desk, record, journal.save, record.seen.keys())
+            record, _ = setup_phase.start_sites(agenda, desk, record, journal.save, record.seen.keys())
         record = replace(record, seen=dict(desk.seen))
         terms = asynchronous(program, schedule, record.layout, reduction, self.record)
         end, errands = End(self.time_budget, self.tol), Errands(self.timeout, self.pause, schedule.faulty == "stop")
-        return Reception(agenda, terms, self.transport, journal, end, record, errands, desk.serials)
+        return Reception(agenda, terms, self.transport, journal, end, record, errands, desk.counters)
 
-    def _desk(self, schedule: Schedule) -> RequestDesk:
-        serials = Serials(self.serials)
-        return RequestDesk(
-            self.transport, self.timeout, schedule.faulty, serials.known(self.transport.names()), serials
-        )
+    def _desk(self, schedule: Schedule) -> SiteClient:
+        serials = ReleaseCounters(self.serials)
+        return SiteClient(self.transport, self.timeout, schedule.faulty, serials.known(self.transport.names()), serials)
 
     def _begun(
-        self, agenda: Agenda, program: Program, schedule: Schedule, reduction: Reduction, desk: RequestDesk
-    ) -> Ongoing:
-        first = setup_phase.begun(agenda, program, schedule, desk)
+        self, agenda: RunPlan, program: Program, schedule: Schedule, reduction: Reduction, desk: SiteClient
+    ) -> AsyncRunState:
+        first = setup_phase.negotiate(agenda, program, schedule, desk)
         terms = asynchronous(program, schedule, first.layout, reduction, self.record)
-        return Ongoing.of(first, beginning(terms, Checkpoint(0, {}, first.server, first.model)))
+        return AsyncRunState.of(first, beginning(terms, Checkpoint(0, {}, first.server, first.model)))
 
-    def _found(self, journal: ArrivalsJournal) -> Ongoing | None:
+    def _found(self, journal: ArrivalsJournal) -> AsyncRunState | None:
         record = journal.load()
         if (record is None and (self.folder / "run").exists()) or (
             record is not None and (record.run != self.name or record.experiment != dict(self.experiment))

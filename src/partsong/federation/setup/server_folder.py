@@ -25,7 +25,7 @@ from typing import Any
 from partsong.core.parameters import nearest, only, read_toml
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.locks import is_held
-from partsong.federation.server.state import Ongoing, Record
+from partsong.federation.server.state import AsyncRunState, RunState
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import (
     Card,
@@ -125,12 +125,12 @@ def _object(path: Path) -> dict[str, Any] | None:
 # A run of arrivals that has ended before its last one, by `time_budget` or `tol`: its sites have closed it.
 
 
-def require_not_ended(place: RunPlace, record: Record, arrivals: int) -> None:
+def require_not_ended(place: RunPlace, record: RunState, arrivals: int) -> None:
     """Refuse to go on with such a run of so many `arrivals`; one that was broken off may go on, with other ends too.
 
     Where sites have not heard the end, they are told again, and no more.
     """
-    if not isinstance(record, Ongoing) or not place.result.exists():
+    if not isinstance(record, AsyncRunState) or not place.result.exists():
         return
     arrived = record.index - len(record.faults)
     if arrived >= arrivals:
