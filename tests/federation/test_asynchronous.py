@@ -16,7 +16,7 @@ from partsong.errors import DivergenceError, FileError, ParameterError, PartyErr
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain
 from partsong.federation.policy import Policy
-from partsong.federation.server import asynchronous
+from partsong.federation.server import remote_arrivals
 from partsong.federation.server.launch import record_in, run_experiment, summary_of
 from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.site.plan import plan_of
@@ -346,7 +346,9 @@ def test_a_site_that_was_not_there_in_the_beginning_joins(tmp_path):
             return {name: self._asked(name, request) for name, request in requests.items()}
 
     asked = []
-    rounds = list(arrivals_of(federation, Slow(sites_of(federation), is_away)))
+    (tmp_path / "serials.json").write_text('{"north": 0}')  # it was heard in another run
+    transport = Slow(sites_of(federation), is_away)
+    rounds = list(arrivals_of(federation, transport, serials=tmp_path / "serials.json"))
     assert ("north", Kind.HELLO) in asked
     assert ("north", Kind.START) not in asked, "it was waited for, though it had not been heard before"
     assert "north" in record_of(federation).order
@@ -539,7 +541,7 @@ class Leaving(InProcess):
 
 
 def test_who_is_at_work_when_a_run_ends_hears_it_and_who_is_gone_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(asynchronous, "PARTING", 0.1)
+    monkeypatch.setattr(remote_arrivals, "PARTING", 0.1)
     federation = federation_of(tmp_path, faulty="leave out", rounds=2)
     rounds = list(arrivals_of(federation, Leaving(sites_of(federation)), timeout=30.0))
     assert "cut off" in rounds[-1].refused["north"]

@@ -15,8 +15,7 @@ from partsong.core.interfaces import Matrix, Message, Program, Reduction, Round,
 from partsong.errors import DataError, FileError, ParameterError, PartsongError
 from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.policy import roster_among
-from partsong.federation.server.asynchronous import AsyncCoordinator
-from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
 from partsong.federation.server.site_client import Responses, SiteClient
 from partsong.federation.server.state import ArrivalsJournal, Journal, RunState
 from partsong.federation.signing import bound_to, words_context_of

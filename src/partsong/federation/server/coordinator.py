@@ -1,4 +1,4 @@
-"""The server of a synchronous federation: set-up of a run, its rounds, and its end. It can be killed at any point."""
+"""The server of a federation: set-up of a run, its rounds or arrivals, and its end. It can be killed at any point."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from partsong.core.interfaces import Message, Program, Reduction, Round, Schedule
+from partsong.engines.arrivals import run_arrivals
 from partsong.engines.rounds import run_rounds
 from partsong.errors import ParameterError
 from partsong.federation.columns import SAME
 from partsong.federation.locks import locked
 from partsong.federation.server.remote import Remote, counted_notes
+from partsong.federation.server.remote_arrivals import EndConditions, PendingRequests, RemoteArrivals
 from partsong.federation.server.setup_phase import RunPlan, negotiate, require_same_sites
 from partsong.federation.server.site_client import Responses, SiteClient
-from partsong.federation.server.state import Journal, ReleaseCounters, RunState, larger
+from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, ReleaseCounters, RunState, larger
 from partsong.federation.signing import bound_to, context_of
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports.base import Transport
@@ -46,15 +48,14 @@ class Coordinator:
             raise ParameterError("Dropouts of a federation cannot be scheduled: remove `silent` from the schedule.")
         make_folder(self.folder)
         with locked(self.folder / "lock", waits=False):
-            plan, journal, client = self.plan, Journal(self.folder), self.client(schedule)
+            journal, client = Journal(self.folder), self.client(schedule)
             run = journal.load()
             if run is None:
-                run = negotiate(plan, program, schedule, client)
+                run = negotiate(self.plan, program, schedule, client)
                 journal.save(run)
-            self.require_own(run)
-            client.seen.update(larger(client.seen, run.seen))
+            self.resume(run, client)
             reduction = bound_to(context_of(run.experiment, run.columns, run.layout), reduction)
-            remote = Remote(plan, client, journal, run, program, reduction)
+            remote = Remote(self.plan, client, journal, run, program, reduction)
             yield from run_rounds(program, remote, schedule, reduction, run.point, self.record)
             ended = self.finish(program, remote.run, client)
             faults = {name: str(error) for name, error in ended.faults.items()}
@@ -71,7 +72,7 @@ class Coordinator:
         known = counters.known(self.transport.names())
         return SiteClient(self.transport, self.timeout, schedule.faulty, known, counters)
 
-    def require_own(self, run: RunState) -> None:
+    def resume(self, run: RunState, client: SiteClient) -> None:
         """Refuse a folder of another run, or of this one with other settings or sites."""
         if run.run != self.name or run.experiment != dict(self.experiment):
             raise ParameterError(
@@ -79,6 +80,7 @@ class Coordinator:
                 "choose another folder."
             )
         require_same_sites(run, self.transport.names())
+        client.seen.update(larger(client.seen, run.seen))
 
     def finish(self, program: Program, run: RunState, client: SiteClient) -> Responses:
         """Send all sites the end of the run, and the components.
@@ -88,3 +90,37 @@ class Coordinator:
         names = tuple(sorted(run.started))
         last = Message({**run.model.arrays, "components": program.components(run.server)})
         return client.ask(names, Nonce(self.name, run.index, kind=Kind.FINISH), last, {}, counted_notes(run, names))
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCoordinator(Coordinator):
+    """Runs an asynchronous program: the server accepts replies in the order in which they come.
+
+    That order is on disk (`AsyncRunState.order`); with it `engines.virtual_clock.Asynchronous` gives the same models in
+    one process. `Schedule.rounds` counts uploads, and a Round is an arrival.
+
+    faulty "stop": a site that refuses, or does not answer for `timeout` seconds, ends the run with an error, after
+    which it can be resumed. "leave out": the others go on, and the site is asked for the same work again, after `pause`
+    seconds if it has refused. Work that itself failed is an arrival that does not count; its site is sent the newest
+    model, unless it was the third in a row. The run stops where no site is left.
+    """
+
+    pause: float = 5.0
+    time_budget: float | None = None
+    tol: float = 0.0
+
+    def run(self, program: Program, schedule: Schedule, reduction: Reduction) -> Iterator[Round]:
+        """Rounds in the order of arrival; each is on the disk, and its sender is asked again, before it is yielded."""
+        make_folder(self.folder)
+        with locked(self.folder / "lock", waits=False):
+            journal, client = ArrivalsJournal(self.folder), self.client(schedule)
+            run = journal.load()
+            if run is None:
+                if Journal(self.folder).load() is not None:
+                    raise ParameterError(f"{self.folder} holds another run. Choose another folder.")
+                run = AsyncRunState.of(negotiate(self.plan, program, schedule, client))
+            self.resume(run, client)
+            pending = PendingRequests(self.timeout, self.pause, schedule.faulty == "stop")
+            ends = EndConditions(schedule.rounds, self.time_budget, self.tol)
+            remote = RemoteArrivals(self.plan, client, journal, run, program, pending, ends)
+            yield from run_arrivals(program, remote, schedule, reduction, run.checkpoint, self.record, remote.is_over)

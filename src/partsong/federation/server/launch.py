@@ -22,8 +22,7 @@ from partsong.federation.experiment import Experiment, out_of_memory, require_ro
 from partsong.federation.flower.control import FILE as WAITING
 from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
-from partsong.federation.server.asynchronous import AsyncCoordinator
-from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
 from partsong.federation.setup.run_place import TIMEOUT, RunPlace

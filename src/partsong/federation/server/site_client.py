@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from partsong.core.interfaces import Message
 from partsong.engines.rounds import nobody_left
-from partsong.errors import FormatError, PartsongError, SiteLost, UploadError
+from partsong.errors import FormatError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.state import ReleaseCounters, Unheard
 from partsong.federation.transports.base import Lost, Transport
 from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_of, way_on
@@ -88,43 +88,46 @@ class SiteClient:
         notes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Responses:
         """One exchange; `note` goes to all, `notes` to each."""
+        common, own = note or {}, notes or {}
         requests = {
-            name: Request(
-                name, nonce, body, {**(note or {}), **(notes or {}).get(name, {})}, self.seen.get(name, 0)
-            ).written()
-            for name in sorted(names)
+            name: self.request(name, nonce, body, {**common, **own.get(name, {})}).written() for name in sorted(names)
         }
         replies = self.transport.ask(requests, self.timeout)
         responses, before = Responses(self.faulty, nonce.run), dict(self.seen)
         for name in requests:
-            self._read(responses, name, nonce, replies.get(name, Lost("nothing was heard in time")))
+            try:
+                read = self.read(name, nonce, replies.get(name, Lost("nothing was heard in time")))
+            except PartyError as error:
+                responses.faults[name] = error
+                continue
+            if isinstance(read.answer, Refusal):
+                responses.refusals[name] = read.answer
+                responses.faults[name] = error_of(name, read.answer, nonce.round)
+            else:
+                responses.inbox[name], responses.notes[name] = read.answer, read.note
         if self.seen != before:
             self.counters.keep(self.seen)
         return responses
 
-    def _read(self, responses: Responses, name: str, nonce: Nonce, reply: bytes | Lost) -> None:
+    def request(self, name: str, nonce: Nonce, body: Message, note: Mapping[str, Any]) -> Request:
+        """A request to a site, with the largest serial number that it has sent."""
+        return Request(name, nonce, body, note, self.seen.get(name, 0))
+
+    def read(self, name: str, nonce: Nonce, reply: bytes | Lost) -> Reply:
+        """The reply to a request; SiteLost where there is none, UploadError where it cannot be used."""
         if isinstance(reply, Lost):
-            responses.faults[name] = SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {reply.why}.")
-            return
+            raise SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {reply.why}.")
         try:
             read = Reply.read(reply)
         except FormatError as error:
-            responses.faults[name] = UploadError(
-                f"Site {name!r} sent what cannot be read in round {nonce.round}: {error}"
-            )
-            return
+            raise UploadError(f"Site {name!r} sent what cannot be read in round {nonce.round}: {error}") from error
         if read.party != name or (read.nonce != nonce and not isinstance(read.answer, Refusal)):
-            responses.faults[name] = UploadError(
+            raise UploadError(
                 f"Site {name!r} sent the answer to another request than that of round {nonce.round}: repeated, or for "
                 "somebody else. Nothing of it was used."
             )
-            return
         self.seen[name] = max(self.seen.get(name, 0), read.serial)
-        if isinstance(read.answer, Refusal):
-            responses.refusals[name] = read.answer
-            responses.faults[name] = error_of(name, read.answer, nonce.round)
-        else:
-            responses.inbox[name], responses.notes[name] = read.answer, read.note
+        return read
 
 
 def _is_attempts(value: Any) -> TypeGuard[list[list[int]]]:

@@ -186,10 +186,9 @@ class AsyncRunState(RunState):
     moves: tuple[float, ...] = ()
 
     @staticmethod
-    def of(run: RunState, point: AsyncCheckpoint) -> AsyncRunState:
+    def of(run: RunState) -> AsyncRunState:
         """A run in which nothing has arrived yet."""
-        known = {one.name: getattr(run, one.name) for one in fields(run)}
-        return AsyncRunState(**known, pieces=point.items)
+        return AsyncRunState(**{one.name: getattr(run, one.name) for one in fields(run)})
 
     @property
     def checkpoint(self) -> AsyncCheckpoint:
