@@ -84,13 +84,13 @@ def watch_site(clock: Clock) -> None:
     """What an answer of a site is made of."""
     import os
 
+    from partsong.engines import party
     from partsong.federation import audit_log as audit
     from partsong.federation import ledger, wire
     from partsong.federation import ledger as chain
     from partsong.federation import signing as signatures
     from partsong.federation.flower import client_app as client
     from partsong.federation.setup import site_folder
-    from partsong.federation.site import rounds as site_work
     from partsong.federation.site import service as site
     from partsong.federation.site import state as site_files
     from partsong.methods.exact import SharedSums
@@ -109,7 +109,7 @@ def watch_site(clock: Clock) -> None:
         site_files.RunFolder, "save_tally save_work save_sent forget phases attempts", "states of a run, written"
     )
     clock.watch(site, "protection_of", "ledger and audit log")
-    clock.watch(site_work, "check_upload", "checks")
+    clock.watch(party, "check_upload", "checks")
     clock.watch(SharedSums, "local", MATHEMATICS)
 
 

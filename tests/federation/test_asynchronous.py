@@ -35,8 +35,8 @@ def sites_of(federation):
 
 
 def arrivals_of(federation, transport=None, **changes):
-    """The run, with short pauses; `time_budget` is another one than the experiment's."""
-    ends = {"time_budget": changes.pop("time_budget")} if "time_budget" in changes else {}
+    """The run, with short pauses; `time_budget` and `tol` are others than the experiment's."""
+    ends = {name: changes.pop(name) for name in ("time_budget", "tol") if name in changes}
     federation = replace(federation, experiment=replace(federation.experiment, **ends))
     return federation.rounds(transport or InProcess(sites_of(federation)), **{"pause": 0.0, "timeout": 5.0, **changes})
 
