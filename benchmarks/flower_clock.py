@@ -84,13 +84,13 @@ def watch_site(clock: Clock) -> None:
     """What an answer of a site is made of."""
     import os
 
+    from partsong.engines import party
     from partsong.federation import audit_log as audit
     from partsong.federation import ledger, wire
     from partsong.federation import ledger as chain
     from partsong.federation import signing as signatures
     from partsong.federation.flower import client_app as client
     from partsong.federation.setup import site_folder
-    from partsong.federation.site import rounds as site_work
     from partsong.federation.site import service as site
     from partsong.federation.site import state as site_files
     from partsong.methods.exact import SharedSums
@@ -109,7 +109,7 @@ def watch_site(clock: Clock) -> None:
         site_files.RunFolder, "save_tally save_work save_sent forget phases attempts", "states of a run, written"
     )
     clock.watch(site, "protection_of", "ledger and audit log")
-    clock.watch(site_work, "check_upload", "checks")
+    clock.watch(party, "check_upload", "checks")
     clock.watch(SharedSums, "local", MATHEMATICS)
 
 
@@ -118,12 +118,10 @@ def watch_server(clock: Clock) -> None:
     import os
 
     from partsong.aggregation.plaintext import InTheOpen
+    from partsong.engines import rounds
     from partsong.federation import signing as signatures
     from partsong.federation import wire
-    from partsong.federation.server import coordinator
-    from partsong.federation.server import setup_phase as asking
-    from partsong.federation.server import setup_phase as serials
-    from partsong.federation.server import state as record
+    from partsong.federation.server import remote, site_client, state
     from partsong.federation.transports import flower
     from partsong.federation.transports import flower as flower_pulling
     from partsong.methods.exact import SharedSums
@@ -137,9 +135,10 @@ def watch_server(clock: Clock) -> None:
     clock.watch(signatures.Way, "signed opened", "signatures")
     clock.watch(wire.Request, "written", "wire format")
     clock.watch(wire.Reply, "read", "wire format")
-    clock.watch(asking.Desk, "ask", "desk")
-    clock.watch(record.Journal, "save clear opening open phase decide", "journal")
-    clock.watch(serials.Serials, "keep", "journal")
-    clock.watch(coordinator, "check_upload check_sum", "checks")
+    clock.watch(site_client.SiteClient, "ask", "client")
+    clock.watch(state.Journal, "save clear attempt open answers decide", "journal")
+    clock.watch(state.ReleaseCounters, "keep", "journal")
+    clock.watch(remote, "check_upload", "checks")
+    clock.watch(rounds, "check_sum", "checks")
     clock.watch(InTheOpen, "hear total", MATHEMATICS)
     clock.watch(SharedSums, "finish metrics", MATHEMATICS)

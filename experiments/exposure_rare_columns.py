@@ -22,7 +22,7 @@ from partsong.data.conversion import as_matrix
 from partsong.errors import PartsongError
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.server.launch import conduct
+from partsong.federation.server.launch import run_experiment
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.site.state import rare_columns, supports_of
@@ -69,7 +69,7 @@ def federation(folder: Path, parts: list[np.ndarray], policy: Policy, seed: int)
     }
     transport = InProcess({name: site.answer for name, site in sites.items()})
     experiment = Experiment("fnmf", RANK, ROUNDS, seed=seed)
-    *_, last = conduct(experiment, transport, folder / "server", "run")
+    *_, last = run_experiment(experiment, transport, folder / "server", "run")
     program: Any = experiment.program(len(parts))
     return np.asarray(program.components(last.checkpoint.server))
 

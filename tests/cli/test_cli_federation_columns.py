@@ -9,7 +9,7 @@ pytest.importorskip("cryptography")
 
 from partsong.errors import FeatureError, SiteRefused
 from partsong.federation.experiment import Experiment
-from partsong.federation.server.launch import conduct
+from partsong.federation.server.launch import run_experiment
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports.base import InProcess
@@ -51,7 +51,7 @@ def conducted(sites, folder, seen):
     server = ServerFolder.at(folder / "liver")
     transport = server.signed(InProcess({name: recording(site.answering()) for name, site in sites.items()}))
     experiment, roster = Experiment("exact", 2, 2, masked=True, mask_bound=1e6), dict(server.roster().keys)
-    return list(conduct(experiment, transport, folder / "run", "run-1", roster=roster))
+    return list(run_experiment(experiment, transport, folder / "run", "run-1", roster=roster))
 
 
 def log_of(site):

@@ -18,7 +18,7 @@ from cryptography import x509
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.server_process import Gate
-from partsong.federation.server.launch import conduct
+from partsong.federation.server.launch import run_experiment
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Card, Kit, Listed
 from partsong.federation.setup.server_folder import ServerFolder
@@ -449,7 +449,7 @@ def test_status_at_a_site_says_what_was_spent_and_where_results_are(joined, told
     before = told("federation", "status", "--folder", "site-north")
     assert (before["node"], before["releases"], before["runs"], before["audit"]["lines"]) == ("stopped", 0, {}, 0)
     transport = joined.signed(InProcess({name: site.answering() for name, site in sites.items()}))
-    list(conduct(Experiment("fedavg", 2, 1), transport, tmp_path / "run", "first"))
+    list(run_experiment(Experiment("fedavg", 2, 1), transport, tmp_path / "run", "first"))
     said = told("federation", "status", "--folder", "site-north")
     result = tmp_path / "site-north" / "results" / "first"
     assert said["runs"] == {"first": {"status": "over", "result": str(result)}}

@@ -19,7 +19,7 @@ from partsong.federation.commands.server import line_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import holder_of
-from partsong.federation.server.launch import conduct, record_in, run_over
+from partsong.federation.server.launch import record_in, run_experiment, run_over
 from partsong.federation.setup.run_place import require_not_ended
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
@@ -80,7 +80,7 @@ def test_a_run_is_not_resumed_once_a_site_was_removed(federation, told, tmp_path
     told("federation", "run", "experiment.toml", *over, code=1)
     experiment, place = Experiment.read(tmp_path / "experiment.toml"), server.run("experiment")
     roster = dict(server.roster().keys)
-    next(conduct(experiment, InProcess(sites), place.state, "experiment", roster=roster))
+    next(run_experiment(experiment, InProcess(sites), place.state, "experiment", roster=roster))
     told("federation", "remove", "south", "--folder", "liver")
     said = told("federation", "run", "experiment.toml", *over, "--resume", code=1)
     assert said["type"] == "ParameterError"
@@ -97,7 +97,7 @@ def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_ma
         sites[site] = place.opened().answer
     place = server.run("timed")
     place.folder.mkdir()
-    place.experiment.write_text(text + "time_budget = 0.05\n")
+    place.experiment.write_text(text + "time_budget = 1.0\n")
     place.settings.write_text("{}")
     ended = run_over(lambda: InProcess(sites), server, place)
     (tmp_path / "timed.toml").write_text(text + "time_budget = 60.0\n")

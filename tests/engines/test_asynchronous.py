@@ -30,8 +30,9 @@ from partsong.aggregation.linear import Mean
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.codec import decode, encode
-from partsong.core.interfaces import Checkpoint, Layout, Message, ProgramBase, WorkItem
+from partsong.core.interfaces import Arrival, Checkpoint, Layout, Message, ProgramBase, Schedule, WorkItem
 from partsong.engines import mpi
+from partsong.engines.arrivals import asynchronous, taken_in
 from partsong.engines.local import Parallel, Sequential
 from partsong.engines.virtual_clock import Asynchronous, Clocked, Durations
 from partsong.errors import (
@@ -291,6 +292,18 @@ class Faulty:
         if shard.name in self.who and party.count >= 3 * self.after:
             raise self.error("row 3 is no good")
         return self.inner.local(shard, party, model)
+
+
+def test_an_arrival_may_bring_another_piece_than_the_checkpoint_has():
+    """A site that was started again meanwhile has a new one."""
+    shards = shards_of(NAMES)
+    *_, last = run(Asynchronous(), PROGRAM, shards, 3)
+    point, name = last.checkpoint, NAMES[0]
+    config = asynchronous(PROGRAM, Schedule(9), Layout.of(shards, 0), InTheOpen(), record=False)
+    piece = WorkItem(point.model, point.index, point.items[name].number + 5)
+    done, _ = taken_in(config, None, point, Arrival(name, PartyError("Nothing came of it."), 99.0, piece))
+    assert done.checkpoint.items[name].number == piece.number + 1
+    assert all(done.checkpoint.items[other] == point.items[other] for other in NAMES[1:])
 
 
 def test_a_fault_stops_the_run_with_the_party_named():

@@ -14,7 +14,7 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.launch import run_experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.service import Site
@@ -68,13 +68,9 @@ class Federation:
     def plan(self):
         return self.build(self.experiment.told(), len(self.names), None)
 
-    def coordinator(self, transport=None):
-        return Coordinator(transport or self.transport(), self.folder / "server", self.run, self.experiment.told())
-
-    def rounds(self, transport=None, **changes):
-        plan = self.plan()
-        schedule = replace(self.experiment.schedule(len(self.names)), rounds=plan.exchanges, **changes)
-        return self.coordinator(transport).run(plan.program, (), schedule, reduction=plan.reduction)
+    def rounds(self, transport=None, **settings):
+        server, transport = self.folder / "server", transport or self.transport()
+        return run_experiment(self.experiment, transport, server, self.run, build=self.build, **settings)
 
     def record(self):
         return Journal(self.folder / "server").load()

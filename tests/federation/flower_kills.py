@@ -14,7 +14,7 @@ from partsong.errors import PartsongError
 from partsong.federation.chain import Chain
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
-from partsong.federation.server.state import Ongoing, Opening
+from partsong.federation.server.state import AsyncRunState, Journal
 from partsong.federation.site.plan import plan_of
 from partsong.federation.wire import load_state
 from partsong.privacy.accounting import Ledger, Release
@@ -158,10 +158,10 @@ class Killer:
             if (folder / f"phase-{phase}").exists():
                 return name
         try:
-            opening = load_state(folder / "opening", Opening)
+            attempt = Journal(folder).attempt(load_state(folder / "attempt", tuple)[0])
         except PartsongError:
             return "between rounds"
-        return "upload" if opening.first else "set-up"
+        return "upload" if attempt is not None and attempt.first else "set-up"
 
     def process(self, victim, run):
         if victim == "app":
@@ -178,7 +178,7 @@ def require_unharmed(made, run, told, rounds, build=plan_of):
     assert (told["absent"], told["silent"]) == ({}, {})
     for site in made.sites.values():
         assert (site.path / "results" / run).is_dir()
-    if isinstance(record, Ongoing):
+    if isinstance(record, AsyncRunState):
         require_each_arrival_once(made, run, told, record)
         return
     assert made.charged(run) == {name: [(index, 0) for index in range(rounds)] for name in made.names}
@@ -198,7 +198,7 @@ def require_recorded(made, run, told, rounds):
 def require_same(made, run, told, rounds, build=plan_of):
     """Nothing is lost, one nonce covers one payload, and one process gives the same bits."""
     record = made.record(run)
-    exchanges = rounds * (len(made.names) if isinstance(record, Ongoing) else 1)
+    exchanges = rounds * (len(made.names) if isinstance(record, AsyncRunState) else 1)
     assert (told["status"], told["rounds"], record.index) == ("done", exchanges, exchanges)
     assert [line["round"] for line in made.progress(run)] == list(range(1, exchanges + 1))
     assert made.is_same(run, build)

@@ -21,7 +21,7 @@ from partsong.engines.virtual_clock import Asynchronous
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.launch import record_in
-from partsong.federation.server.state import Ongoing
+from partsong.federation.server.state import AsyncRunState
 from partsong.federation.site.plan import plan_of
 from partsong.io.model_file import load_model
 
@@ -141,7 +141,7 @@ class Federation:
         opened = {name: site.opened().data for name, site in sorted(self.sites.items())}
         shards = [Shard(name, data.matrix(), data.secret) for name, data in opened.items()]
         schedule = Schedule(record.index, record.layout.seed, record.absent(), record.silent())
-        engine = Asynchronous(record.recorded_order()) if isinstance(record, Ongoing) else Sequential()
+        engine = Asynchronous(record.recorded_order()) if isinstance(record, AsyncRunState) else Sequential()
         *_, last = engine.run(plan.program, shards, schedule, reduction=plan.reduction)
         expected = np.ascontiguousarray(np.asarray(plan.program.components(last.checkpoint.server)))
         found = load_model(place.model).components

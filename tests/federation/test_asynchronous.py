@@ -16,8 +16,8 @@ from partsong.errors import DivergenceError, FileError, ParameterError, PartyErr
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.server import asynchronous
-from partsong.federation.server.launch import conduct, coordinator_of, record_in, told_of
+from partsong.federation.server import remote_arrivals
+from partsong.federation.server.launch import record_in, run_experiment, summary_of
 from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.site.plan import plan_of
 from partsong.federation.transports.base import InProcess, Lost, by_list, by_seed
@@ -35,12 +35,10 @@ def sites_of(federation):
 
 
 def arrivals_of(federation, transport=None, **changes):
-    """The run, as `conduct` would have it, by the federation's own plan."""
-    plan, transport = federation.plan(), transport or InProcess(sites_of(federation))
-    settings = {"pause": 0.0, "timeout": 5.0, **changes}
-    made = coordinator_of(federation.experiment, transport, federation.folder / "server", federation.run, timeout=5.0)
-    schedule = federation.experiment.schedule(len(federation.names))
-    return replace(made, **settings).run(plan.program, (), schedule, reduction=plan.reduction)
+    """The run, with short pauses; `time_budget` and `tol` are others than the experiment's."""
+    ends = {name: changes.pop(name) for name in ("time_budget", "tol") if name in changes}
+    federation = replace(federation, experiment=replace(federation.experiment, **ends))
+    return federation.rounds(transport or InProcess(sites_of(federation)), **{"pause": 0.0, "timeout": 5.0, **changes})
 
 
 def record_of(federation):
@@ -107,9 +105,9 @@ def test_one_process_repeats_any_order(order):
         )
 
 
-def test_conduct_runs_it_and_every_site_has_the_model_in_the_end(tmp_path):
+def test_run_experiment_runs_it_and_every_site_has_the_model_in_the_end(tmp_path):
     federation = federation_of(tmp_path)
-    *_, last = conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
+    *_, last = run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
     for name in federation.names:
         folder = tmp_path / name / "runs" / "run-1"
         model = load_state(folder / "model", Message)
@@ -348,7 +346,9 @@ def test_a_site_that_was_not_there_in_the_beginning_joins(tmp_path):
             return {name: self._asked(name, request) for name, request in requests.items()}
 
     asked = []
-    rounds = list(arrivals_of(federation, Slow(sites_of(federation), is_away)))
+    (tmp_path / "serials.json").write_text('{"north": 0}')  # it was heard in another run
+    transport = Slow(sites_of(federation), is_away)
+    rounds = list(arrivals_of(federation, transport, serials=tmp_path / "serials.json"))
     assert ("north", Kind.HELLO) in asked
     assert ("north", Kind.START) not in asked, "it was waited for, though it had not been heard before"
     assert "north" in record_of(federation).order
@@ -422,7 +422,7 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
     rounds = list(arrivals_of(federation, transport, pause=0.1))
     record = record_of(federation)
     assert sum(bool(done.participants) for done in rounds) == 12
-    told = told_of(record)
+    told = summary_of(record)
     assert told["faulty"] == {"north": len(record.faults)}
     assert told["rounds"] == len(rounds) == 12 + len(record.faults)
     if lies_in == range(99):
@@ -541,7 +541,7 @@ class Leaving(InProcess):
 
 
 def test_who_is_at_work_when_a_run_ends_hears_it_and_who_is_gone_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(asynchronous, "PARTING", 0.1)
+    monkeypatch.setattr(remote_arrivals, "PARTING", 0.1)
     federation = federation_of(tmp_path, faulty="leave out", rounds=2)
     rounds = list(arrivals_of(federation, Leaving(sites_of(federation)), timeout=30.0))
     assert "cut off" in rounds[-1].refused["north"]
@@ -574,7 +574,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     with pytest.raises(ParameterError, match="another run"):
         next(arrivals_of(synchronous))
     with pytest.raises(ParameterError, match="asynchronous run"):
-        conduct(Experiment("syn-sd", 3, 1), federation.transport(), tmp_path / "server", "run-1")
+        run_experiment(Experiment("syn-sd", 3, 1), federation.transport(), tmp_path / "server", "run-1")
 
 
 def test_a_site_that_has_lost_its_states_is_started_again(tmp_path):

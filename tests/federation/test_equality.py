@@ -26,8 +26,8 @@ from partsong.errors import (
 from partsong.federation.experiment import Experiment
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
-from partsong.federation.server.launch import conduct
-from partsong.federation.server.setup_phase import Serials
+from partsong.federation.server.launch import run_experiment
+from partsong.federation.server.state import ReleaseCounters
 from partsong.federation.site.state import Worked
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Reply, Request, load_state
@@ -305,7 +305,9 @@ def test_with_a_pinned_roster_the_bits_are_the_same(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
     roster = roster_of(shards_of(federation.names))
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
-    rounds = list(conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1", roster=roster))
+    rounds = list(
+        run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1", roster=roster)
+    )
     assert_same(federation, rounds)
 
 
@@ -335,22 +337,22 @@ def test_a_site_that_was_restored_from_an_older_copy_is_noticed_in_another_run(t
         return replace(federation.experiment, seed=seed)
 
     shared = {"timeout": 5.0, "serials": tmp_path / "serials.json"}
-    list(conduct(federation.experiment, federation.transport(), tmp_path / "a", "run-a", **shared))
+    list(run_experiment(federation.experiment, federation.transport(), tmp_path / "a", "run-a", **shared))
     shutil.copytree(tmp_path / "north", tmp_path / "copy")
-    list(conduct(another(1), federation.transport(), tmp_path / "b", "run-b", **shared))
+    list(run_experiment(another(1), federation.transport(), tmp_path / "b", "run-b", **shared))
     shutil.rmtree(tmp_path / "north")
     shutil.copytree(tmp_path / "copy", tmp_path / "north")
     with pytest.raises(SiteRefused, match=r"'north'.*'behind'"):
-        list(conduct(another(2), federation.transport(), tmp_path / "c", "run-c", **shared))
+        list(run_experiment(another(2), federation.transport(), tmp_path / "c", "run-c", **shared))
     released = federation.site("east").ledger.serial
     without = replace(another(3), faulty="leave out")
-    rounds = list(conduct(without, federation.transport(), tmp_path / "d", "run-d", **shared))
+    rounds = list(run_experiment(without, federation.transport(), tmp_path / "d", "run-d", **shared))
     assert all("north" not in done.participants for done in rounds)
     assert federation.site("east").ledger.serial > released
 
 
 def test_serials_of_a_federation_only_grow_and_what_is_no_such_file_is_refused(tmp_path):
-    serials = Serials(tmp_path / "serials.json")
+    serials = ReleaseCounters(tmp_path / "serials.json")
     serials.keep({"east": 3, "north": 1})
     serials.keep({"east": 2, "south": 5})
     assert serials.known(("east", "south", "west")) == {"east": 3, "south": 5}
@@ -391,17 +393,21 @@ OFFERS = {
 def test_a_site_that_says_nonsense_to_hello_is_named_and_can_be_left_out(tmp_path, rule, offer):
     federation = Federation(tmp_path, Experiment("exact", 3, 1, columns=rule, faulty="leave out"))
     transport = Lying(federation.transport().sites, OFFERS[offer])
-    (done,) = conduct(federation.experiment, transport, tmp_path / "server", "run-1")
+    (done,) = run_experiment(federation.experiment, transport, tmp_path / "server", "run-1")
     assert {"east", "north"} <= set(done.participants)
     with pytest.raises(UploadError, match="'south'"):
-        list(conduct(replace(federation.experiment, faulty="stop", seed=1), transport, tmp_path / "other", "run-2"))
+        list(
+            run_experiment(
+                replace(federation.experiment, faulty="stop", seed=1), transport, tmp_path / "other", "run-2"
+            )
+        )
 
 
 @pytest.mark.parametrize("faulty", ["stop", "leave out"])
 def test_a_site_that_shares_no_column_with_others_that_do_is_named_and_can_be_left_out(tmp_path, faulty):
     federation = Federation(tmp_path, Experiment("exact", 3, 1, columns="common", faulty=faulty))
     transport = Lying(federation.transport().sites, {"columns": np.ones((1, 16), np.uint8)})
-    rounds = conduct(federation.experiment, transport, tmp_path / "server", "run-1")
+    rounds = run_experiment(federation.experiment, transport, tmp_path / "server", "run-1")
     if faulty == "stop":
         with pytest.raises(FeatureError, match="Without 'south'"):
             list(rounds)
@@ -414,12 +420,12 @@ def test_a_site_that_shares_no_column_with_others_that_do_is_named_and_can_be_le
 @pytest.mark.parametrize("now", [NAMES[:2], NAMES])
 def test_a_run_does_not_go_on_with_other_sites(tmp_path, method, now):
     federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=2 if method == "asyn-sd" else None))
-    rounds = conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1", timeout=5.0)
+    rounds = run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1", timeout=5.0)
     next(rounds)
     rounds.close()
     federation.names = now
     with pytest.raises(ParameterError, match=r"sites have changed.*(gone: south|new: west)"):
-        list(conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1", timeout=5.0))
+        list(run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1", timeout=5.0))
 
 
 def test_a_planned_absence_is_as_in_one_process(tmp_path):

@@ -23,7 +23,7 @@ from partsong.core.interfaces import Schedule
 from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FileError, ParameterError, SiteLost
 from partsong.federation.experiment import Experiment
-from partsong.federation.server.launch import conduct
+from partsong.federation.server.launch import run_experiment
 from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.signing import public_key, signer, verifier
 from partsong.federation.transports.base import Lost
@@ -312,7 +312,7 @@ def test_sites_that_are_killed_in_an_asynchronous_run_hold_up_nobody(tmp_path):
     federation = Federation(tmp_path, experiment)
     with closing(Sites(tmp_path, federation.names)) as sites:
         transport, rounds = folders_of(tmp_path), []
-        for done in conduct(experiment, transport, tmp_path / "server", "run-1", timeout=20):
+        for done in run_experiment(experiment, transport, tmp_path / "server", "run-1", timeout=20):
             rounds.append(done)
             if done.index == 3:
                 os.kill(sites.running["south"], signal.SIGKILL)
@@ -334,11 +334,9 @@ def test_sites_that_are_killed_in_an_asynchronous_run_hold_up_nobody(tmp_path):
 
 def finished(federation):
     """A run that is started anew wherever the server gave up for want of a site."""
-    plan, schedule = federation.plan(), federation.experiment.schedule(3)
     while True:
-        coordinator = replace(federation.coordinator(folders_of(federation.folder)), timeout=20.0)
         try:
-            return list(coordinator.run(plan.program, (), schedule, reduction=plan.reduction))
+            return list(federation.rounds(folders_of(federation.folder), timeout=20.0))
         except SiteLost:
             continue
 

@@ -140,8 +140,8 @@ def test_a_server_that_is_killed_once_it_knows_remembers_nothing_of_the_lost_wor
             shutil.rmtree(tmp_path / "east" / "runs", ignore_errors=True)
         return ask(self, requests, timeout)
 
-    def killed(self, opening, number, inbox):
-        decide(self, opening, number, inbox)
+    def killed(self, attempt, number, *accepted):
+        decide(self, attempt, number, *accepted)
         if number == phase:
             raise Killed
 

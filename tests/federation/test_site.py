@@ -15,7 +15,7 @@ from partsong.federation.columns import Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import OpeningBalance
 from partsong.federation.policy import Allowance, Policy
-from partsong.federation.server.launch import conduct
+from partsong.federation.server.launch import run_experiment
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data
 from partsong.federation.site.state import RunFolder, Worked
@@ -494,7 +494,7 @@ def test_columns_that_all_have_can_be_agreed_on(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2, columns="common"))
     less = Data(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
     federation.sites["north"] = federation.site("north", data=less)
-    *_, done = conduct(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
+    *_, done = run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
     assert done.model["H"].shape == (3, 10)
     assert "gene-11" in (tmp_path / "east" / "site.log").read_text()
 

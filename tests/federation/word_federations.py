@@ -11,7 +11,7 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.server.launch import coordinator_of, record_in
+from partsong.federation.server.launch import record_in, run_experiment
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import plan_of
@@ -75,9 +75,8 @@ class TextFederation:
         return plan_of(self.experiment.told(), len(self.names), self.roster())
 
     def rounds(self, transport=None):
-        plan, asked = self.plan(), transport or self.transport()
-        engine = coordinator_of(self.experiment, asked, self.folder / "server", self.run, timeout=60.0)
-        return engine.run(plan.program, (), self.experiment.schedule(len(self.names)), reduction=plan.reduction)
+        own = (self.experiment, transport or self.transport(), self.folder / "server", self.run)
+        return run_experiment(*own, roster=self.roster(), timeout=60.0)
 
     def record(self):
         return record_in(self.folder / "server")

@@ -16,7 +16,7 @@ from partsong.federation.audit_log import Audit
 from partsong.federation.audit_report import verified
 from partsong.federation.consistency import both_read, not_charged, not_in_log
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.server.state import Record
+from partsong.federation.server.state import RunState
 from partsong.federation.wire import load_state
 from partsong.training.checkpoint import load_run
 
@@ -109,4 +109,4 @@ def test_runs_of_0_1_0_are_refused_with_a_sentence():
     with pytest.raises(FormatError, match=r"fit\.ckpt: partsong 0\.1\.0 wrote .* or start a new run"):
         load_run(FOLDER / "fit.ckpt")
     with pytest.raises(DamagedState, match=r"server-run\.state: partsong 0\.1\.0 wrote .* or start a new run"):
-        load_state(FOLDER / "server-run.state", Record)
+        load_state(FOLDER / "server-run.state", RunState)

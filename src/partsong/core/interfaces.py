@@ -710,11 +710,15 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Who sent what, or the error instead, and at which second of the run."""
+    """Who sent what, or the error instead, and at which second of the run.
+
+    `item` is the piece that was worked on, where the network may have replaced the one in the checkpoint.
+    """
 
     name: str
     sent: Message | PartsongError
     clock: float
+    item: WorkItem | None = None
 
 
 class Arrivals(Protocol):

@@ -75,7 +75,6 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "federation.server.state": (
         "federation.absence",
         "federation.run",
-        "federation.round-attempt",
         "federation.arrivals",
     ),
     "federation.site.state": (

@@ -138,6 +138,8 @@ def beginning(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoint:
 
 def taken_in(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arrival) -> tuple[Round, State]:
     """The round that an arrival makes, and what the reduction keeps; the checkpoint has the sender's next item."""
+    if arrival.item is not None:
+        point = replace(point, items={**point.items, arrival.name: arrival.item})
     name, sent, item = arrival.name, arrival.sent, point.items[arrival.name]
     if isinstance(sent, PartsongError):
         return _refused(run, point, arrival, sent), sums

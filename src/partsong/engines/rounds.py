@@ -260,7 +260,8 @@ def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
         return run.network.exchange(ask, partial(server.serve, ask)) if served is None else served
     except TooFewParties as error:
         for name, fault in attempt.refused.items():
-            error.add_note(f"Left out of it was {name!r}: {fault}")
+            if repr(name) not in str(error):
+                error.add_note(f"Left out of it was {name!r}: {fault}")
         raise
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from partsong.core.interfaces import Checkpoint, Matrix, Message, Program, Reduction, Round, Schedule, Shard
+from partsong.core.interfaces import Matrix, Message, Program, Reduction, Round, Schedule
 from partsong.errors import DataError, FileError, ParameterError, PartsongError
 from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.policy import roster_among
-from partsong.federation.server.asynchronous import AsynchronousCoordinator
-from partsong.federation.server.coordinator import Coordinator, Setting
-from partsong.federation.server.setup_phase import Asked
-from partsong.federation.server.state import ArrivalsJournal, Journal, Record
+from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
+from partsong.federation.server.site_client import Responses, SiteClient
+from partsong.federation.server.state import ArrivalsJournal, Journal, RunState
 from partsong.federation.signing import bound_to, words_context_of
 from partsong.federation.site.plan import Build, Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
@@ -213,15 +212,12 @@ class WordCoordinator(Coordinator):
 
     looks_at: Callable[[Message], None] = lambda last: None
 
-    def _is_over(self, setting: Setting, record: Record) -> bool:
-        program: Any = setting.program
-        return bool(program.is_over(record.server))
-
-    def _finish(self, setting: Setting, record: Record) -> Asked:
-        self.looks_at(record.model)
-        asked = Coordinator._finish(self, setting, record)
-        asked.require("the end of the agreement on words", record.index)
-        return asked
+    def finish(self, program: Program, run: RunState, client: SiteClient) -> Responses:
+        """Require an answer of every site."""
+        self.looks_at(run.model)
+        ended = Coordinator.finish(self, program, run, client)
+        ended.require("the end of the agreement on words", run.index)
+        return ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,36 +228,28 @@ class AgreeingFirst:
     agreement is not looked at again.
     """
 
-    rounds: Coordinator | AsynchronousCoordinator
+    rounds: Coordinator | AsyncCoordinator
     rule: TextRule
 
-    def run(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        *,
-        reduction: Reduction,
-        resume: Checkpoint | None = None,
-    ) -> Iterator[Round]:
+    def run(self, program: Program, schedule: Schedule, reduction: Reduction) -> Iterator[Round]:
         """Rounds of the run itself."""
         folder = self.rounds.folder
         if Journal(folder).load() is None and ArrivalsJournal(folder).load() is None:
             self._agree(program, schedule, getattr(reduction, "roster", None))
         if reduction.hides_uploads:
             reduction = bound_to(self._context(), reduction)
-        yield from self.rounds.run(program, shards, schedule, reduction=reduction, resume=resume)
+        yield from self.rounds.run(program, schedule, reduction)
 
     def _context(self) -> str:
         """Of what the agreement has ended with, as all sites were told it."""
         place = self.rounds.folder / WORDS
-        record = Journal(place).load()
-        if record is None:
+        run = Journal(place).load()
+        if run is None:
             raise FileError(
                 f"{place} has no record of the agreement on words, without which signatures of masked sums cannot be "
                 "checked. Put it back from a copy, or begin a new run."
             )
-        return words_context_of(record.model["documents"], record.model["n_documents"][0])
+        return words_context_of(run.model["documents"], run.model["n_documents"][0])
 
     def _agree(self, program: Program, schedule: Schedule, roster: Any) -> None:
         base, parties = self.rounds, len(self.rounds.transport.names())
@@ -285,7 +273,7 @@ class AgreeingFirst:
         masks, plan = masks_for_words(parties, roster), Schedule(MOST_EXCHANGES, schedule.seed)
         agreement: Any = self.rule.rounds
         lines = StepLines(words.folder / FILE)
-        for done in words.run(agreement, (), plan, reduction=masks):
+        for done in words.run(agreement, plan, masks):
             lines.note(done)
 
     def _require_enough(self, program: Program, last: Message) -> None:

@@ -22,7 +22,7 @@ from partsong.core.interfaces import Round
 from partsong.errors import FileError, MissingExtra, PartsongError, PartyError
 from partsong.federation.flower.environment import HERE, set_quiet
 from partsong.federation.locks import holder_of, is_held
-from partsong.federation.server.state import Ongoing, Record
+from partsong.federation.server.state import AsyncRunState, RunState
 from partsong.federation.setup.credentials import require_address, write
 from partsong.federation.setup.run_place import RunPlace, number_in, result_in
 from partsong.federation.setup.server_folder import ServerFolder
@@ -286,7 +286,7 @@ class ProgressFile:
         number = done.index + 1
         return self._append({"round": number, "rounds": max(self.rounds, number), **figures})
 
-    def catch_up(self, record: Record | None) -> None:
+    def catch_up(self, record: RunState | None) -> None:
         """Take away a line without its end, and add the one of the last exchange where it is missing."""
         content = self.path.read_bytes() if self.path.exists() else b""
         size = whole_lines(content)
@@ -337,11 +337,11 @@ def whole_lines(content: bytes) -> int:
     return content.rfind(b"\n") + 1
 
 
-def _last_heard(record: Record) -> list[str]:
+def _last_heard(record: RunState) -> list[str]:
     """Who was in the last exchange: one site where nobody waits for others, and nobody where its work was refused."""
-    if isinstance(record, Ongoing):
+    if isinstance(record, AsyncRunState):
         return [] if record.index - 1 in record.faults else [record.order[-1]]
-    return sorted(record.company or ())
+    return sorted(record.cohort or ())
 
 
 # ---- waiting ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from flwr.serverapp import ServerApp
 
 from partsong.federation.flower.server_process import end_with_the_server
-from partsong.federation.server.launch import run_experiment
+from partsong.federation.server.launch import run_over_flower
 
 app = ServerApp()
 
@@ -16,4 +16,4 @@ app = ServerApp()
 def main(grid: Any, context: Any) -> None:
     """The run that was named when this was started."""
     end_with_the_server()
-    run_experiment(grid, str(context.run_config["run"]))
+    run_over_flower(grid, str(context.run_config["run"]))

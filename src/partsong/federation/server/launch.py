@@ -1,4 +1,4 @@
-"""An experiment at the server, over Flower or over files: rounds, progress, and an end that is written down."""
+"""Experiments at the server: their rounds over any transport, and runs of a federation with progress and result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,12 @@ from partsong.federation.experiment import Experiment, out_of_memory, require_ro
 from partsong.federation.flower.control import FILE as WAITING
 from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
-from partsong.federation.server.asynchronous import AsynchronousCoordinator
-from partsong.federation.server.coordinator import Coordinator
-from partsong.federation.server.state import ArrivalsJournal, Journal, Ongoing, Record
+from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
+from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
 from partsong.federation.setup.run_place import TIMEOUT, RunPlace, settings_in
 from partsong.federation.setup.server_folder import ServerFolder
-from partsong.federation.site.plan import Plan, plan_of
+from partsong.federation.site.plan import Build, Plan, plan_of
 from partsong.federation.texts import FILE as STEPS
 from partsong.federation.texts import AgreeingFirst
 from partsong.federation.transports.base import Transport
@@ -36,12 +36,14 @@ from partsong.federation.wire import NOT_IN
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.secure_aggregation.messages import Roster
 
-# ---- conducting -------------------------------------------------------------------------------------------------
-#
-# From an experiment to a model: what a command or an app of a transport calls at the server.
+FEDERATION = "PARTSONG_FEDERATION"
+"""The variable in which `serve` tells its children where the federation's folder is."""
+
+Told = dict[str, Any]
+Tell = Callable[[Mapping[str, Any]], None]
 
 
-def conduct(
+def run_experiment(
     experiment: Experiment,
     transport: Transport,
     folder: Path,
@@ -49,40 +51,33 @@ def conduct(
     *,
     roster: Roster | None = None,
     timeout: float = 600.0,
+    pause: float = 5.0,
     serials: Path | None = None,
+    absent: Mapping[int, frozenset[str]] = MappingProxyType({}),
+    build: Build = plan_of,
 ) -> Iterator[Round]:
-    """All rounds of an experiment among the sites of a transport, each on the disk before it is handed out.
+    """Run an experiment among the sites of a transport; each round is on the disk before it is yielded.
 
-    Where `folder` holds a part of this run, it goes on from there. A site that is lost or refuses stops it with an
-    error, after which it can be resumed, or is left out of the round, as the experiment says. A round of an
-    asynchronous method is one arrival. `serials`: a file for all runs of a federation, by which a site that was
-    restored from an older copy is noticed in a new run as well.
+    If `folder` holds a part of this run, it is resumed. A site that is lost or refuses stops the run with an error,
+    after which it can be resumed, or misses the round, as `experiment.faulty` says. A round of an asynchronous method
+    is one arrival; a site that refuses is asked again after `pause` seconds. `serials` is a file for all runs of a
+    federation, by which a site that was restored from an older copy is noticed in a new run as well. `absent` names
+    sites that are not asked in a round, `build` makes program and reduction as each site does.
     """
-    n_parties = len(transport.names())
-    coordinator = coordinator_of(experiment, transport, folder, run, timeout=timeout, serials=serials)
-    reduction = experiment.reduction(n_parties, roster)
-    return coordinator.run(experiment.program(n_parties), (), experiment.schedule(n_parties), reduction=reduction)
-
-
-def coordinator_of(
-    experiment: Experiment,
-    transport: Transport,
-    folder: Path,
-    run: str,
-    *,
-    timeout: float,
-    serials: Path | None = None,
-) -> Coordinator | AsynchronousCoordinator | AgreeingFirst:
-    """The engine for an experiment: with rounds that all sites share, or with arrivals; over texts, after words."""
-    own, rule = (transport, folder, run, experiment.told(), experiment.columns, timeout), experiment.text_rule
+    n_parties, rule = len(transport.names()), experiment.text_rule
+    plan = build(experiment.told(), n_parties, roster)
+    schedule = replace(experiment.schedule(n_parties), rounds=plan.exchanges, absent=absent)
+    own = (transport, folder, run, experiment.told(), experiment.columns, timeout)
+    rounds: Coordinator | AsyncCoordinator
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
-        arrivals = AsynchronousCoordinator(*own, time_budget=budget, tol=tol, serials=serials)
-        return arrivals if rule is None else AgreeingFirst(arrivals, rule)
-    if ArrivalsJournal(folder).path.exists():
-        raise ParameterError(f"{folder} holds an asynchronous run. Take another folder.")
-    rounds = Coordinator(*own, serials=serials)
-    return rounds if rule is None else AgreeingFirst(rounds, rule)
+        rounds = AsyncCoordinator(*own, pause=pause, time_budget=budget, tol=tol, serials=serials)
+    elif ArrivalsJournal(folder).path.exists():
+        raise ParameterError(f"{folder} holds an asynchronous run. Choose another folder.")
+    else:
+        rounds = Coordinator(*own, serials=serials)
+    server = rounds if rule is None else AgreeingFirst(rounds, rule)
+    return server.run(plan.program, schedule, plan.reduction)
 
 
 def has_begun(folder: Path) -> bool:
@@ -91,25 +86,16 @@ def has_begun(folder: Path) -> bool:
     return any(record.started or record.restarted or record.index for record in found)
 
 
-def record_in(folder: Path) -> Record | None:
+def record_in(folder: Path) -> RunState | None:
     """A run as it stands in the server's folder, of either kind; None where none has begun."""
     return ArrivalsJournal(folder).load() or Journal(folder).load()
-
-
-# ---- running ----------------------------------------------------------------------------------------------------
-
-FEDERATION = "PARTSONG_FEDERATION"
-"""The variable in which `serve` tells its children where the federation's folder is."""
-
-Told = dict[str, Any]
-Tell = Callable[[Mapping[str, Any]], None]
 
 
 def _quiet(told: Mapping[str, Any]) -> None:
     """Rounds are in a file as well."""
 
 
-def run_experiment(grid: Any, name: str) -> None:
+def run_over_flower(grid: Any, name: str) -> None:
     """The named run in the federation of this process; it goes on where it was left."""
     if FEDERATION not in os.environ:
         raise ParameterError("This is for the server of a federation: partsong federation serve.")
@@ -174,23 +160,20 @@ def _within_memory(transport: Transport, server: ServerFolder, place: RunPlace, 
 def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
     experiment, settings = Experiment.read(place.experiment), settings_in(place)
     timeout = float(settings.get("timeout", TIMEOUT))
-    coordinator = coordinator_of(
-        experiment, transport, place.state, place.name, timeout=timeout, serials=server.serials
-    )
     plan = plan_for(experiment, server)
-    schedule = replace(experiment.schedule(len(transport.names())), rounds=plan.exchanges)
     progress = ProgressFile(place.progress, plan.exchanges)
     progress.catch_up(record_in(place.state))
-    for done in coordinator.run(plan.program, (), schedule, reduction=plan.reduction):
+    own = (experiment, transport, place.state, place.name)
+    for done in run_experiment(*own, roster=server.roster().keys, timeout=timeout, serials=server.serials):
         tell(progress.note(done))
     record = record_in(place.state)
     if record is None:
         raise FileError(f"{place.state} holds no run after its end. Check the disk.")
     save_model(place.model, model_of(experiment, plan, record, settings.get("names", ())))
-    return told_of(record)
+    return summary_of(record)
 
 
-def model_of(experiment: Experiment, plan: Plan, record: Record, public: Sequence[str] = ()) -> Model:
+def model_of(experiment: Experiment, plan: Plan, record: RunState, public: Sequence[str] = ()) -> Model:
     """H as the server knows it: columns by hashes, where their names are not public; errors and shares sites know."""
     program: Any = plan.program
     settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
@@ -200,12 +183,12 @@ def model_of(experiment: Experiment, plan: Plan, record: Record, public: Sequenc
     return Model(H, names, settings, experiment.seed, None, None, now(), package_versions())
 
 
-def told_of(record: Record) -> dict[str, Any]:
+def summary_of(record: RunState) -> dict[str, Any]:
     """How a run went: who missed which round, or in which order sites were heard, which is what it takes to repeat it
     in one process, and how often what came of whom could not be used; which sites have no result of it, and why.
     """
     heard: dict[str, Any] = {}
-    if isinstance(record, Ongoing):
+    if isinstance(record, AsyncRunState):
         faulty = Counter(record.order[at] for at in record.faults)
         heard = {"arrivals": list(record.order), "faulty": dict(sorted(faulty.items()))}
     never_started = {name: NOT_IN for name in record.layout.parties if name not in record.started}

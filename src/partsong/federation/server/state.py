@@ -1,37 +1,48 @@
-"""The server's folder: the run after its last whole round, and the exchanges of the round that is under way.
+"""The server's folder: runs between two rounds, and the exchanges of the round under way.
 
-    run              model, server's state, keys of the reduction, round, seed, accounts, who counted in which round
-    opening          attempt of the current round, and who was asked
-    phase-NUMBER     who was heard in a phase, and with what: decided once it is here, whoever is killed later
+    run              a synchronous run after its last whole round
+    attempt          who is asked in the round under way, written before anybody is asked
+    phase-NUMBER     the answers in one phase of it, written once the server has accepted them
 
-States of parties are not here. Uploads of the current round are, as the server has seen them, until it is over.
+An asynchronous run has other files:
+
+    arrivals         the run after its last arrival, and the piece of work of every site
+    model-VERSION    the model after so many arrivals, while a site works on it and it is not the newest
+
+States of parties are not here. Masked uploads of the round under way are, until it is over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from partsong.core.interfaces import AsyncCheckpoint, Layout, Message, State, WorkItem
+from partsong.core.interfaces import Answers, AsyncCheckpoint, Layout, Message, Point, RoundAttempt, State, WorkItem
 from partsong.core.states import state
+from partsong.engines.collective import as_text, from_text
 from partsong.engines.virtual_clock import RecordedOrder
+from partsong.errors import FormatError, PartsongError
+from partsong.federation.locks import locked
 from partsong.federation.site.state import Attempt, make_folder
 from partsong.federation.wire import load_state, save_state
+from partsong.io.write import replacing
 from partsong.privacy.accounting import Accounts
 
-# ---- record -----------------------------------------------------------------------------------------------------
+Unheard = Mapping[str, Sequence[Attempt]]
+"""Works of earlier rounds that count at their site, although the server did not receive them."""
 
 
 @state("federation.absence")
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Who was not in a round at all, and who fell silent from which phase of its sum on."""
+    """Who missed a round, and who dropped out of its sum, with the first phase that lacks the site."""
 
     absent: tuple[str, ...] = ()
     silent: Mapping[str, int] = field(default_factory=dict)
@@ -39,13 +50,13 @@ class Absence:
 
 @state("federation.run")
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunState:
     """A run between two rounds, as the server knows it.
 
-    `counted` has the last attempt of each party that is in the model's history, `seen` the largest serial number that
-    it has told, `company` who was in the last sum, `restarted` who has lost its files, and is started again, since the
-    last set-up of masked sums.
-    `without_result`: who has not answered, or not accepted, the end of the run, and why.
+    `sums` is what the reduction's server keeps, `cohort` whose uploads were in the last sum. `counted` has the last
+    attempt of each site that is in the model's history, `seen` the largest serial number that it has sent. `restarted`:
+    sites that have lost their files since the last set-up of masked sums, and are started again. `without_result`:
+    sites that did not accept the end of the run, and why.
     """
 
     run: str
@@ -55,8 +66,8 @@ class Record:
     index: int
     server: State
     model: Message
-    desk: State = None
-    company: frozenset[str] | None = None
+    sums: State = None
+    cohort: frozenset[str] | None = None
     started: frozenset[str] = frozenset()
     counted: Mapping[str, Attempt] = field(default_factory=dict)
     seen: Mapping[str, int] = field(default_factory=dict)
@@ -65,25 +76,30 @@ class Record:
     restarted: frozenset[str] = frozenset()
     without_result: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def point(self) -> Point:
+        """The run as engines know it."""
+        return Point(self.index, self.server, self.model, self.sums, self.cohort)
+
     def absent(self) -> dict[int, frozenset[str]]:
         """Who missed which round, for a Schedule that repeats this run in one process."""
         return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
 
     def silent(self) -> dict[int, dict[str, int]]:
-        """Who fell silent in which round and phase, for the same."""
+        """Who dropped out in which round and phase, for the same Schedule."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
 
     def without_starts(self, lost: Collection[str]) -> Self:
-        """The same, where sites have lost their files of the run: they are started again before the next round."""
+        """The run after sites have lost their files: they are started again before the next round."""
         counted = {name: at for name, at in self.counted.items() if name not in lost}
         return replace(
             self, started=self.started.difference(lost), counted=counted, restarted=self.restarted.union(lost)
         )
 
-    def amended(self, alone: Mapping[str, Sequence[Attempt]]) -> Record:
-        """The same, where parties were not heard in rounds in which they have worked: silent there, and not absent."""
+    def amended(self, unheard: Unheard) -> RunState:
+        """The run with these works: their sites dropped out of those rounds, and did not miss them."""
         absences = dict(self.absences)
-        for name, index in ((name, at[0]) for name, attempts in alone.items() for at in attempts):
+        for name, index in ((name, at[0]) for name, attempts in unheard.items() for at in attempts):
             one = absences.get(index, Absence())
             if name in one.absent:
                 absent = tuple(other for other in one.absent if other != name)
@@ -91,90 +107,75 @@ class Record:
         return replace(self, absences=absences)
 
 
-@state("federation.round-attempt")
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """An attempt: its round and number, who was asked, and why others were not; with which phase its sum begins, and
-    which works of earlier rounds, by party, count although they were not heard.
-    """
-
-    index: int
-    attempt: int
-    asked: tuple[str, ...]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    first: int = 0
-    alone: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """That folder."""
+    """Files of a synchronous run. Those of an earlier round or attempt are known by their numbers, and ignored."""
 
     folder: Path
 
-    def load(self) -> Record | None:
-        """None where no run has begun here."""
+    def load(self) -> RunState | None:
+        """The run; None where none has begun here."""
         if not (self.folder / "run").exists():
             return None
-        return load_state(self.folder / "run", Record)
+        return load_state(self.folder / "run", RunState)
 
-    def save(self, record: Record) -> None:
-        """Atomically."""
+    def save(self, run: RunState) -> None:
+        """Write the run, atomically."""
         make_folder(self.folder)
-        save_state(self.folder / "run", record)
+        save_state(self.folder / "run", run)
 
     def clear(self) -> None:
-        """Let go of the exchanges of a round that is over; what stays behind is known by its round, and ignored."""
+        """Remove the exchanges of a round that is over."""
         for path in self.folder.iterdir():
-            if re.fullmatch(r"opening|phase-\d+", path.name):
+            if re.fullmatch(r"attempt|phase-\d+", path.name):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def opening(self, index: int) -> Opening | None:
+    def attempt(self, index: int) -> RoundAttempt | None:
         """The attempt that is under way in a round."""
-        if not (self.folder / "opening").exists():
+        if not (self.folder / "attempt").exists():
             return None
-        found = load_state(self.folder / "opening", Opening)
-        return found if found.index == index else None
+        at, number, asked, first, refused = load_state(self.folder / "attempt", tuple)
+        return RoundAttempt(at, number, asked, first, _from_texts(refused)) if at == index else None
 
-    def open(self, opening: Opening) -> None:
-        """Before anybody is asked."""
-        save_state(self.folder / "opening", opening)
+    def open(self, attempt: RoundAttempt) -> None:
+        """Write an attempt, before anybody is asked."""
+        one = (attempt.index, attempt.attempt, attempt.asked, attempt.first, _to_texts(attempt.refused))
+        save_state(self.folder / "attempt", one)
 
-    def phase(self, opening: Opening, phase: int) -> dict[str, Message] | None:
-        """Who was heard in a phase of this attempt; None where that is not decided yet."""
+    def answers(self, attempt: RoundAttempt, phase: int) -> tuple[Answers, Unheard] | None:
+        """What was accepted in a phase of this attempt; None where nothing was yet."""
         path = self.folder / f"phase-{phase}"
         if not path.exists():
             return None
-        index, attempt, inbox = load_state(path, tuple)
-        return inbox if (index, attempt) == (opening.index, opening.attempt) else None
+        index, number, messages, faults, unheard = load_state(path, tuple)
+        is_this = (index, number) == (attempt.index, attempt.attempt)
+        return (Answers(messages, _from_texts(faults)), unheard) if is_this else None
 
-    def decide(self, opening: Opening, phase: int, inbox: Mapping[str, Message]) -> None:
-        """Before anybody is asked for the next phase."""
-        save_state(self.folder / f"phase-{phase}", (opening.index, opening.attempt, dict(inbox)))
+    def decide(self, attempt: RoundAttempt, phase: int, answers: Answers, unheard: Unheard) -> None:
+        """Write what was accepted in a phase, before anybody is asked for the next one."""
+        one = (attempt.index, attempt.attempt, dict(answers.messages), _to_texts(answers.faults), dict(unheard))
+        save_state(self.folder / f"phase-{phase}", one)
 
 
-# ---- arrivals record --------------------------------------------------------------------------------------------
-#
-# The server's folder in an asynchronous run: the run after its last arrival, and what each site is working on.
-#
-#     arrivals         model, server's state, the order of arrivals, number and version of every site's piece, who has
-#                      started, largest serials
-#     model-VERSION    the model after so many arrivals, as long as a site works with it and it is not the newest
-#
-# A model is there before the record that needs it, and goes after the record that does not. States of parties are not
-# here, nor are uploads.
+def _to_texts(faults: Mapping[str, PartsongError]) -> dict[str, list[str]]:
+    return {name: as_text(error) for name, error in faults.items()}
+
+
+def _from_texts(texts: Mapping[str, Sequence[str]]) -> dict[str, PartsongError]:
+    return {name: from_text(*text) for name, text in texts.items()}
+
 
 MODEL = re.compile(r"model-(\d+)")
 
 
 @state("federation.arrivals")
 @dataclass(frozen=True, slots=True)
-class Ongoing(Record):
-    """A run between two arrivals; `index` is their number.
+class AsyncRunState(RunState):
+    """An asynchronous run between two arrivals; `index` is their number.
 
-    `order` is who arrived, one after another, and `faults` says at which places nothing but a reason came; `pieces` is
-    what each site works on, `clock` the seconds that the run has taken, `moves` how far the last few arrivals have
+    `order` names the senders one after another, `faults` the arrivals that held an error instead of an upload. `pieces`
+    is what each site works on, `clock` the seconds that the run has taken, `moves` how far the last few arrivals have
     moved the model.
     """
 
@@ -185,67 +186,110 @@ class Ongoing(Record):
     moves: tuple[float, ...] = ()
 
     @staticmethod
-    def of(record: Record, point: AsyncCheckpoint) -> Ongoing:
-        """A run of which nothing has arrived yet."""
-        known = {one.name: getattr(record, one.name) for one in fields(record)}
-        return Ongoing(**known, pieces=point.items)
+    def of(run: RunState) -> AsyncRunState:
+        """A run in which nothing has arrived yet."""
+        return AsyncRunState(**{one.name: getattr(run, one.name) for one in fields(run)})
 
     @property
-    def point(self) -> AsyncCheckpoint:
-        """As the engines know it."""
+    def checkpoint(self) -> AsyncCheckpoint:
+        """The run as engines know it."""
         return AsyncCheckpoint(self.index, {}, self.server, self.model, self.pieces, self.clock)
 
     def recorded_order(self) -> RecordedOrder:
         """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
         return RecordedOrder(order=self.order)
 
-    def without_starts(self, lost: Collection[str]) -> Ongoing:
-        """The same, where sites have lost their files of the run: each is started again, with a new piece of work. What
-        one process makes of the order is then no longer this run.
+    def without_starts(self, lost: Collection[str]) -> AsyncRunState:
+        """The run after sites have lost their files: each is started again, with a new piece of work.
+
+        One process cannot repeat such a run from its order.
         """
         new = {name: WorkItem(self.model, self.index, self.pieces[name].number + 1) for name in lost}
-        return replace(Record.without_starts(self, lost), pieces={**self.pieces, **new})
+        return replace(RunState.without_starts(self, lost), pieces={**self.pieces, **new})
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalsJournal:
-    """That folder."""
+    """Files of an asynchronous run. A model is written before the run that needs it, and removed after."""
 
     folder: Path
 
     @property
     def path(self) -> Path:
-        """The record."""
+        """The run."""
         return self.folder / "arrivals"
 
-    def load(self) -> Ongoing | None:
-        """None where no run has begun here."""
+    def load(self) -> AsyncRunState | None:
+        """The run; None where none has begun here."""
         if not self.path.exists():
             return None
-        record, order = load_state(self.path, tuple)
-        names, models = record.layout.parties, {record.index: record.model}
-        for version in {piece.version for piece in record.pieces.values()} - models.keys():
+        run, order = load_state(self.path, tuple)
+        names, models = run.layout.parties, {run.index: run.model}
+        for version in {piece.version for piece in run.pieces.values()} - models.keys():
             models[version] = load_state(self.folder / f"model-{version}", Message)
-        pieces = {name: replace(piece, model=models[piece.version]) for name, piece in record.pieces.items()}
-        return replace(record, order=tuple(names[number] for number in order.tolist()), pieces=pieces)
+        pieces = {name: replace(piece, model=models[piece.version]) for name, piece in run.pieces.items()}
+        return replace(run, order=tuple(names[number] for number in order.tolist()), pieces=pieces)
 
-    def save(self, record: Ongoing) -> None:
-        """Atomically."""
+    def save(self, run: AsyncRunState) -> None:
+        """Write the run, atomically."""
         make_folder(self.folder)
-        kept: dict[int, Message] = {piece.version: piece.model for piece in record.pieces.values()}
-        kept.pop(record.index, None)
+        kept: dict[int, Message] = {piece.version: piece.model for piece in run.pieces.values()}
+        kept.pop(run.index, None)
         for version, model in kept.items():
             if not (self.folder / f"model-{version}").exists():
                 save_state(self.folder / f"model-{version}", model)
-        places = {name: number for number, name in enumerate(record.layout.parties)}
-        order = np.array([places[name] for name in record.order], np.int32)
-        pieces = {name: replace(piece, model=Message({})) for name, piece in record.pieces.items()}
-        save_state(self.path, (replace(record, order=(), pieces=pieces), order))
-        self._forget(kept)
-
-    def _forget(self, kept: Mapping[int, Message]) -> None:
+        places = {name: number for number, name in enumerate(run.layout.parties)}
+        order = np.array([places[name] for name in run.order], np.int32)
+        pieces = {name: replace(piece, model=Message({})) for name, piece in run.pieces.items()}
+        save_state(self.path, (replace(run, order=(), pieces=pieces), order))
         for path in self.folder.iterdir():
             found = MODEL.fullmatch(path.name)
             if found is not None and int(found[1]) not in kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseCounters:
+    """The largest serial number that each site has sent, over all runs of a federation; kept nowhere without a path.
+
+    A site whose ledger is shorter was restored from an older copy, whichever run it has released in.
+    """
+
+    path: Path | None = None
+
+    def known(self, names: Iterable[str]) -> dict[str, int]:
+        """The numbers of these sites, as far as they were heard before."""
+        kept = self._read()
+        return {name: kept[name] for name in names if name in kept}
+
+    def keep(self, seen: Mapping[str, int]) -> None:
+        """Add what was seen; on the disk when this returns. Concurrent runs take turns."""
+        if self.path is None:
+            return
+        with locked(self.path.with_name(f"{self.path.name}.lock"), waits=True):
+            kept = self._read()
+            after = larger(kept, seen)
+            if after != kept:
+                with replacing(self.path, private=True) as draft:
+                    draft.write_text(json.dumps(after, sort_keys=True) + "\n", encoding="utf-8")
+
+    def _read(self) -> dict[str, int]:
+        if self.path is None or not self.path.exists():
+            return {}
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            is_sound = all(type(number) is int and number >= 0 for number in kept.values())
+        except (ValueError, AttributeError):
+            is_sound = False
+        if not is_sound:
+            raise FormatError(
+                f"{self.path} does not hold the number of releases of each site. Restore it from a copy: without it "
+                "the server does not notice a site that was restored from an older one."
+            )
+        return dict(kept)
+
+
+def larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The larger number of each name."""
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}

@@ -9,7 +9,7 @@ from typing import Any
 
 from partsong.errors import FormatError, ParameterError
 from partsong.federation.locks import is_held
-from partsong.federation.server.state import Ongoing, Record
+from partsong.federation.server.state import AsyncRunState, RunState
 
 TIMEOUT = 600.0  # seconds that a site may take to answer, where nobody says otherwise
 
@@ -147,12 +147,12 @@ def _object(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def require_not_ended(place: RunPlace, record: Record, arrivals: int) -> None:
+def require_not_ended(place: RunPlace, record: RunState, arrivals: int) -> None:
     """Refuse to go on with such a run of so many `arrivals`; one that was broken off may go on, with other ends too.
 
     Where sites have not heard the end, they are told again, and no more.
     """
-    if not isinstance(record, Ongoing) or not place.result.exists():
+    if not isinstance(record, AsyncRunState) or not place.result.exists():
         return
     arrived = record.index - len(record.faults)
     if arrived >= arrivals:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core import runtime
-from partsong.core.interfaces import Message, Occasion, Shard
-from partsong.engines.upload_checks import check_upload
+from partsong.core.interfaces import Ask, Message, Occasion, Shard
+from partsong.engines.party import Party, PartyState
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit
 from partsong.federation.consistency import is_last_unheard, place_of_last
@@ -232,10 +231,13 @@ class Workplace:
         shard = Shard(name, data.matrix(data.order(started.columns), started.least_support), data.secret)
         counted = None if self.tally.counted is None else self.files.worked(self.tally.counted)
         before = started.state if counted is None else counted.state
-        with runtime.kernels_on(self.kernel_threads):
-            state, upload = program.local(shard, before, request.body)
-        check_upload(name, upload, program.upload_spec(started.layout))
-        worked = Worked(request.digest, state, upload)
+        expected = program.upload_spec(started.layout)
+        party = Party(program, shard, started.layout, self.plan.reduction, expected, self.kernel_threads)
+        ask = Ask("work", *at, request.nonce.phase, (), (name,), request.body)
+        work = party.worked(PartyState(before, has_started=True), ask).work
+        assert work is not None
+        assert work.upload is not None
+        worked = Worked(request.digest, work.state, work.upload)
         self.files.save_work(at, worked)
         return worked
 

@@ -1,0 +1,232 @@
+"""The network of a synchronous federation: requests to sites, and what is on disk before and after each of them.
+
+The rules of a round are those of `engines.rounds.run_rounds`. Here is what only a federation has: a server that is
+killed between two writes resumes with the same requests, so that sites send the same bytes and the run ends with the
+same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from partsong.core.interfaces import (
+    Aggregation,
+    Answers,
+    Ask,
+    Layout,
+    Message,
+    Point,
+    Program,
+    Reduction,
+    RoundAttempt,
+    Served,
+)
+from partsong.engines.rounds import nobody_left
+from partsong.engines.upload_checks import check_upload
+from partsong.errors import PartsongError, PartyError, TooFewParties
+from partsong.federation.server.setup_phase import RunPlan, start_sites
+from partsong.federation.server.site_client import Responses, SiteClient
+from partsong.federation.server.state import Absence, Journal, RunState, Unheard
+from partsong.federation.wire import Kind, Nonce
+
+NOT_ASKED = "not asked for this sum"
+PLANNED = "It was to miss this round when the run was resumed."
+LOST_FILES = "it has lost its files of this run, and is started again before the next round"
+STALE = ("out-of-step", "out-of-turn", "conflict")
+"""Codes of a site that was started again, about what it answered before."""
+NOT_WITHOUT = (
+    "A site that has lost its files after it had answered in this round cannot be in its sum any more: if there is "
+    "none without it, begin a new run, under another name and with another seed."
+)
+
+
+class Remote:
+    """Sites that a client reaches. `run` is the run after its last whole round, as the journal has it.
+
+    Sites hold the states of parties, and this network none. Under "stop" an error of a site ends the run, which can be
+    resumed; a site that has lost its files of the run misses the round in any case.
+    """
+
+    def __init__(
+        self, plan: RunPlan, client: SiteClient, journal: Journal, run: RunState, program: Program, reduction: Reduction
+    ) -> None:
+        self.run = run
+        self._plan, self._client, self._journal = plan, client, journal
+        self._program, self._reduction = program, reduction
+        self._expected = program.upload_spec(run.layout)
+        self._attempt = RoundAttempt(run.index, 0, ())
+        self._invited: tuple[str, ...] = ()
+        self._lost: frozenset[str] = frozenset()
+        self._silent: dict[str, int] = {}
+        self._unheard: Unheard = {}
+        self._reasons: dict[str, PartsongError] = {}
+        self._seen: dict[str, Message] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """Agreed on in the set-up of the run."""
+        return self.run.layout
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Sites are told of the end by the coordinator, and of no error."""
+        yield
+
+    def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
+        """Write the attempt, or return the one under way, less the sites that are to miss this round by now."""
+        if attempt.attempt > 0:
+            return self._opened(attempt, {}, first)
+        self._invited, self._lost = attempt.asked, frozenset()
+        self.run, missing = start_sites(self._plan, self._client, self.run, self._journal.save)
+        found = self._journal.attempt(attempt.index)
+        if found is None:
+            return self._opened(attempt, missing, first)
+        rest = tuple(name for name in found.asked if name in self._invited)
+        is_summed = found.first > 0 or self._journal.answers(found, 0) is not None
+        if rest != found.asked and not is_summed:
+            return self._opened(replace(found, attempt=found.attempt + 1, asked=rest), missing, first)
+        return self._begun(found)
+
+    def _opened(
+        self, attempt: RoundAttempt, missing: Mapping[str, PartsongError], first: Callable[[tuple[str, ...]], int]
+    ) -> RoundAttempt:
+        """The attempt without sites that could not be started, on the disk."""
+        asked = tuple(name for name in attempt.asked if name not in missing)
+        refused = {**attempt.refused, **{name: missing[name] for name in attempt.asked if name in missing}}
+        if not asked:
+            raise nobody_left(missing, attempt.index)
+        fewest: int = getattr(self._reduction, "fewest", 1)
+        if len(asked) < fewest:
+            raise TooFewParties(
+                f"Only {len(asked)} sites ({', '.join(asked)}) could be asked for the sum of round {attempt.index}, "
+                f"and {fewest} are needed. {left_out(self.layout.parties, asked, refused)} Nothing of it was sent; "
+                "resume the run once the others are back."
+                + (f" {NOT_WITHOUT}" if self.run.restarted - set(asked) else "")
+            )
+        phase = 0 if self.run.restarted & set(asked) else first(asked)  # whoever was started again needs a set-up
+        opened = replace(attempt, asked=asked, first=phase, refused=refused)
+        self._journal.open(opened)
+        return self._begun(opened)
+
+    def _begun(self, attempt: RoundAttempt) -> RoundAttempt:
+        self._attempt, self._reasons = attempt, dict(attempt.refused)
+        self._silent, self._unheard = {}, {}
+        return attempt
+
+    def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
+        """Serve what was accepted before, or what sites answer now, which is written once it is accepted."""
+        found = self._journal.answers(self._attempt, ask.phase)
+        answers, unheard = self._answers(ask) if found is None else found
+        self._unheard = {**self._unheard, **unheard}
+        self._reasons |= answers.faults
+        if ask.kind == "reduce":
+            self._silent |= {name: ask.phase for name in ask.names if name not in answers.messages}
+        try:
+            served = serve(answers)
+        except TooFewParties as error:
+            raise self._explained(error, answers) from error
+        # Uploads of an open sum are not written: whoever sent them sends them again.
+        is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
+        if found is None and is_kept and not served.is_again:
+            self._journal.decide(self._attempt, ask.phase, answers, unheard)
+        self._seen = dict(answers.messages)
+        return served
+
+    def _answers(self, ask: Ask) -> tuple[Answers, Unheard]:
+        """What sites answer now; those that are to miss the round by now are not asked."""
+        names = [name for name in ask.names if name in self._invited]
+        ask_sites = self._work if ask.kind == "work" else self._reduce
+        responses = ask_sites(ask, names) if names else Responses(self._client.faulty, self.run.run)
+        planned = {name: PartyError(PLANNED) for name in ask.names if name not in names}
+        return Answers(responses.inbox, dict(sorted({**responses.faults, **planned}.items()))), responses.unheard
+
+    def _work(self, ask: Ask, names: Collection[str]) -> Responses:
+        nonce = Nonce(self.run.run, ask.index, ask.attempt, Kind.WORK, ask.phase)
+        shared, counted = {"participants": list(ask.participants)}, counted_notes(self.run, ask.participants)
+        responses = self._client.ask(sorted(names), nonce, ask.message, shared, counted)
+        self._keep_lost(responses.lost)
+        if not self._reduction.hides_uploads and self._reduction.phases == 1:
+            responses = responses.checked(lambda name, upload: check_upload(name, upload, self._expected))
+        try:
+            responses.require_some("work", ask.index, self._excused(responses))
+        except PartyError as error:
+            if self._attempt.refused:
+                error.add_note(left_out(self.layout.parties, ask.participants, self._attempt.refused))
+            raise
+        return responses
+
+    def _reduce(self, ask: Ask, names: Collection[str]) -> Responses:
+        nonce = Nonce(self.run.run, ask.index, ask.attempt, Kind.REDUCE, ask.phase)
+        responses = self._client.ask(sorted(names), nonce, ask.message)
+        self._keep_lost(responses.lost)
+        responses.require_some(f"phase {ask.phase} of the sum", ask.index, self._excused(responses))
+        return responses
+
+    def _keep_lost(self, lost: frozenset[str]) -> None:
+        """A site that has lost its files is started again before the next round, even if this one ends in an error."""
+        if lost - self._lost:
+            self._lost |= lost
+            self._journal.save(replace(self.run, seen=dict(self._client.seen)).without_starts(self._lost))
+
+    def _excused(self, responses: Responses) -> frozenset[str]:
+        """Sites that miss this round whatever errors lead to: their files are lost, and what they had answered too."""
+        stale = {name for name, refusal in responses.refusals.items() if refusal.code in STALE}
+        return responses.lost | (self.run.restarted & stale)
+
+    def _explained(self, error: TooFewParties, answers: Answers) -> TooFewParties:
+        """The same error, which says which sites were left out and why."""
+        reasons = {**self._reasons, **dict.fromkeys(self._lost, LOST_FILES)}
+        sentence = left_out(self.layout.parties, answers.messages, reasons)
+        is_final = bool(self._lost | self.run.restarted)
+        return TooFewParties(" ".join(filter(None, (str(error), sentence, NOT_WITHOUT if is_final else ""))))
+
+    def sum(self, ask: Ask, aggregation: Aggregation) -> None:
+        """There is no collective operation between sites."""
+
+    def seen(self) -> Mapping[str, Message]:
+        """What sites sent."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, object]:
+        """Write the run with this round, which is over then."""
+        attempt, run = self._attempt, self.run
+        # What such a site sent before the server was killed is in the sum, and no history of the site as it is now.
+        stale = run.restarted.intersection(worked, self._silent)
+        absence = Absence(tuple(name for name in run.layout.parties if name not in worked), dict(self._silent))
+        release = self._program.traits.release
+        senders = {*attempt.asked, *attempt.refused} & run.started
+        charged = (
+            run.accounts if release is None else run.accounts.charge(sorted(senders), release, attempt.attempt + 1)
+        )
+        self.run = replace(
+            run.amended(self._unheard),
+            index=after.index,
+            server=after.server,
+            model=after.model,
+            sums=after.sums,
+            cohort=after.cohort,
+            counted={**run.counted, **dict.fromkeys(worked, (attempt.index, attempt.attempt))},
+            seen=dict(self._client.seen),
+            accounts=charged,
+            restarted=run.restarted if attempt.first > 0 else frozenset(),
+        ).without_starts(self._lost | stale)
+        if absence != Absence():
+            self.run = replace(self.run, absences={**self.run.absences, attempt.index: absence})
+        self._journal.save(self.run)
+        self._journal.clear()
+        return {}
+
+
+def counted_notes(run: RunState, names: Collection[str]) -> dict[str, dict[str, list[int] | None]]:
+    """For each site, which of its works is in the history of the model."""
+    return {name: {"counted": list(run.counted[name]) if name in run.counted else None} for name in names}
+
+
+def left_out(parties: Collection[str], included: Collection[str], reasons: Mapping[str, object]) -> str:
+    """A sentence on all sites that are missing; empty where none is."""
+    missing = sorted(set(parties) - set(included))
+    listed = "; ".join(f"{name!r} ({str(reasons.get(name, NOT_ASKED)).rstrip('.')})" for name in missing)
+    return f"{len(missing)} of {len(parties)} sites were left out: {listed}." if missing else ""

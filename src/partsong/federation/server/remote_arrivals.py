@@ -1,0 +1,372 @@
+"""The network of an asynchronous federation: every site has one request out, and each reply is on disk when it counts.
+
+The rules of an arrival are those of `engines.arrivals.run_arrivals`. A site is first sent the start of the run, then
+one piece of work after another, each with a number of its own. Its request stays the same until it has answered, so
+that the models depend on the order of arrivals alone, also where a process is killed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from partsong.core.interfaces import (
+    Arrival,
+    AsyncCheckpoint,
+    Layout,
+    Message,
+    Outcome,
+    Program,
+    Round,
+    State,
+    WorkItem,
+)
+from partsong.engines.rounds import nobody_left
+from partsong.engines.upload_checks import check_upload
+from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
+from partsong.federation.server.remote import counted_notes
+from partsong.federation.server.setup_phase import RunPlan, start_request, start_sites
+from partsong.federation.server.site_client import SiteClient
+from partsong.federation.server.state import ArrivalsJournal, AsyncRunState
+from partsong.federation.transports.base import Lost
+from partsong.federation.wire import USUAL, Kind, Nonce, Refusal, Request, error_of, way_on
+
+SPOILED = (DivergenceError, UploadError)
+"""Errors of the work itself. The same work would fail again, and so its site is sent the newest model."""
+
+MOST_SPOILED = 3
+"""Failed works in a row after which a site is asked for no more until the run is resumed."""
+
+PARTING = 30.0
+"""Seconds that missing sites have to receive the end of a run."""
+
+
+class FilesLost(SiteLost):
+    """A site does not know the run any more, although it was started in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndConditions:
+    """When a run is over: after `arrivals` uploads, after `time_budget` seconds, or once as many arrivals as there are
+    sites have moved H by no more than `tol` of its norm.
+    """
+
+    arrivals: int
+    time_budget: float | None = None
+    tol: float = 0.0
+
+    def outcome(self, run: AsyncRunState, clock: float) -> Outcome | None:
+        """Why the run is over; None while it is not."""
+        if run.index - len(run.faults) >= self.arrivals:
+            return Outcome.MAX_ROUNDS
+        if self.time_budget is not None and clock >= self.time_budget:
+            return Outcome.TIME_SPENT
+        is_still = len(run.moves) == len(run.layout.parties) and sum(run.moves) <= self.tol
+        return Outcome.CONVERGED if self.tol > 0 and is_still else None
+
+
+class RemoteArrivals:
+    """Sites that a client reaches. `run` is the run after its last arrival, as the journal has it."""
+
+    has_ended = False
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        client: SiteClient,
+        journal: ArrivalsJournal,
+        run: AsyncRunState,
+        program: Program,
+        pending: PendingRequests,
+        ends: EndConditions,
+    ) -> None:
+        self.run = run
+        self._plan, self._client, self._journal = plan, client, journal
+        self._program, self._pending, self._ends = program, pending, ends
+        self._transport, self._expected = client.transport, program.upload_spec(run.layout)
+        self._began = time.monotonic() - run.clock
+
+    @property
+    def layout(self) -> Layout:
+        """Agreed on in the set-up of the run."""
+        return self.run.layout
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """However the run is left, no request stays out."""
+        try:
+            yield
+        finally:
+            self._transport.recall()
+
+    def is_over(self, point: AsyncCheckpoint) -> bool:
+        """Whether the run has come to its end, now or before it was resumed."""
+        return bool(self.run.without_result) or self._ends.outcome(self.run, self._clock()) is not None
+
+    def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
+        """Write a new run, and wait for the start of all sites that were heard in its set-up."""
+        if not self.run.pieces:
+            self.run = replace(self.run, pieces=point.items)
+            self._journal.save(self.run)
+        if not self.run.started:  # `seen` has the sites of the set-up, and no others yet
+            self.run, _ = start_sites(self._plan, self._client, self.run, self._journal.save, self.run.seen.keys())
+        return self.run.checkpoint
+
+    def send(self, items: Mapping[str, WorkItem]) -> None:
+        """Requests to all sites that have none, and do not rest."""
+        requests = {name: self._request(name) for name in self._pending.idle(self.run.layout.parties)}
+        self._transport.push({name: request.written() for name, request in requests.items()}, math.inf)
+        for name, request in requests.items():
+            self._pending.send(name, request.nonce)
+
+    def next(self) -> Arrival | None:
+        """The arrival that the next reply makes; None where it makes none, or a site is due before any has come."""
+        self.send({})
+        pending, run, overdue = self._pending, self.run, self._pending.overdue()
+        until = None if self._ends.time_budget is None else self._began + self._ends.time_budget
+        found = self._transport.arrived(pending.longest_wait(until, overdue))
+        if found is None or found[0] not in pending.out:
+            pending.nothing_came(run.index)
+            return None
+        name, reply = found
+        request = pending.received(name, overdue, len(run.layout.parties))
+        is_work = request.nonce.kind is Kind.WORK
+        try:
+            message = self._read(name, request.nonce, reply)
+        except FilesLost:
+            self._save(self.run.without_starts({name}))
+            return None
+        except PartsongError as error:
+            excused = pending.excused(name, error)
+            if is_work and isinstance(error, SPOILED):
+                return Arrival(name, excused, self._clock(), run.pieces[name])
+            pending.failed(name, excused, run.index)
+            return None
+        pending.faults.pop(name, None)
+        if is_work:
+            return Arrival(name, message, self._clock(), run.pieces[name])
+        self._save(replace(self.run, started=self.run.started | {name}))
+        return None
+
+    def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
+        """Write the run with this arrival. A site whose work has failed too often in a row is asked for no more."""
+        before, name, after = self.run, arrival.name, done.checkpoint
+        assert isinstance(after, AsyncCheckpoint)
+        pieces = {**before.pieces, name: after.items[name]}  # others may have new pieces here: their files were lost
+        faults, counted, moves = before.faults, before.counted, before.moves
+        if isinstance(arrival.sent, PartsongError):
+            faults = {**faults, done.index: str(arrival.sent)}
+        else:
+            counted = {**counted, name: (before.pieces[name].number, 0)}
+            moves = (*moves, self._move(before.server, after.server))[-len(before.layout.parties) :]
+        self._save(
+            replace(
+                before,
+                index=after.index,
+                server=after.server,
+                model=after.model,
+                pieces=pieces,
+                clock=after.clock,
+                order=(*before.order, name),
+                faults=faults,
+                counted=counted,
+                moves=moves,
+            )
+        )
+        refused = {**self._pending.missing(), **done.refused}
+        if isinstance(arrival.sent, PartsongError):
+            last = [at for at, sender in enumerate(self.run.order) if sender == name][-MOST_SPOILED:]
+            if len(last) == MOST_SPOILED and faults.keys() >= set(last):
+                self._pending.leave_out(name, arrival.sent, self.run.index)
+        return replace(done, checkpoint=replace(after, items=pieces), refused=refused)
+
+    def close(self) -> None:
+        """Send all sites the end of the run.
+
+        A site at work receives it after that. A missing site is not waited for; it has no result, and is sent the end
+        again when the run is resumed.
+        """
+        self._require_arrivals()
+        started = sorted(self.run.started)
+        self._save(replace(self.run, without_result={name: f"Site {name!r} was not sent the end." for name in started}))
+        run, timeout, away, began = self.run, self._client.timeout, self._pending.missing(), time.monotonic()
+        nonce, notes, left = Nonce(run.run, run.index, kind=Kind.FINISH), counted_notes(run, started), set(started)
+        self._transport.recall()
+        requests = {name: self._client.request(name, nonce, run.model, notes[name]) for name in started}
+        self._transport.push({name: request.written() for name, request in requests.items()}, timeout)
+        why: dict[str, str] = {}
+        while left:
+            patience = timeout if left - away.keys() else min(timeout, PARTING)
+            heard = self._transport.arrived(max(0.0, began + patience - time.monotonic()))
+            if heard is None:
+                break
+            left.discard(heard[0])
+            try:
+                self._read(heard[0], nonce, heard[1])
+            except PartsongError as error:
+                why[heard[0]] = str(error)
+        why |= {name: f"Site {name!r} has not answered the end of the run in time." for name in sorted(left)}
+        self._save(replace(self.run, without_result=why))
+
+    def _request(self, name: str) -> Request:
+        run = self.run
+        if name not in run.started:
+            return self._client.request(name, *start_request(self._plan, run))
+        piece, counted = run.pieces[name], counted_notes(run, [name])[name]
+        note = {"participants": list(run.layout.parties), **counted}
+        return self._client.request(name, Nonce(run.run, piece.number, 0, Kind.WORK), piece.model, note)
+
+    def _read(self, name: str, nonce: Nonce, reply: bytes | Lost) -> Message:
+        """What was asked for; else the error, of a kind in `SPOILED` only where it is about the work itself."""
+        before = dict(self._client.seen)
+        try:
+            read = self._client.read(name, nonce, reply)
+        except UploadError as unusable:
+            raise SiteLost(str(unusable)) from unusable
+        if self._client.seen != before:
+            self._client.counters.keep(self._client.seen)
+        if isinstance(read.answer, Refusal):
+            if read.answer.code == "not-started" and nonce.kind is Kind.WORK:
+                raise FilesLost(f"Site {name!r} has lost its files of run {self.run.run!r}.")
+            error = error_of(name, read.answer, nonce.round)
+            error.add_note(way_on(read.answer, name, self.run.run))
+            raise SiteLost(str(error)) if isinstance(error, SPOILED) and read.nonce != nonce else error
+        if nonce.kind is Kind.WORK:
+            check_upload(name, read.answer, self._expected)
+        return read.answer
+
+    def _save(self, run: AsyncRunState) -> None:
+        self.run = replace(run, seen=dict(self._client.seen))
+        self._journal.save(self.run)
+
+    def _require_arrivals(self) -> None:
+        """A run without a single upload has no model, and is not over at the sites."""
+        run = self.run
+        if run.index > len(run.faults):
+            return
+        reasons = {run.order[at]: why for at, why in run.faults.items()} | self._pending.missing()
+        listed = "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items())) or "no site has answered in time"
+        raise PartyError(
+            f"Nothing that can be used has arrived in run {run.run!r} ({listed}). There is no model but the one that "
+            "it began with. Mend these sites and resume the run, with a larger time_budget where it has one."
+        )
+
+    def _move(self, before: State, after: State) -> float:
+        """‖H − H before‖ / ‖H‖."""
+        old, new = (np.asarray(self._program.components(server), np.float64) for server in (before, after))
+        return float(np.linalg.norm(new - old) / (np.linalg.norm(new) or 1.0))
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._began
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """What a site is asked for, and since when."""
+
+    nonce: Nonce
+    since: float
+
+
+@dataclass(slots=True)
+class PendingRequests:
+    """Requests that are out, and when a site counts as lost.
+
+    A site that refuses is asked again after `pause` seconds, one that does not answer is lost after `timeout` of them.
+    If errors are strict, either ends the run; else the others go on while there is one. `resting`: until when a site is
+    not asked. `faults`: why its last request failed. `passed`: replies of others since a site was overdue.
+    """
+
+    timeout: float
+    pause: float
+    is_strict: bool
+    out: dict[str, PendingRequest] = field(default_factory=dict)
+    resting: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, PartsongError] = field(default_factory=dict)
+    passed: Counter[str] = field(default_factory=Counter)
+
+    def idle(self, names: Sequence[str]) -> list[str]:
+        """Sites that have no request, and do not rest."""
+        now = time.monotonic()
+        self.resting = {name: due for name, due in self.resting.items() if due > now}
+        return [name for name in names if name not in self.out and name not in self.resting]
+
+    def send(self, name: str, nonce: Nonce) -> None:
+        """A request is out from now on."""
+        self.out[name] = PendingRequest(nonce, time.monotonic())
+
+    def received(self, name: str, overdue: frozenset[str], n_sites: int) -> PendingRequest:
+        """The request that was answered.
+
+        A site that was overdue before is lost once all others may have been heard since: replies that have come at the
+        same time are handed out one by one.
+        """
+        request = self.out.pop(name)
+        self.passed = Counter({other: self.passed[other] + 1 for other in overdue - {name}})
+        self._require(other for other in sorted(self.passed) if self.passed[other] > n_sites)
+        return request
+
+    def nothing_came(self, index: int) -> None:
+        """No site has answered: those that are overdue are lost."""
+        overdue = self.overdue()
+        self._require(sorted(overdue))
+        self._require_others(index, overdue)
+
+    def failed(self, name: str, error: PartsongError, index: int) -> None:
+        """A site is sent the same request later, if others go on."""
+        self.resting[name], self.faults[name] = time.monotonic() + self.pause, error
+        self._require_others(index)
+
+    def leave_out(self, name: str, error: PartsongError, index: int) -> None:
+        """A site is sent nothing more, if others go on."""
+        self.resting[name], self.faults[name] = math.inf, error
+        self._require_others(index)
+
+    def excused(self, name: str, error: PartsongError) -> PartsongError:
+        """The error, where its site may miss this; raised where errors are strict."""
+        if self.is_strict:
+            ways = list(getattr(error, "__notes__", ())) or [USUAL]
+            error.__notes__ = [f"(site {name!r})", *ways]
+            raise error
+        return error
+
+    def missing(self) -> dict[str, str]:
+        """Sites that are not there at the moment, and why."""
+        lost = {name: self._lost(name) for name in self.overdue()}
+        return {name: str(why) for name, why in {**lost, **self.faults}.items()}
+
+    def overdue(self) -> frozenset[str]:
+        """Sites that were asked too long ago."""
+        until = time.monotonic() - self.timeout
+        return frozenset(name for name, request in self.out.items() if request.since <= until)
+
+    def longest_wait(self, until: float | None, overdue: frozenset[str]) -> float:
+        """Seconds until something has to be done even if no site answers."""
+        if overdue and self.is_strict:
+            return 0.0
+        now, dues = time.monotonic(), [due for due in self.resting.values() if due < math.inf]
+        dues += [] if until is None else [until]
+        dues += [request.since + self.timeout for name, request in self.out.items() if name not in overdue]
+        return max(0.0, min(dues, default=now) - now)
+
+    def _require_others(self, index: int, overdue: frozenset[str] = frozenset()) -> None:
+        """Raise where no request is out but those that are overdue."""
+        if self.out.keys() <= overdue:
+            faults = {**{name: self._lost(name) for name in overdue}, **self.faults}
+            error = nobody_left({name: faults[name] for name in sorted(faults)}, index)
+            error.add_note(USUAL)
+            raise error
+
+    def _lost(self, name: str) -> SiteLost:
+        number = self.out[name].nonce.round
+        return SiteLost(f"Site {name!r} was not heard in round {number}: nothing came in time.")
+
+    def _require(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.excused(name, self._lost(name))

@@ -1,0 +1,138 @@
+"""Requests to several sites at once: what each of them answers, or the error of each that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from partsong.core.interfaces import Message
+from partsong.engines.rounds import nobody_left
+from partsong.errors import FormatError, PartsongError, PartyError, SiteLost, UploadError
+from partsong.federation.server.state import ReleaseCounters, Unheard
+from partsong.federation.transports.base import Lost, Transport
+from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_of, way_on
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """Messages in name order, notes beside them, refusals, and the errors of all sites that sent no message."""
+
+    faulty: str
+    run: str
+    inbox: dict[str, Message] = field(default_factory=dict)
+    notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    faults: dict[str, PartsongError] = field(default_factory=dict)
+
+    @property
+    def unheard(self) -> Unheard:
+        """Works of earlier rounds that count at their sites, although the server did not receive them."""
+        sent = {name: self.notes[name].get("alone") for name in self.inbox}
+        return {name: [(at[0], at[1]) for at in works] for name, works in sent.items() if _is_attempts(works)}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Sites that do not know the run any more, although they were started in it."""
+        return frozenset(name for name, refusal in self.refusals.items() if refusal.code == "not-started")
+
+    def require(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
+        """Raise the first error where errors stop the run; sites that are `excused` miss the round instead."""
+        faults = {name: error for name, error in self.faults.items() if name not in excused}
+        if faults and self.faulty == "stop":
+            name, error = next(iter(faults.items()))
+            error.add_note(f"(site {name!r}, {stage}, round {index})")
+            error.add_note(way_on(self.refusals.get(name), name, self.run))
+            raise error
+
+    def require_some(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
+        """Raise also where no message has come."""
+        self.require(stage, index, excused)
+        if not self.inbox:
+            raise nobody_left(self.faults, index)
+
+    def checked(self, check: Callable[[str, Message], None]) -> Responses:
+        """The same, with an error in place of each message that does not pass."""
+        faults, inbox = dict(self.faults), dict[str, Message]()
+        for name, message in self.inbox.items():
+            try:
+                check(name, message)
+                inbox[name] = message
+            except PartsongError as error:
+                faults[name] = error
+        notes = {name: note for name, note in self.notes.items() if name in inbox}
+        return Responses(self.faulty, self.run, inbox, notes, self.refusals, faults)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteClient:
+    """The server's end of a transport.
+
+    `seen` has the largest serial number of each site, and `counters` keeps it for later runs. `informed` are sites that
+    were sent the names of the columns that they lack.
+    """
+
+    transport: Transport
+    timeout: float
+    faulty: str
+    seen: dict[str, int] = field(default_factory=dict)
+    counters: ReleaseCounters = ReleaseCounters()
+    informed: set[str] = field(default_factory=set)
+
+    def ask(
+        self,
+        names: Sequence[str],
+        nonce: Nonce,
+        body: Message = Message({}),
+        note: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Responses:
+        """One exchange; `note` goes to all, `notes` to each."""
+        common, own = note or {}, notes or {}
+        requests = {
+            name: self.request(name, nonce, body, {**common, **own.get(name, {})}).written() for name in sorted(names)
+        }
+        replies = self.transport.ask(requests, self.timeout)
+        responses, before = Responses(self.faulty, nonce.run), dict(self.seen)
+        for name in requests:
+            try:
+                read = self.read(name, nonce, replies.get(name, Lost("nothing was heard in time")))
+            except PartyError as error:
+                responses.faults[name] = error
+                continue
+            if isinstance(read.answer, Refusal):
+                responses.refusals[name] = read.answer
+                responses.faults[name] = error_of(name, read.answer, nonce.round)
+            else:
+                responses.inbox[name], responses.notes[name] = read.answer, read.note
+        if self.seen != before:
+            self.counters.keep(self.seen)
+        return responses
+
+    def request(self, name: str, nonce: Nonce, body: Message, note: Mapping[str, Any]) -> Request:
+        """A request to a site, with the largest serial number that it has sent."""
+        return Request(name, nonce, body, note, self.seen.get(name, 0))
+
+    def read(self, name: str, nonce: Nonce, reply: bytes | Lost) -> Reply:
+        """The reply to a request; SiteLost where there is none, UploadError where it cannot be used."""
+        if isinstance(reply, Lost):
+            raise SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {reply.why}.")
+        try:
+            read = Reply.read(reply)
+        except FormatError as error:
+            raise UploadError(f"Site {name!r} sent what cannot be read in round {nonce.round}: {error}") from error
+        if read.party != name or (read.nonce != nonce and not isinstance(read.answer, Refusal)):
+            raise UploadError(
+                f"Site {name!r} sent the answer to another request than that of round {nonce.round}: repeated, or for "
+                "somebody else. Nothing of it was used."
+            )
+        self.seen[name] = max(self.seen.get(name, 0), read.serial)
+        return read
+
+
+def _is_attempts(value: Any) -> TypeGuard[list[list[int]]]:
+    """Whether a site has sent a list of rounds and attempts, and not something else."""
+    return isinstance(value, list) and all(
+        isinstance(at, list) and len(at) == 2 and all(type(number) is int and number >= 0 for number in at)
+        for at in value
+    )
