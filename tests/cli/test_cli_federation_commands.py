@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import zipfile
 from dataclasses import replace
@@ -15,6 +16,7 @@ pytest.importorskip("cryptography")
 
 from cryptography import x509
 
+from partsong.cli.main import app
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.server_process import Gate
@@ -25,6 +27,7 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from tests.cli.conftest import runner
 
 
 @pytest.fixture
@@ -478,3 +481,52 @@ def test_an_experiment_is_checked_before_anything_is_asked(joined, told, tmp_pat
 def test_a_folder_without_a_federation_is_told_so(told, tmp_path):
     failed = told("federation", "status", "--folder", tmp_path, code=1)
     assert "partsong federation init" in failed["error"]
+
+
+def test_one_command_makes_the_federation_and_a_kit_for_each_site(told, invoke, tmp_path):
+    words = ("federation", "init", "liver", "--address", "nmf.example.org:8443", "--site", "north", "--site", "south")
+    said = told(*words)
+    assert (said["name"], sorted(said["kits"])) == ("liver", ["north", "south"])
+    for name in ("north", "south"):
+        kit = Kit.read(tmp_path / said["kits"][name], tmp_path)
+        assert (kit.site, kit.federation, kit.address) == (name, "liver", "nmf.example.org:8443")
+    failed = told("federation", "init", "other", "--address", "a.b:1", "--site", "../up", code=1)
+    assert "A site cannot be called '../up'" in failed["error"]
+    assert not (tmp_path / "other").exists()
+    assert "needs --address" in told("federation", "init", "other", code=1)["error"]
+    renewed = told("federation", "init", "liver", "--renew", "--site", "x", code=1)
+    assert "neither name, address nor sites" in renewed["error"]
+
+
+def test_one_join_waits_for_the_roster_that_its_card_brings_back(joined, tmp_path, monkeypatch):
+    """One command for a site: it shows what leaves, makes keys, waits for the roster, compares, and starts the node."""
+    from partsong.federation.commands import site as commands
+
+    shutil.rmtree(tmp_path / "site-north")
+    joined.remove("north")
+    started, roster = [], joined.path / "roster.toml"
+    monkeypatch.setattr(commands, "_start", lambda site, drop: started.append(site.roster().fingerprint))
+    prompt = commands.typer.prompt
+
+    def coordinator(text, **more):
+        given = prompt(text, **more)
+        if given == "roster":
+            joined.admit(Card.read(tmp_path / "site-north" / "card.toml"))
+            return str(roster)
+        return given
+
+    monkeypatch.setattr(commands.typer, "prompt", coordinator)
+    words = ["federation", "join", "north.zip", "--data", "rows.npy"]
+    result = runner().invoke(app, words, input="y\nnowhere.toml\nroster\ny\n")
+    assert result.exit_code == 0, result.output
+    assert "nowhere.toml" in result.stderr
+    assert started == [joined.roster().fingerprint]
+
+
+@pytest.mark.parametrize("answer", ["\n", ""])
+def test_a_site_need_not_wait_for_the_roster(made, told, tmp_path, answer):
+    told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
+    result = runner().invoke(app, ["federation", "join", "north.zip", "--data", "rows.npy"], input="y\n" + answer)
+    assert result.exit_code == 0
+    assert "partsong federation join north.zip --roster roster.toml" in result.stdout
+    assert SiteFolder.at(tmp_path / "site-north").roster() is None

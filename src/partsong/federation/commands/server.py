@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -62,7 +62,7 @@ def demo(
 # ---- federation server ------------------------------------------------------------------------------------------
 
 INIT = examples(
-    "partsong federation init liver --name liver --address nmf.example.org:8443",
+    "partsong federation init liver --address nmf.example.org:8443 --site north --site south --site west",
     "partsong federation init liver --renew",
 )
 INVITE = examples("partsong federation invite north --folder liver")
@@ -87,28 +87,36 @@ Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's f
 @guarded
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for all that the federation is.", show_default=False)],
-    name: Annotated[OptionalText, typer.Option(help="What the federation is called.", show_default=False)] = None,
+    name: Annotated[OptionalText, typer.Option(help="Name of the federation.", show_default="the folder's")] = None,
     address: Annotated[
         OptionalText, typer.Option(help="host:port under which sites reach the server.", show_default=False)
+    ] = None,
+    site: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="A site to make a startup kit for; can be repeated.", show_default=False),
     ] = None,
     renew: Annotated[
         bool, typer.Option("--renew", help="A new certificate for the server of a federation that is there.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a federation: an authority, a certificate for the server, and keys, in one folder."""
+    """Make a federation: an authority, a certificate for the server, keys, and a startup kit for each site."""
     from partsong.federation.locks import is_held
+    from partsong.federation.setup.credentials import require_name
     from partsong.federation.setup.server_folder import ServerFolder
 
     if renew:
-        if name is not None or address is not None:
-            raise ParameterError("--renew changes neither name nor address. Leave them out.")
+        if name is not None or address is not None or site:
+            raise ParameterError("--renew changes neither name, address nor sites. Leave them out.")
         made = ServerFolder.at(folder)
         made.renewed()
     else:
-        if name is None or address is None:
-            raise ParameterError("A new federation needs --name and --address.")
-        made = ServerFolder.made(folder, name, address)
+        if address is None:
+            raise ParameterError("A new federation needs --address HOST:PORT.")
+        for one in site or ():
+            require_name(one, "A site")
+        made = ServerFolder.made(folder, name or folder.resolve().name, address)
+    kits = {one: made.invite(one) for one in dict.fromkeys(site or ())}
     left, is_served = round(made.require_valid()), is_held(made.path / "server.lock")
     if is_served:
         warn(
@@ -117,11 +125,17 @@ def init(
         )
     if as_json:
         told = {"folder": folder, "name": made.name, "address": made.address, "certificate_days": left}
-        put_json({**told, "is_served": is_served})
+        put_json({**told, "is_served": is_served, "kits": kits})
         return
     typer.echo(f"Federation {made.name!r} is in {folder}; its certificate is valid for {left} days.")
     typer.echo("Keep this folder to yourself: ca.key, control.key and coordinator.key are what it rests on.")
-    typer.echo(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
+    for one, kit in kits.items():
+        typer.echo(f"Kit for {one!r}: {kit}. Nothing in it is secret; it has to arrive unchanged.")
+    if not kits:
+        typer.echo(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
+    elif not renew:
+        typer.echo("Next: send each site its kit. Each joins with it, and sends card.toml back:")
+        typer.echo(f"  partsong federation admit CARD … --folder {quote(str(folder))}")
 
 
 @guarded

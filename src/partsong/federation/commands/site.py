@@ -14,7 +14,7 @@ import typer
 
 from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
 from partsong.console.output import as_options, guarded, put_json, visible, warn
-from partsong.errors import DataError, FileError, FormatError, ParameterError
+from partsong.errors import DataError, FileError, FormatError, ParameterError, PartsongError
 from partsong.io.opening import Wanted
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ OTHER_ROSTER = (
     "since, give the new one: --roster roster.toml. If it is the one in the kit: --fingerprint, as other sites have "
     "read it to you."
 )
+SEND_CARD = "\nSend {} to the coordinator, over a channel others cannot write to."
+AWAITED = "Wait here for the roster that comes back, and give its path (Enter: join again later)"
 TAKEN = "The roster was taken. The node of {!r} runs already, and works with it from its next request on."
 LEAVES = """What leaves this site, and what does not:
   never    rows, weights of rows (W), names of rows; names of columns to the server
@@ -235,6 +237,8 @@ def join(
     site = _agreed(wished, as_json)
     before = site.roster()
     listed = Listed.read(roster) if roster is not None else _in_kit(read, before, fingerprint)
+    if listed is None and before is None and start and not (yes or as_json):
+        listed = _awaited(site)
     if listed is not None:
         _pin(site, listed, fingerprint, yes)
     pinned = site.roster()
@@ -246,7 +250,8 @@ def join(
         put_json({**told, "fingerprint": None if pinned is None else pinned.fingerprint})
     if pinned is None:
         if not as_json:
-            typer.echo(f"\nSend {site.path / 'card.toml'} to the coordinator, over a channel others cannot write to.")
+            if yes or not start:
+                typer.echo(SEND_CARD.format(site.path / "card.toml"))
             where = "" if folder is None else f" --folder {quote(str(folder))}"
             again = f"partsong federation join {quote(str(kit))}{where} --roster roster.toml"
             typer.echo(f"With the roster that comes back: {again}")
@@ -255,6 +260,24 @@ def join(
         typer.echo(TAKEN.format(site.site), err=True)
     elif start:
         _start(site, drop)
+
+
+def _awaited(site: SiteFolder) -> Listed | None:
+    """The roster that comes back for the card; None where nobody waits for it."""
+    from partsong.federation.setup.credentials import Listed
+
+    typer.echo(SEND_CARD.format(site.path / "card.toml"))
+    while True:
+        try:
+            place = typer.prompt(AWAITED, default="", show_default=False)
+        except typer.Abort:
+            return None
+        if not place.strip():
+            return None
+        try:
+            return Listed.read(Path(place.strip()).expanduser())
+        except PartsongError as error:
+            warn(str(error))
 
 
 def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed | None:
