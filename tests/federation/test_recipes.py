@@ -305,11 +305,11 @@ def test_a_site_sends_no_more_sketches_than_leave_its_rows_open(tmp_path):
 
 def test_a_site_bounds_the_sums_of_rounds_that_have_several(tmp_path):
     experiment = experiment_of(method="fnmf-by-sums", sweeps=4)
-    assert experiment.wish(3).rounds == experiment.schedule(3).rounds == 12
+    assert experiment.request(3).rounds == experiment.schedule(3).rounds == 12
     federation = Federation(tmp_path, experiment, policy=Policy(maximum_rounds=11))
     with pytest.raises(SiteRefused, match="'rounds'"):
         list(federation.rounds())
-    assert experiment_of(method="then-exact", first="fnmf-by-sums", sweeps=4, first_rounds=1).wish(3).rounds == 6
+    assert experiment_of(method="then-exact", first="fnmf-by-sums", sweeps=4, first_rounds=1).request(3).rounds == 6
 
 
 def test_a_site_allows_recipes_by_name(tmp_path):

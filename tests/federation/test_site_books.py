@@ -21,7 +21,7 @@ from partsong.federation import ledger as chain
 from partsong.federation.audit_log import make_up
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Chain, SiteLedger
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Nonce, Request
 from partsong.privacy.accounting import Ledger, Release
@@ -131,7 +131,7 @@ def test_a_log_that_is_lost_counts_all_that_was_charged_as_left(tmp_path):
 
 def dear_and_lost(tmp_path):
     """A site that was put back to a copy from before two releases that were dearer than any in it."""
-    policy = Policy(privacy=Allowance(20.0, unit="party", insecure_noise=True))
+    policy = Policy(privacy=PrivacyBudget(20.0, unit="party", insecure_noise=True))
 
     def run(name, noise, rounds):
         told = {"unit": "party", "epsilon": 15.0, "noise_multiplier": noise, "clip": 1.0}

@@ -25,7 +25,7 @@ from partsong.errors import DataError, ParameterError, PartyError, SiteLost, Sit
 from partsong.federation.columns import Names, Wanted, hashed, labels_of
 from partsong.federation.experiment import TEXT_RULE_KEYS, Experiment, TextRule
 from partsong.federation.ledger import Chain
-from partsong.federation.policy import Allowance, Policy, WordPolicy
+from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.site.plan import Data
@@ -308,7 +308,7 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
         (Policy(minimum_rows=25), "rows", "24 rows"),
         (Policy(masked=True), "masks", "masked ones"),
         (Policy(recipes=("fedavg",)), "recipe", "'exact'"),
-        (Policy(privacy=Allowance(1.0)), "privacy-needed", "but this program"),
+        (Policy(privacy=PrivacyBudget(1.0)), "privacy-needed", "but this program"),
     ],
 )
 def test_what_a_site_does_not_allow_is_refused_before_a_word_leaves(tmp_path, policy, code, reason):

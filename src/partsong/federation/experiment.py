@@ -34,7 +34,7 @@ from partsong.federation.method_keys import (
     require_no_promise,
     require_own_names,
 )
-from partsong.federation.policy import Wish
+from partsong.federation.policy import RunRequest
 from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
 from partsong.methods.registry import Problem
 from partsong.secure_aggregation.messages import Roster
@@ -361,13 +361,13 @@ class Experiment:
         """Exchanges that the rounds take: of several each, where the program says so, and arrivals of all sites."""
         return program.exchanges(1 if methods.method(self.method).is_one_shot else self.rounds, n_parties)
 
-    def wish(self, n_parties: int) -> Wish:
+    def request(self, n_parties: int) -> RunRequest:
         """In the words of a site's policy. Where nobody waits, all arrivals may be those of one site; where sites are
         drawn, only these are in a sum; where whoever writes the experiment sets the sums of a round, these are counted.
         """
         counts_sums = self.is_asynchronous or methods.method(self.method).counts_exchanges
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
-        return Wish(self.method, self.rank, rounds, drawn(n_parties, self.fraction), self.masked)
+        return RunRequest(self.method, self.rank, rounds, drawn(n_parties, self.fraction), self.masked)
 
 
 SEED_BITS = 53

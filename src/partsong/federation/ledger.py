@@ -18,7 +18,7 @@ from partsong.federation.wire import Denied, Request
 from partsong.privacy.accounting import Ledger, Release
 
 if TYPE_CHECKING:
-    from partsong.federation.policy import Allowance
+    from partsong.federation.policy import PrivacyBudget
 
 
 # ---- chain ------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Cost:
     """
 
     release: Release | None = None
-    allowance: Allowance | None = None
+    allowance: PrivacyBudget | None = None
     bounds: Bounds | None = None
     directions: int = 0
     seed: int | None = None
@@ -406,7 +406,7 @@ class SiteLedger:
         self._append({"attempt": own, "digest": digest, "count": 1, **counted, **more}, cost.release)
         return was_charged
 
-    def require_within(self, allowance: Allowance, release: Release | None, count: int = 1) -> None:
+    def require_within(self, allowance: PrivacyBudget, release: Release | None, count: int = 1) -> None:
         """Refuse releases that the site's budget does not cover, and all where some before had no noise. `count` 0:
         what was charged already has to be covered, and the release be of a kind that the budget is about.
         """
@@ -458,7 +458,7 @@ class SiteLedger:
 
 
 def require_within(
-    allowance: Allowance, before: Mapping[Release, int], release: Release | None, count: int = 1
+    allowance: PrivacyBudget, before: Mapping[Release, int], release: Release | None, count: int = 1
 ) -> None:
     """Refuse releases that the site's budget does not cover, after those before."""
     if release is None or release.kind == "none":

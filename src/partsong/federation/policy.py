@@ -82,7 +82,7 @@ UNNAMED = tuple(name for name in METHODS if name != "secure-dsanls")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class PrivacyBudget:
     """(ε, δ) about one unit over everything that the site ever releases; noise from a seed is for tests alone.
 
     `noiseless_before`: releases without noise, made before there was a budget, that it is known not to cover.
@@ -103,7 +103,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunRequest:
     """What an experiment asks of a site, in the words of its policy."""
 
     recipe: str
@@ -138,7 +138,7 @@ class Policy:
     maximum_rounds: int = 1000
     masked: bool = False
     columns: tuple[str, ...] | None = None
-    privacy: Allowance | None = None
+    privacy: PrivacyBudget | None = None
     maximum_runs: int | None = None
     minimum_mask_bound: float = 0.0
     tell_names: bool = True
@@ -181,7 +181,7 @@ class Policy:
             whole(table, "maximum_rounds", 1000),
             masked,
             words(table, "columns", None),
-            _allowance(table.get("privacy")),
+            _privacy_budget(table.get("privacy")),
             whole(table, "maximum_runs", None),
             float(bound),
             tells,
@@ -197,20 +197,20 @@ class Policy:
         """From a file."""
         return Policy.from_table(read_toml(path))
 
-    def require(self, wish: Wish, rows: int) -> None:
+    def require(self, request: RunRequest, rows: int) -> None:
         """Refuse what is more than the site allows; the reason has local values, and stays."""
-        if wish.recipe not in self.recipes:
-            raise Denied("recipe", f"{wish.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
-        if wish.rounds > self.maximum_rounds:
-            raise Denied("rounds", f"{wish.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
-        if self.masked and not wish.masked:
+        if request.recipe not in self.recipes:
+            raise Denied("recipe", f"{request.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
+        if request.rounds > self.maximum_rounds:
+            raise Denied("rounds", f"{request.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
+        if self.masked and not request.masked:
             raise Denied("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
-        least = self._least_rows(wish)
+        least = self._least_rows(request)
         if rows < least:
-            raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {wish.rank}.")
-        if wish.parties < self.minimum_parties:
+            raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {request.rank}.")
+        if request.parties < self.minimum_parties:
             raise Denied(
-                "parties", f"{wish.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
+                "parties", f"{request.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
             )
 
     def require_mask_bound(self, bound: float | None) -> None:
@@ -220,10 +220,10 @@ class Policy:
                 "mask-bound", f"mask_bound would be {bound:g}; at least {self.minimum_mask_bound:g} is needed."
             )
 
-    def _least_rows(self, wish: Wish) -> int:
+    def _least_rows(self, request: RunRequest) -> int:
         if self.minimum_rows is not None:
             return self.minimum_rows
-        return 1 if wish.masked or self.privacy is not None else 1 << (2 * wish.rank - 1).bit_length()
+        return 1 if request.masked or self.privacy is not None else 1 << (2 * request.rank - 1).bit_length()
 
     def require_run(self, run: str, before: Collection[str]) -> None:
         """Refuse a run that is one too many; `before` are all that there ever were."""
@@ -240,7 +240,7 @@ class Policy:
         )
 
 
-def _allowance(table: Any) -> Allowance | None:
+def _privacy_budget(table: Any) -> PrivacyBudget | None:
     if table is None:
         return None
     only(table, PRIVACY_KEYS, "The table privacy of site.toml")
@@ -250,7 +250,7 @@ def _allowance(table: Any) -> Allowance | None:
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
         raise ParameterError(f"epsilon and delta must be numbers; got {numbers}.")
     rest = (table.get("unit", "row"), table.get("insecure_noise", False), whole(table, "noiseless_before", 0, 0))
-    return Allowance(float(numbers[0]), float(numbers[1]), *rest)
+    return PrivacyBudget(float(numbers[0]), float(numbers[1]), *rest)
 
 
 # ---- consent ----------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Consent:
         """Refuse what is not allowed in a new run of these parties: recipe, rounds, rows, masks and their bound, and
         others than exactly those of the roster.
         """
-        self._require_wish(plan, None)
+        self._require_request(plan, None)
         if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
             pinned = "" if self.roster is None else f" In the pinned roster are {', '.join(sorted(self.roster))}."
             raise Denied("roster", f"The parties would be {', '.join(parties)}.{pinned}")
@@ -299,7 +299,7 @@ class Consent:
 
         `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round.
         """
-        self._require_wish(plan, in_sum)
+        self._require_request(plan, in_sum)
         self._require_same_parties(started)
 
     def _require_same_parties(self, started: Started) -> None:
@@ -338,7 +338,7 @@ class Consent:
         own.
         """
         most = plan.exchanges
-        if methods.method(plan.wish.recipe).traits.asynchronous:
+        if methods.method(plan.request.recipe).traits.asynchronous:
             most = min(plan.bounds.lines, self.policy.maximum_rounds)
         if number >= most:
             raise Denied("rounds", f"Exchange {number} is beyond the {most} allowed.")
@@ -363,9 +363,9 @@ class Consent:
                 f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
             )
 
-    def _require_wish(self, plan: Plan, in_sum: int | None) -> None:
-        wish = plan.wish if in_sum is None else replace(plan.wish, parties=in_sum)
-        self.policy.require(wish, self.data.n_rows)
+    def _require_request(self, plan: Plan, in_sum: int | None) -> None:
+        request = plan.request if in_sum is None else replace(plan.request, parties=in_sum)
+        self.policy.require(request, self.data.n_rows)
         self.policy.require_mask_bound(plan.mask_bound)
 
     def _require_within(self, plan: Plan, more: int) -> None:

@@ -410,12 +410,12 @@ def _agreement_of(site: Site, rule: TextRule) -> Build:
 
     def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
         plan = site.build(told, n_parties, roster)
-        site.policy.require(plan.wish, site.data.n_rows)
+        site.policy.require(plan.request, site.data.n_rows)
         site.policy.require_mask_bound(plan.mask_bound)
         if n_parties < 3 or rule.min_parties > n_parties:
             raise Denied("parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3.")
-        wish, masks = replace(plan.wish, parties=n_parties), masks_for_words(n_parties, roster)
-        return Plan(cast(Program, rule.rounds), masks, wish, MOST_EXCHANGES)
+        request, masks = replace(plan.request, parties=n_parties), masks_for_words(n_parties, roster)
+        return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
 
     return build
 
