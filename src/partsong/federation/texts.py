@@ -13,15 +13,16 @@ import numpy as np
 
 from partsong.core.interfaces import Checkpoint, Matrix, Message, Program, Reduction, Round, Schedule, Shard
 from partsong.errors import DataError, FileError, ParameterError, PartsongError
-from partsong.federation.experiment import Experiment, TextRule
-from partsong.federation.policy import roster_among
+from partsong.federation.experiment import Experiment
 from partsong.federation.server.asynchronous import AsynchronousCoordinator
 from partsong.federation.server.coordinator import Coordinator, Setting
 from partsong.federation.server.setup_phase import Asked
 from partsong.federation.server.state import ArrivalsJournal, Journal, Record
 from partsong.federation.signing import bound_to, words_context_of
+from partsong.federation.site.consent import roster_among
 from partsong.federation.site.plan import Build, Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
+from partsong.federation.text_rule import TextRule
 from partsong.federation.wire import RUN, Denied, Kind, Request
 from partsong.io.write import replacing
 from partsong.secure_aggregation.crypto import fingerprint
