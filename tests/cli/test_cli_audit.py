@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from partsong.core.interfaces import Message
 from partsong.errors import BrokenChain
-from partsong.federation.audit_log import Audit, verified
+from partsong.federation.audit_log import Audit
+from partsong.federation.audit_report import verified
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 
@@ -150,29 +151,31 @@ def test_of_a_last_line_without_its_end_no_more_is_said_than_is_known(invoke, lo
     assert "The file does not tell which" in said
 
 
-def test_what_the_log_tells_can_be_charged_by_command(invoke, told, log):
+def test_what_a_lost_ledger_knew_is_stated_by_command(invoke, told, log):
     ledger = SiteLedger(log.with_name("ledger.jsonl"))
-    said = told("audit", "make-up", "site-north", "--why", "the ledger is gone", "--count", "3")
-    assert (said["charged"], said["noted"], said["of_no_run"]) == ([["liver-1", 0, 0], ["liver-1", 1, 2]], [], 1)
-    assert (ledger.serial, list(ledger.books().runs)) == (3, ["liver-1"])
-    log.unlink()
-    assert "2" in invoke("audit", "make-up", "site-north", "--why", "and so is the log").stdout
-    assert "made up: and so is the log" in invoke("audit", "show", "site-north").stdout
-    assert told("audit", "make-up", "site-north", "--why", " ", code=1)["type"] == "ParameterError"
-    assert told("audit", "make-up", "nowhere", "--why", "it", code=1)["type"] == "FileError"
+    words = ("audit", "opening", "site-north", "--why", "the ledger is lost")
+    assert "(directions)" in told(*words, code=1)["error"]
+    said = told(*words, "--releases", 3, "--directions", 12)
+    assert (said["releases"], said["directions"], said["epsilon"]) == (3, 12, None)
+    assert (ledger.serial, list(ledger.books().runs), ledger.books().directions()) == (3, [], 12)
+    assert "1.5" in invoke(*words, "--releases", 1, "--epsilon", 1.5, "--delta", 1e-6).stdout
+    assert told("audit", "opening", "site-north", "--why", " ", "--releases", 1, "--directions", 0, code=1)["type"]
+    assert told("audit", "opening", "nowhere", "--why", "it", code=1)["type"] == "FileError"
+    assert ledger.serial == 4
 
 
-def test_only_the_folder_of_a_site_is_made_up(told, log):
+def test_an_opening_balance_is_that_of_a_site(told, log):
     server = log.parents[2] / "liver" / "runs" / "exp2" / "state"
     server.mkdir(parents=True)
     (server / "lock").touch()
-    assert told("audit", "make-up", server.parent, "--why", "it", "--count", "1", code=1)["type"] == "FileError"
+    words = ("--why", "all is lost", "--releases", 2, "--directions", 0)
+    assert told("audit", "opening", server.parent, *words, code=1)["type"] == "FileError"
     assert [path.name for path in server.iterdir()] == ["lock"]
     log.with_name("lock").touch()
     log.unlink()
-    assert told("audit", "make-up", log.parents[1], "--why", "it", code=1)["type"] == "FileError"
+    assert told("audit", "opening", log.parents[1], *words, code=1)["type"] == "FileError"
     (log.parents[1] / "site.toml").touch()
-    assert told("audit", "make-up", log.parents[1], "--why", "all is lost", "--count", "2")["of_no_run"] == 2
+    assert told("audit", "opening", log.parents[1], *words)["releases"] == 2
 
 
 def test_people_and_programs_are_told_the_line_and_the_way_out(invoke, told, log):

@@ -58,11 +58,11 @@ def test_a_command_that_a_text_names_can_be_given_as_it_is_printed(module, line)
 
 def test_there_are_such_commands():
     found = {module for module, _ in named_commands()}
-    assert {"audit_log.py", "service.py", "texts.py", "server.py"} <= found
+    assert {"consistency.py", "service.py", "texts.py", "server.py"} <= found
 
 
 @pytest.mark.parametrize(
-    "line", ["partsong audit make-up FOLDER --count 2", "partsong audit verify", "partsong federation join"]
+    "line", ["partsong audit opening FOLDER --releases 2", "partsong audit verify", "partsong federation join"]
 )
 def test_a_command_without_what_it_needs_cannot(line):
     with pytest.raises(Exception, match="Missing"):

@@ -30,6 +30,8 @@ from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from tests.cli.conftest import runner
+from tests.federation.chains import charge as charge_line
+from tests.federation.chains import depart
 
 SITES = ("north", "south")
 JOIN = ["federation", "join", "north.zip"]
@@ -71,8 +73,8 @@ def charge(folder, count):
     """Releases of a run that this site has taken part in; its log has them too."""
     state = folder / "state"
     for number in range(count):
-        SiteLedger(state / "ledger.jsonl").make_up(1, None, "for the test", ("before", number, 0))
-        Audit(state / "audit.jsonl").make_up(("before", number, 0), None, "for the test")
+        charge_line(SiteLedger(state / "ledger.jsonl"), place=("before", number, 0))
+        depart(Audit(state / "audit.jsonl"), ("before", number, 0))
 
 
 def content_of(folder):

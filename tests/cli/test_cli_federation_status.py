@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.federation.audit_log import Audit, require_whole
+from partsong.federation.audit_log import Audit
+from partsong.federation.consistency import require_whole
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.setup.credentials import Kit, SharedKey
 from partsong.federation.setup.server_folder import ServerFolder
@@ -17,6 +18,7 @@ from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.wire import Denied
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
+from tests.federation.chains import charge, depart
 
 STATUS = ("federation", "status", "--folder", "site-north")
 
@@ -29,8 +31,8 @@ def books(tmp_path):
     kit = Kit.read(server.invite("north", tmp_path / "north"), tmp_path)
     state = SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {}).path / "state"
     ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
-    ledger.make_up(1, None, "for the test", ("first", 0, 0))
-    audit.make_up(("first", 0, 0), None, "for the test")
+    charge(ledger, place=("first", 0, 0))
+    depart(audit, ("first", 0, 0))
     return ledger, audit
 
 
@@ -44,7 +46,7 @@ def test_where_a_site_refuses_everything_status_says_why_and_fails(books, told, 
     assert told(*STATUS, code=1)["refuses"] == str(caught.value)
     said = invoke(*STATUS, code=1).stdout
     assert "REFUSES EVERY REQUEST" in said
-    assert "partsong audit make-up" in said
+    assert "partsong audit opening" in said
 
 
 def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_refuses(books, told, monkeypatch):
@@ -53,8 +55,8 @@ def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_r
 
     def after_an_answer(self):
         if ledger.serial == 1:
-            ledger.make_up(1, None, "meanwhile", now)
-            audit.make_up(now, None, "meanwhile")
+            charge(ledger, place=now)
+            depart(audit, now)
         return read(self)
 
     monkeypatch.setattr(Audit, "departures", after_an_answer)
@@ -74,11 +76,11 @@ def test_a_ledger_that_was_edited_is_told_with_what_else_there_is(books, told, i
 def test_promises_that_do_not_compose_are_told_one_by_one(books, told, invoke):
     ledger, _ = books
     party, row = Release("gaussian", 2.0, "party", "replace"), Release("gaussian", 3.0, "row", "add-or-remove")
-    ledger.make_up(3, party, "of parties")
+    charge(ledger, party, count=3)
     spent = [Ledger().after(one, 3).epsilon(USUAL_DELTA) for one in (party, row)]
     assert told(*STATUS)["epsilon_spent"] == pytest.approx(spent[0])
     assert f"ε spent by the others: {spent[0]:.4g} (no budget" in invoke(*STATUS).stdout
-    ledger.make_up(3, row, "of rows")
+    charge(ledger, row, count=3)
     said = told(*STATUS)
     assert said["epsilon_spent"] is None
     assert [one["epsilon"] for one in said["epsilon_of"]] == pytest.approx(spent)

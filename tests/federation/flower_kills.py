@@ -11,9 +11,9 @@ from federations import noisy_plan
 from flower_processes import PATIENCE, PLAIN, SITES, federation, kill, naming
 
 from partsong.errors import PartsongError
+from partsong.federation.chain import Chain
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Chain
 from partsong.federation.server.state import Ongoing, Opening
 from partsong.federation.site.plan import plan_of
 from partsong.federation.wire import load_state

@@ -13,8 +13,8 @@ from federations import Federation, Killed, Killer, model_of, shards_of
 from partsong.core.interfaces import Message, Schedule
 from partsong.engines.virtual_clock import Asynchronous, RecordedOrder
 from partsong.errors import DivergenceError, FileError, ParameterError, PartyError, SiteLost, SiteRefused
+from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Chain
 from partsong.federation.policy import Policy
 from partsong.federation.server import asynchronous
 from partsong.federation.server.launch import conduct, coordinator_of, record_in, told_of

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from chains import charge
 from federations import NAMES, Federation, secret_of
 from word_federations import WORDS, TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.errors import ParameterError, PartsongError, SiteRefused
+from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Chain, SiteLedger
+from partsong.federation.ledger import OpeningBalance, SiteLedger
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder
@@ -352,12 +354,24 @@ def test_a_line_beyond_the_ledger_begins_no_new_count(tmp_path):
 def test_releases_that_were_made_up_later_are_not_covered_by_what_was_stated_before(tmp_path):
     federation = made(tmp_path, Experiment("exact", 5, 2), policy=Policy(directions_before=0))
     list(federation.rounds())
-    federation.site("east").ledger.make_up(40, None, "restored")
+    charge(federation.site("east").ledger, count=40)
     exposure = federation.site("east").consent.exposure
     with pytest.raises(Denied, match="directions_before = 0 is less than one for each"):
         exposure.directions(federation.site("east").ledger.books())
     behind = replace(exposure, policy=Policy(directions_before=30, other_rows_since=3))
     assert behind.directions(federation.site("east").ledger.books()) == 0
+
+
+def test_combinations_of_rows_that_an_opening_balance_states_count(tmp_path):
+    federation = made(tmp_path, Experiment("exact", 5, 2))
+    list(federation.rounds())
+    ledger = federation.site("east").ledger
+    before = ledger.books().directions()
+    ledger.open_with(OpeningBalance(40, "restored", directions=400))
+    books = ledger.books()
+    assert (books.directions(), books.uncounted(), books.noiseless) == (before + 400, 0, books.serial)
+    assert books.directions(since=books.lines) == 0
+    assert "exposure" in refusal(again(federation, "run-2", seed=1, rounds=1))
 
 
 def test_a_limit_that_is_tightened_within_a_sum_is_asked_about_in_its_next_phase(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from federations import NAMES, Federation, Haunted, Killed, Killer, assert_same, noisy_plan
 
+from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Chain
 from partsong.federation.policy import Policy, PrivacyBudget
 
 PRIVATE = {"unit": "party", "epsilon": 8.0}

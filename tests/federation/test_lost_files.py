@@ -11,9 +11,9 @@ from test_site import recorded
 from test_site_limits import request_of, said
 
 from partsong.errors import PartyError, TooFewParties
-from partsong.federation.audit_log import require_whole
+from partsong.federation.chain import Chain
+from partsong.federation.consistency import require_whole
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Chain
 from partsong.federation.server.state import Journal
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request

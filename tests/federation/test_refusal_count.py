@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from chains import depart
 from federations import Killed, Killer
 from test_site import code_of
 from test_site_books import hello_of
 from test_site_limits import in_the_open, lines_of, said
 
-from partsong.federation import audit_log
-from partsong.federation.audit_log import MOST_DIFFERENT, RefusalCount
+from partsong.federation import refusal_count
+from partsong.federation.audit_report import verified
+from partsong.federation.refusal_count import MOST_DIFFERENT, RefusalCount
 from partsong.federation.wire import Kind, Nonce, Request
 
 MANY = 200
@@ -22,7 +24,7 @@ def day(monkeypatch):
     """It is the same day in a whole test, unless the test says another."""
 
     def set_day(name):
-        monkeypatch.setattr(audit_log, "_today", lambda: name)
+        monkeypatch.setattr(refusal_count, "_today", lambda: name)
 
     set_day("2026-05-03")
     return set_day
@@ -47,7 +49,7 @@ def test_a_thousand_refusals_of_one_request_have_a_dozen_lines_that_tell_of_all(
     site = federation.site("east")
     assert {code_of(site.refuse("unsigned", "by a stranger")) for _ in range(1000)} == {"unsigned"}
     assert len(lines_of(site)) <= 12
-    assert site.audit.verify().lines == len(lines_of(site))
+    assert verified(site.audit.path).lines == len(lines_of(site))
     assert said(site, hello_of(federation)) is None
     assert told_of(site) == {"unsigned": 1000}
 
@@ -59,7 +61,7 @@ def test_many_different_refusals_have_few_lines_as_well(tmp_path):
         assert code_of(site.refuse("unsigned", "by a stranger")) == "unsigned"
     assert len(lines_of(site)) <= MOST_DIFFERENT + 8
     assert len({line["sha256"] for line in lines_of(site)}) >= MOST_DIFFERENT
-    site.audit.make_up(("run-1", 0, 0), None, "a line of another kind tells of them too")
+    depart(site.audit, ("run-1", 0, 0))  # a line of another kind has the counts too
     assert told_of(site) == {"unsigned": MANY // 2, "not-started": MANY // 2}
 
 
@@ -91,7 +93,7 @@ def test_who_is_killed_between_two_writes_forgets_no_refusal_and_tells_none_twic
         killer.is_awake = False
         assert said(federation.site("east"), hello_of(federation)) is None
         site = federation.site("east")
-        assert site.audit.verify().unfinished == 0
+        assert verified(site.audit.path).unfinished == 0
         assert left <= told_of(site)["not-started"] <= left + deaths
         return len(lines_of(site))
 

@@ -13,6 +13,7 @@ from partsong.core.interfaces import Message
 from partsong.errors import BudgetSpent, FeatureError, PartyError, SiteRefused
 from partsong.federation.columns import Correspondent
 from partsong.federation.experiment import Experiment
+from partsong.federation.ledger import OpeningBalance
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.server.launch import conduct
 from partsong.federation.signing import public_key
@@ -236,7 +237,7 @@ def test_a_site_restored_from_an_older_copy_refuses_until_its_ledger_is_ahead(tm
     with pytest.raises(SiteRefused, match="'behind'"):
         next(rounds)
     ledger = federation.site("east").ledger
-    ledger.make_up(1, None, "restored from a copy")
+    ledger.open_with(OpeningBalance(1, "restored from a copy"))
     assert ledger.serial == 2
     with pytest.raises(SiteRefused, match="'out-of-step'"):  # the ledger is ahead, the state is not
         list(federation.rounds())

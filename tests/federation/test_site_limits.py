@@ -12,9 +12,10 @@ from test_site import code_of, of_kind, recorded
 
 from partsong.core.interfaces import Message
 from partsong.errors import FileError, ParameterError, PartsongError
+from partsong.federation.chain import Chain
 from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Bounds, Chain, Cost, SiteLedger
+from partsong.federation.ledger import Bounds, Cost, SiteLedger
 from partsong.federation.policy import Policy, PrivacyBudget, RunRequest
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data, plan_of

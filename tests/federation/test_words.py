@@ -22,9 +22,9 @@ from word_federations import KEY, RARE, SHARED, WORDS, TextFederation, texts_of
 from partsong import FederatedTopicModel
 from partsong.core.interfaces import Message
 from partsong.errors import DataError, ParameterError, PartyError, SiteLost, SiteRefused
+from partsong.federation.chain import Chain
 from partsong.federation.columns import Names, Wanted, hashed, labels_of
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Chain
 from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import SharedKey

@@ -12,7 +12,9 @@ import pytest
 
 from partsong import NMF, FederatedNMF, FederatedTopicModel, TopicModel, load_model
 from partsong.errors import DamagedState, FormatError
-from partsong.federation.audit_log import Audit, both_read, not_charged, not_in_log, verified
+from partsong.federation.audit_log import Audit
+from partsong.federation.audit_report import verified
+from partsong.federation.consistency import both_read, not_charged, not_in_log
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.server.state import Record
 from partsong.federation.wire import load_state

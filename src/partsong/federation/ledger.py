@@ -2,239 +2,65 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from partsong.errors import BrokenChain, CompositionError, FileError, FormatError
+from partsong.core.parameters import whole_number
+from partsong.errors import CompositionError, ParameterError
+from partsong.federation.chain import Chain, Line, flush
 from partsong.federation.wire import Denied, Request
-from partsong.privacy.accounting import Ledger, Release
+from partsong.privacy.accounting import RELATIONS, Ledger, Release, check_budget
 
 if TYPE_CHECKING:
     from partsong.federation.policy import PrivacyBudget
 
-
-# ---- chain ------------------------------------------------------------------------------------------------------
-#
-# Append-only files in which every line holds the hash of the line before: what was written cannot be changed unseen.
-#
-#     {"number": 3, "before": "<hash of line 2>", …, "hash": "<SHA-256 of this line without it>"}
-#
-# A line is on the disk before `append` returns. A last line without its end was cut off by a crash and was never acted
-# on: it is taken away when the next one is written. Lines that are missing from the end cannot be seen from the file
-# alone; `head` is the hash to note elsewhere, or to compare with.
-
-NOTHING = "0" * 64
-"""The hash before the first line."""
-TAIL = 1 << 16
-HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
-"""Where a line has its own hash: never last, for "number" comes after it."""
-MOST_REMEMBERED = 16
-
-Line = dict[str, Any]
-Sum = TypeVar("Sum")
+MOST_RELEASES = 1_000_000
+"""Releases that an opening balance can state: more than any site has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """How far a file was compared: so many bytes with this SHA-256, and number and hash of the last line in them."""
+class OpeningBalance:
+    """What a site has released that its ledger does not know of, as the site states it.
 
-    length: int = 0
-    sha256: bytes = hashlib.sha256().digest()
-    number: int = 0
-    head: str = NOTHING
+    `epsilon` and `delta` cover all of these `releases` where they had noise, about one unit and relation; None: they
+    had none. `directions`: combinations of rows that they sent without noise. `log_lines`: how long the audit log was;
+    these lines, and those of the ledger before this one, are not compared with each other any more.
+    """
 
-    def is_of(self, data: bytes) -> bool:
-        """Whether these bytes begin with the ones that were compared."""
-        return len(data) >= self.length and hashlib.sha256(memoryview(data)[: self.length]).digest() == self.sha256
+    releases: int
+    why: str
+    epsilon: float | None = None
+    delta: float = 0.0
+    unit: str = "row"
+    relation: str = "add-or-remove"
+    directions: int = 0
+    log_lines: int = 0
+    number: int = field(default=0, compare=False)
+    """Its line in the ledger."""
 
-
-_REMEMBERED: dict[tuple[Path, Any], tuple[Mark, Any]] = {}
-"""Of files that this process has read: how far, and what came of it."""
-_LOCK = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Such a file."""
-
-    path: Path
-
-    def append(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """One more line, flushed to the disk; returned with its number and hashes."""
-        text, number, before = self._end()
-        line = {"number": number + 1, "before": before, **entry}
-        line["hash"] = _hash(line)
-        written = _text(line) + b"\n"
-        is_new = not self.path.exists()
-        try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                os.ftruncate(descriptor, text)
-                os.lseek(descriptor, 0, os.SEEK_END)
-                while written:
-                    written = written[os.write(descriptor, written) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if is_new:
-                _flush_folder(self.path.parent)
-        except OSError as error:
-            raise FileError(
-                f"{self.path} cannot be written: {error.strerror or error}. Nothing was sent; check that the disk is "
-                "not full, and ask again."
-            ) from error
-        return line
-
-    def lines(self) -> Iterator[Line]:
-        """All lines, each compared with the one before and with how it is written; BrokenChain at the first that does
-        not fit.
-        """
-        return self._compared(_whole_lines(self._read()), Mark())
-
-    def folded(self, fold: Callable[[Sum, Sequence[Line]], Sum], empty: Sum) -> Sum:
-        """fold(…, lines) over all lines, compared: those that this process has read before are not read again where
-        their bytes are the same to the last one. BrokenChain also for an end that no crash leaves.
-        """
-        data, place = self._read(), (self.path, fold)
-        with _LOCK:
-            mark, found = _REMEMBERED.pop(place, (Mark(), empty))
-        if not mark.is_of(data):
-            mark, found = Mark(), empty
-        end = data.rfind(b"\n") + 1
-        new = list(self._compared(_whole_lines(data[mark.length : end]), mark))
-        self._require_torn(data[end:], mark.number + len(new), new[-1]["hash"] if new else mark.head)
-        if new:
-            found = fold(found, new)
-            mark = Mark(end, hashlib.sha256(memoryview(data)[:end]).digest(), new[-1]["number"], new[-1]["hash"])
-        with _LOCK:
-            _REMEMBERED[place] = (mark, found)
-            while len(_REMEMBERED) > MOST_REMEMBERED:
-                _REMEMBERED.pop(next(iter(_REMEMBERED)))
-        return found
-
-    def _compared(self, texts: Sequence[bytes], mark: Mark) -> Iterator[Line]:
-        before = mark.head
-        for number, text in enumerate(texts, mark.number + 1):
-            line = _line_in(text)
-            if line is None or line["number"] != number or line["before"] != before:
-                raise BrokenChain(
-                    f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
-                    "edited, or lines were taken out. What came before it is sound. Keep the file as it is, and ask "
-                    "who could write to it.",
-                    number,
-                    before,
-                )
-            before = line["hash"]
-            yield line
-
-    def head(self) -> tuple[int, str]:
-        """The number of lines and the last hash, after all lines were compared."""
-        number, before = 0, NOTHING
-        for line in self.lines():
-            number, before = line["number"], line["hash"]
-        return number, before
+    def __post_init__(self) -> None:
+        for name in ("releases", "directions", "log_lines"):
+            whole_number(name, getattr(self, name), least=0)
+        if self.releases > MOST_RELEASES:
+            raise ParameterError(
+                f"No site has released {self.releases} times; at most {MOST_RELEASES} can be stated. If a server says "
+                "so, ask there what it has counted."
+            )
+        if not self.why.strip():
+            raise ParameterError("An opening balance says why it was needed, for those who read the ledger later.")
+        if self.epsilon is not None:
+            check_budget(self.epsilon, self.delta, needs_delta=False)
+        if (self.unit, self.relation) not in RELATIONS:
+            known = "; ".join(f"{unit}, {relation}" for unit, relation in RELATIONS)
+            raise ParameterError(f"There is no promise about {self.unit}, {self.relation}. Use one of: {known}.")
 
     @property
-    def number(self) -> int:
-        """That of the last whole line; what is before it is not read."""
-        return self._end()[1]
-
-    def unfinished(self) -> int:
-        """Bytes of a last line that a crash has cut off, which the next line replaces; BrokenChain where no crash
-        leaves such bytes: more than a line, without its end.
-        """
-        rest = self._read().rpartition(b"\n")[2]
-        self._require_torn(rest, *self.head())
-        return len(rest)
-
-    def _require_torn(self, rest: bytes, number: int, last: str) -> None:
-        """Refuse bytes after the last whole line that are more than a line."""
-        if not rest:
-            return
-        try:
-            line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
-            is_whole = isinstance(line, dict) and length < len(rest)
-        except (ValueError, RecursionError):
-            is_whole = False
-        if is_whole:
-            raise BrokenChain(f"{self.path}, line {number + 1}: the end of this line was edited.", number + 1, last)
-
-    def _read(self) -> bytes:
-        try:
-            return self.path.read_bytes() if self.path.exists() else b""
-        except OSError as error:
-            raise FileError(f"{self.path} cannot be read: {error.strerror or error}. Check whose it is.") from error
-
-    def _end(self) -> tuple[int, int, str]:
-        """Length of all whole lines, and number and hash of the last; what is before it is not read again."""
-        if not self.path.exists():
-            return 0, 0, NOTHING
-        with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            tail, start = b"", size
-            while start > 0 and tail.count(b"\n") < 2:
-                start = max(0, start - TAIL)
-                file.seek(start)
-                tail = file.read(size - start)
-        length = start + tail.rfind(b"\n") + 1
-        if length == 0:
-            return 0, 0, NOTHING
-        text = tail[: tail.rfind(b"\n")].rpartition(b"\n")[2]
-        line = _line_in(text)
-        if line is None:
-            raise FormatError(f"{self.path}: its last line was edited. Nothing can be added to it; keep it as it is.")
-        return length, int(line["number"]), str(line["hash"])
-
-
-def _whole_lines(data: bytes) -> list[bytes]:
-    return data.split(b"\n")[:-1]
-
-
-def _line_in(text: bytes) -> Line | None:
-    """A line whose hash is that of all else in it, written in the one way there is; None where it is not."""
-    try:
-        line = json.loads(text)
-        if len(found := HASH.findall(text)) == 1 and list(line) == sorted(line):
-            is_sound = line["hash"] == found[0].decode() == hashlib.sha256(HASH.sub(b"", text)).hexdigest()
-        else:
-            is_sound = line["hash"] == _hash(line) and text == _text(line)
-        is_sound = is_sound and "number" in line and "before" in line
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return line if is_sound else None
-
-
-def _flush_folder(path: Path) -> None:
-    """A new name is on the disk as well; not every system can do that."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _hash(line: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_text({name: value for name, value in line.items() if name != "hash"})).hexdigest()
-
-
-def _text(line: Mapping[str, Any]) -> bytes:
-    """The one way to write a line."""
-    return json.dumps(line, sort_keys=True, allow_nan=False).encode()
-
-
-# ---- ledger -----------------------------------------------------------------------------------------------------
-
-MOST_MADE_UP = 1_000_000
-"""Releases that a ledger can lack: more than any site has."""
+    def noiseless(self) -> int:
+        """How many of the releases are taken to be without noise: all, unless a promise covers them."""
+        return self.releases if self.epsilon is None or self.directions else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +107,9 @@ class Books:
     """All lines together: charges by run, releases by what they cost, and how many had no noise. `made_up`: number and
     count of lines without noise that are of no run.
 
-    Lines that were made up, for releases of which no more is known, are of no run, and one can stand for many: `serial`
-    is the number of releases, `lines` that of lines. `unheard`: the numbers of those of which nothing had left when the
-    next one was written.
+    Lines of 0.1.0 that were made up, for releases of which no more is known, are of no run, and one can stand for many:
+    `serial` is the number of releases, `lines` that of lines. `unheard`: the numbers of those of which nothing had left
+    when the next one was written. `openings`: what the site has stated besides.
     """
 
     serial: int = 0
@@ -293,6 +119,7 @@ class Books:
     releases: Mapping[Release, int] = field(default_factory=dict)
     noiseless: int = 0
     made_up: tuple[tuple[int, int], ...] = ()
+    openings: tuple[OpeningBalance, ...] = ()
 
     def directions(self, since: int = 0, run: str | None = None) -> int:
         """Combinations of rows that were sent without noise, in all runs or in one, by lines after number `since`.
@@ -303,7 +130,8 @@ class Books:
             for one in charges:
                 if one.number > since:
                     rounds[name, one.round] = max(rounds.get((name, one.round), 0), one.directions or 0)
-        return sum(rounds.values())
+        stated = (one.directions for one in self.openings if run is None and one.number > since)
+        return sum(rounds.values()) + sum(stated)
 
     def uncounted(self, since: int = 0) -> int:
         """Releases without noise, by lines after number `since`, of which it is not known how many combinations of rows
@@ -311,6 +139,43 @@ class Books:
         """
         own = sum(one.directions is None and one.number > since for charges in self.runs.values() for one in charges)
         return own + sum(count for number, count in self.made_up if number > since)
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """Up to which lines of ledger and log the last opening balance covers all: these are not compared."""
+        return (self.openings[-1].number, self.openings[-1].log_lines) if self.openings else (0, 0)
+
+    @property
+    def spent(self) -> Ledger:
+        """All that was charged and had noise."""
+        return Ledger(tuple(self.releases.items()))
+
+    @property
+    def promises(self) -> set[tuple[str, str]]:
+        """Units and relations that releases with noise, and opening balances, are about."""
+        stated = {(one.unit, one.relation) for one in self.openings if one.epsilon is not None}
+        return {(one.unit, one.relation) for one in self.releases} | stated
+
+    def epsilon(self, delta: float, release: Release | None = None, count: int = 0) -> float:
+        """ε of all releases with noise, and of `count` more like this one: opening balances at what they state, by
+        basic composition, and the rest as it composes, ε = Σ ε₀ + ε(rest; δ − Σ δ₀). Infinite where Σ δ₀ uses up δ.
+        """
+        after = self.spent if release is None else self.spent.after(release, count)
+        stated = [one for one in self.openings if one.epsilon is not None]
+        if stated and len(self.promises | ({(release.unit, release.relation)} if release and count else set())) > 1:
+            raise CompositionError("The opening balance is about another unit or relation than the other releases.")
+        left = delta - sum(one.delta for one in stated)
+        if stated and len(after) and (left < 0 or left == 0 < delta):
+            return math.inf
+        own = float(after.epsilon(left)) if len(after) or not stated else 0.0
+        return own + sum(one.epsilon or 0.0 for one in stated)
+
+    def about(self, unit: str, relation: str) -> Books:
+        """The releases with noise, and the opening balances, that are about this."""
+        own = {one: count for one, count in self.releases.items() if (one.unit, one.relation) == (unit, relation)}
+        stated = (one for one in self.openings if one.epsilon is not None)
+        openings = tuple(one for one in stated if (one.unit, one.relation) == (unit, relation))
+        return Books(releases=own, openings=openings)
 
     def answered(self, about: str, model: str | None, run: str) -> int | None:
         """The line by which a model was answered with combinations of rows in another run; None: it never was."""
@@ -328,8 +193,13 @@ class Books:
         """With more of them."""
         runs, releases, noiseless, serial = dict(self.runs), dict(self.releases), self.noiseless, self.serial
         new: dict[str, list[Charge]] = {}
-        made_up = list(self.made_up)
+        made_up, openings = list(self.made_up), list(self.openings)
         for line in lines:
+            if "opening" in line:
+                opening = OpeningBalance(**line["opening"], number=line["number"])
+                openings.append(opening)
+                serial, noiseless = serial + opening.releases, noiseless + opening.noiseless
+                continue
             release = None if line["release"] is None else Release.from_json(line["release"])
             (run, number, attempt), noise = line["attempt"], None if release is None else release.noise_multiplier
             count = int(line.get("count", 1))
@@ -347,7 +217,7 @@ class Books:
                 releases[release] = releases.get(release, 0) + count
         runs |= {run: (*runs.get(run, ()), *charges) for run, charges in new.items()}
         unheard = self.unheard | {line["number"] - 1 for line in lines if line.get("unheard")}
-        return Books(serial, lines[-1]["number"], unheard, runs, releases, noiseless, tuple(made_up))
+        return Books(serial, lines[-1]["number"], unheard, runs, releases, noiseless, tuple(made_up), tuple(openings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +242,7 @@ class SiteLedger:
 
     def spent(self) -> Ledger:
         """All that was charged and had noise."""
-        return Ledger(tuple(self.books().releases.items()))
+        return self.books().spent
 
     def charge(self, request: Request, cost: Cost, *, unheard: bool = False, again: bool = False) -> bool:
         """Write an attempt down, once; refused where the budget does not allow it, before anything is written.
@@ -391,7 +261,7 @@ class SiteLedger:
                 raise Denied("conflict", f"Another model, or history, than that of ledger line {one.number}.")
         was_charged = any(one.attempt == nonce.attempt for one in of_round)
         if was_charged and not again:
-            self._flush()
+            flush(self.path)  # the process that wrote it may have been killed before it did so
             return True
         books = self.books()
         excused = books.unheard | ({books.lines} if unheard else set())
@@ -411,7 +281,7 @@ class SiteLedger:
         what was charged already has to be covered, and the release be of a kind that the budget is about.
         """
         books = self.books()
-        require_within(allowance, books.releases, release, count)
+        require_within(allowance, books, release, count)
         if books.noiseless > allowance.noiseless_before:
             raise Denied(
                 "noiseless",
@@ -426,16 +296,12 @@ class SiteLedger:
 
     def lines_of(self, run: str) -> list[Line]:
         """The lines of these, as they are written."""
-        return [line for line in self.chain.lines() if line["attempt"][0] == run]
+        return [line for line in self.chain.lines() if line.get("attempt", [None])[0] == run]
 
-    def make_up(
-        self, count: int, release: Release | None, why: str, attempt: tuple[str, int, int] = ("", 0, 0)
-    ) -> None:
-        """Charge releases that this copy of the ledger does not know of, in one line: for sites restored from an older
-        copy. `attempt`: run, round and attempt, where that is known; else they are of no run. How many combinations of
-        rows they sent is not known.
-        """
-        self._append({"attempt": list(attempt), "digest": why, "count": count}, release)
+    def open_with(self, opening: OpeningBalance) -> None:
+        """Write an opening balance down."""
+        stated = {name: value for name, value in asdict(opening).items() if name != "number"}
+        self.chain.append({"opening": stated})
 
     def _append(self, entry: Mapping[str, Any], release: Release | None) -> None:
         self.chain.append({**entry, "release": None if release is None else release.to_json()})
@@ -448,18 +314,8 @@ class SiteLedger:
                 f"{bounds.attempts} and {bounds.lines}.",
             )
 
-    def _flush(self) -> None:
-        """A line that was found may have been written by a process that was killed before it was flushed."""
-        descriptor = os.open(self.path, os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
-
-def require_within(
-    allowance: PrivacyBudget, before: Mapping[Release, int], release: Release | None, count: int = 1
-) -> None:
+def require_within(allowance: PrivacyBudget, before: Books, release: Release | None, count: int = 1) -> None:
     """Refuse releases that the site's budget does not cover, after those before."""
     if release is None or release.kind == "none":
         raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")
@@ -468,14 +324,13 @@ def require_within(
     if release.unit != allowance.unit:
         raise Denied("privacy-unit", f"The promise is about a {release.unit}, site.toml about a {allowance.unit}.")
     try:
-        spent = Ledger(tuple(before.items()))
-        after = spent.after(release, count).epsilon(allowance.delta)
+        after = before.epsilon(allowance.delta, release, count)
     except CompositionError as error:
         raise Denied("privacy-unit", str(error)) from error
     if after > allowance.epsilon:
         raise Denied(
             "budget",
             f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {allowance.epsilon:g} "
-            f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {len(spent)} releases before, over all "
-            "runs).",
+            f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {before.serial - before.noiseless} "
+            "releases before, over all runs).",
         )

@@ -9,67 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from partsong.console.options import AsJson, OptionalInt, OptionalText, examples
+from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalText, examples
 from partsong.console.output import BAD_INPUT, guarded, put_json, tell, visible
 from partsong.errors import BrokenChain, ParameterError
 
-# ---- audit make up ----------------------------------------------------------------------------------------------
-#
-# `partsong audit make-up`: charge and note what ledger and log of a site do not know of.
-
-MAKE_UP = examples(
-    'partsong audit make-up site-north --why "ledger.jsonl from the copy of 3 May"',
-    'partsong audit make-up site-north --count 2 --why "restored; the server has seen two more"',
+OPENING = examples(
+    'partsong audit opening site-north --why "the disk of 3 May is lost" --releases 12 --directions 120',
+    'partsong audit opening site-north --why "ledger.jsonl was edited" --releases 12 --epsilon 1.5 --delta 5e-6',
 )
-
-
-@guarded
-def make_up(
-    place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
-    why: Annotated[str, typer.Option(help="What has happened; it stays in the files.", show_default=False)],
-    count: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Releases that the ledger lacks in all, as `behind` says; those that the log tells of are among them.",
-        ),
-    ] = 0,
-    release: Annotated[
-        OptionalText,
-        typer.Option(
-            help="What each of these has cost of which the log does not tell: `release` of a line in another copy of "
-            "ledger or log of this site, about the same unit and relation. It is written down as you state it.",
-            show_default="no noise",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Charge what the audit log says has left, and note what the ledger has charged, after a file was lost or restored.
-
-    Nothing is taken away: ε that is spent stays spent. Put newer copies back first, where there are any. Releases of
-    which only the number is known count as without noise: a site with a privacy budget then refuses runs until its
-    site.toml says that this is known (noiseless_before).
-    """
-    from partsong.federation.audit_log import make_up as write_missing
-    from partsong.federation.audit_log import state_at, stated_release
-
-    if not why.strip():
-        raise ParameterError("--why needs a word on what has happened, for those who read the files later.")
-    if release is not None and not count:
-        raise ParameterError("--release is the cost of releases that --count tells of. Give both, or none.")
-    stated = None if release is None else stated_release(release)
-    made = write_missing(state_at(place), why.strip(), count, stated)
-    if as_json:
-        put_json({"charged": made.charged, "noted": made.noted, "of_no_run": made.of_no_run})
-        return
-    typer.echo(f"Charged, for they have left:         {len(made.charged)}")
-    typer.echo(f"Noted as left, for they were charged: {len(made.noted)}")
-    at_what = "as without noise: " if stated is None else "at the cost given:"
-    typer.echo(f"Charged besides, {at_what}   {made.of_no_run}")
-
-
-# ---- audit ------------------------------------------------------------------------------------------------------
-
 VERIFY = examples("partsong audit verify site-north", "partsong audit verify site-north --head 3f1c…")
 SHOW = examples("partsong audit show site-north --last 20", "partsong audit show site-north --run liver-1 --json")
 TOTALS = ("run", "messages", "bytes", "again", "refusals", "rounds", "ε spent (all runs)")
@@ -82,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-
-app.command("make-up", epilog=MAKE_UP)(make_up)
 
 Place = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The site's folder, or its audit.jsonl.", show_default=False)
@@ -100,7 +45,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
-    from partsong.federation.audit_log import log_at, verified
+    from partsong.federation.audit_report import log_at, verified
 
     path = log_at(place)
     try:
@@ -145,7 +90,7 @@ def show(
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
     from partsong.core.parameters import nearest
-    from partsong.federation.audit_log import COLUMNS, log_at, row_of, sound_lines, totals_of, unlisted_at
+    from partsong.federation.audit_report import COLUMNS, log_at, row_of, sound_lines, totals_of, unlisted_at
 
     path = log_at(place)
     lines, error = sound_lines(path)
@@ -173,6 +118,62 @@ def show(
     if error is not None:
         tell(error)
         raise typer.Exit(BAD_INPUT) from error
+
+
+@app.command(epilog=OPENING)
+@guarded
+def opening(
+    place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
+    why: Annotated[str, typer.Option(help="What has happened; it stays in the ledger.", show_default=False)],
+    releases: Annotated[
+        OptionalInt,
+        typer.Option(min=0, help="Releases that the ledger lacks.", show_default="those that the log has"),
+    ] = None,
+    directions: Annotated[
+        OptionalInt,
+        typer.Option(
+            min=0, help="Combinations of rows that they sent without noise: the sum of rounds × rank.", show_default="0"
+        ),
+    ] = None,
+    epsilon: Annotated[
+        OptionalFloat,
+        typer.Option(help="ε of all of them, where they had noise.", show_default="what the log says"),
+    ] = None,
+    delta: Annotated[
+        OptionalFloat, typer.Option(help="δ at which that ε holds.", show_default="half of the budget's")
+    ] = None,
+    unit: Annotated[OptionalText, typer.Option(help="row or party.", show_default="as in the ledger")] = None,
+    relation: Annotated[
+        OptionalText, typer.Option(help="Such as add-or-remove.", show_default="as in the ledger")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """State what a site has released before, where the newest ledger or audit log is lost: an opening balance.
+
+    Nothing is taken away: ε that is spent stays spent, and the stated ε and combinations of rows count from now on.
+    Restore newer copies first, where there are any. The site answers for what it states.
+    """
+    from partsong.federation.consistency import open_balance, state_of
+
+    stated = open_balance(
+        state_of(place),
+        why,
+        releases=releases,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        relation=relation,
+        directions=directions,
+    )
+    if as_json:
+        put_json(asdict(stated))
+        return
+    typer.echo(f"Opening balance: {stated.releases} releases, {stated.directions} combinations of rows without noise")
+    if stated.epsilon is None:
+        typer.echo("No ε is stated: a privacy budget does not cover these releases.")
+    else:
+        about = f"a {stated.unit} ({stated.relation})"
+        typer.echo(f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} about {about} is spent.")
 
 
 def _cells(name: str, total: dict[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -37,6 +37,7 @@ UNKNOWN: Mapping[str, Any] = {
     "directions": None,
     "epsilon_spent": None,
     "epsilon_of": [],
+    "openings": [],
 }
 
 
@@ -74,6 +75,8 @@ def _released(told: Mapping[str, Any]) -> str:
         cost = f"{each}, which do not compose to one ε"
     else:
         cost = f"{spent[0]['epsilon'] if spent else 0:.4g}"
+    if told["openings"]:
+        cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in told['openings']):.4g}"
     return f"Released: {told['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
 
 
@@ -92,21 +95,19 @@ def _spent(policy: Policy | None, ledger: SiteLedger) -> dict[str, Any]:
         return {**UNKNOWN, **allowed}
     spent = _by_promise(books, USUAL_DELTA if allowance is None else allowance.delta)
     since, before = (0, 0) if policy is None else (policy.other_rows_since, policy.directions_before or 0)
-    told = {"releases": books.serial, "releases_without_noise": books.noiseless, **allowed}
+    told: dict[str, Any] = {"releases": books.serial, "releases_without_noise": books.noiseless, **allowed}
     told["directions"] = books.directions(since) + before
+    told["openings"] = [asdict(one) for one in books.openings]
     return {**told, "epsilon_spent": spent[0]["epsilon"] if len(spent) == 1 else None, "epsilon_of": spent}
 
 
 def _by_promise(books: Books, delta: float) -> list[dict[str, Any]]:
-    """ε of the releases about each unit and relation: only those add up to one promise."""
-    from partsong.privacy.accounting import Ledger
-
+    """ε about each unit and relation: only releases about the same add up to one promise."""
     found = []
-    for unit, relation in sorted({(release.unit, release.relation) for release in books.releases}):
-        own = {one: n for one, n in books.releases.items() if (one.unit, one.relation) == (unit, relation)}
-        spent = Ledger(tuple(own.items()))
-        promise = {"unit": unit, "relation": relation, "releases": len(spent)}
-        found.append({**promise, "epsilon": float(spent.epsilon(delta))})
+    for unit, relation in sorted(books.promises):
+        own = books.about(unit, relation)
+        count = len(own.spent) + sum(one.releases for one in own.openings)
+        found.append({"unit": unit, "relation": relation, "releases": count, "epsilon": own.epsilon(delta)})
     return found
 
 
@@ -122,7 +123,8 @@ def _why_it_refuses(state: Path) -> str | None:
 
 
 def _not_whole(state: Path) -> str | None:
-    from partsong.federation.audit_log import Audit, require_whole
+    from partsong.federation.audit_log import Audit
+    from partsong.federation.consistency import require_whole
     from partsong.federation.wire import Denied
 
     try:
@@ -133,7 +135,7 @@ def _not_whole(state: Path) -> str | None:
 
 
 def _audit_told(path: Path) -> dict[str, Any]:
-    from partsong.federation.audit_log import verified
+    from partsong.federation.audit_report import verified
 
     try:
         found = verified(path)

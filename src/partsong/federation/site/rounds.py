@@ -16,8 +16,9 @@ from partsong.core import runtime
 from partsong.core.interfaces import Message, Occasion, Shard
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
-from partsong.federation.audit_log import Audit, is_last_unheard, place_of_last
-from partsong.federation.ledger import Cost
+from partsong.federation.audit_log import Audit
+from partsong.federation.consistency import is_last_unheard, place_of_last
+from partsong.federation.ledger import Books, Cost
 from partsong.federation.participation import DrawnSchedule
 from partsong.federation.site.consent import Consent, known_in_sum
 from partsong.federation.site.plan import Plan, attempt_in, names_in
@@ -156,15 +157,20 @@ class Workplace:
         books = ledger.books()
         unheard = is_last_unheard(books, self.audit.departures())
         if ledger.charge(request, cost, unheard=unheard) and worked is None:
-            self._require_unheard(request.nonce)
+            self._require_unheard(request.nonce, books)
             if place_of_last(books) != (request.nonce.run, *at):
                 ledger.charge(request, cost, unheard=unheard, again=True)
         return worked
 
-    def _require_unheard(self, nonce: Nonce) -> None:
-        """Work that was charged, and is not here, is done again where nothing of it has left."""
-        released = self.audit.released(nonce.run)
-        if released is None or (nonce.round, nonce.attempt) in released.works:
+    def _require_unheard(self, nonce: Nonce, books: Books) -> None:
+        """Work that was charged, and is not here, is done again where nothing of it has left. What an opening balance
+        covers may have left, whatever the log says.
+        """
+        released, (covered, _) = self.audit.released(nonce.run), books.covered
+        charges = books.runs.get(nonce.run, ())
+        at = (nonce.round, nonce.attempt)
+        is_covered = any((one.round, one.attempt) == at and one.number <= covered for one in charges)
+        if released is None or at in released.works or is_covered:
             raise Denied("conflict", "An answer to this request has left, and what it was made of is gone.")
 
     def _keeping(self, tally: Tally, summed: Attempt | None) -> Workplace:

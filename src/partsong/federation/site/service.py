@@ -8,20 +8,20 @@ as it was: docs/federation-internals.md.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Message, Shard, type_name
 from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, FormatError, PartsongError
-from partsong.federation.audit_log import Audit, ledger_read, protection_of, require_whole
+from partsong.federation.audit_log import Audit, protection_of
 from partsong.federation.columns import (
     ASK,
     SAME,
@@ -33,7 +33,8 @@ from partsong.federation.columns import (
     key_mark,
     require_key_mark,
 )
-from partsong.federation.ledger import MOST_MADE_UP, SiteLedger
+from partsong.federation.consistency import ledger_read, require_whole
+from partsong.federation.ledger import MOST_RELEASES, SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
 from partsong.federation.signing import bound_to, context_of
@@ -400,28 +401,25 @@ class Site:
     def _answered(self, request: Request) -> Answered:
         if request.party != self.name:
             raise Denied("not-addressed", f"A request for {request.party!r} has come here.")
-        serial = self._serial()
-        if request.seen > serial:
-            raise Denied("behind", self._told_behind(request.seen, serial))
+        self._require_current(request.seen)
         require_whole(self.ledger, self.audit)
         if self.texts is not None:
             return facing(self, self.texts, request)._dispatched(request)
         return self._dispatched(request)
 
-    def _told_behind(self, seen: int, serial: int) -> str:
-        missing = seen - serial
-        if missing > MOST_MADE_UP:
-            return (
-                f"The server says that it has seen release {seen} of this site, whose ledger has {serial}. No site has "
-                "released so often, and nothing here is to be mended: ask at the server, and look at what it has for "
-                "this site in serials.json."
-            )
-        return (
-            f"The server has seen release {seen} of this site, whose ledger has {serial}: it was restored from an "
-            "older copy. Bring the ledger up to date. Where that cannot be, charge what is missing as releases without "
-            "noise, after which a site with a privacy budget takes part in nothing until noiseless_before is set in "
-            "site.toml (or at a cost that is known from another copy of ledger or log, with --release): partsong audit "
-            f'make-up {quote(str(self.folder))} --count {missing} --why "restored from an older copy".'
+    def _require_current(self, seen: int) -> None:
+        """Refuse where the server has seen more releases than the ledger has."""
+        serial = self._serial()
+        if seen <= serial:
+            return
+        known = f"The server has seen release {seen} of this site, whose ledger has {serial}"
+        if seen - serial > MOST_RELEASES:
+            raise Denied("behind", f"{known}. No site has released so often: ask at the server what it has counted.")
+        raise Denied(
+            "behind",
+            f"{known}: this folder was restored from an older backup, or is a copy of one that is used elsewhere. Use "
+            "the newest ledger.jsonl. Where it is lost, state what is missing: partsong audit opening FOLDER --why "
+            f"REASON --releases {seen - serial}",
         )
 
     def _dispatched(self, request: Request) -> Answered:
@@ -489,6 +487,7 @@ class Site:
             return None
         delta = USUAL_DELTA if self.policy.privacy is None else self.policy.privacy.delta
         try:
-            return float(self.ledger.spent().epsilon(delta))
+            spent = self.ledger.books().epsilon(delta)
         except CompositionError:
             return None
+        return spent if math.isfinite(spent) else None

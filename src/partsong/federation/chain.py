@@ -1,0 +1,227 @@
+"""Append-only files in which every line holds the hash of the line before: what was written cannot be changed unseen.
+
+    {"number": 3, "before": "<hash of line 2>", …, "hash": "<SHA-256 of this line without it>"}
+
+A line is on the disk before `append` returns. A last line without its end was cut off by a crash and was never acted
+on: it is taken away when the next one is written. Lines that are missing from the end cannot be seen from the file
+alone; `head` is the hash to note elsewhere, or to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from partsong.errors import BrokenChain, FileError, FormatError
+
+NOTHING = "0" * 64
+"""The hash before the first line."""
+TAIL = 1 << 16
+HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
+"""Where a line has its own hash: never last, for "number" comes after it."""
+MOST_REMEMBERED = 16
+
+Line = dict[str, Any]
+Sum = TypeVar("Sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a file was compared: so many bytes with this SHA-256, and number and hash of the last line in them."""
+
+    length: int = 0
+    sha256: bytes = hashlib.sha256().digest()
+    number: int = 0
+    head: str = NOTHING
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these bytes begin with the ones that were compared."""
+        return len(data) >= self.length and hashlib.sha256(memoryview(data)[: self.length]).digest() == self.sha256
+
+
+_REMEMBERED: dict[tuple[Path, Any], tuple[Mark, Any]] = {}
+"""Of files that this process has read: how far, and what came of it."""
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Such a file."""
+
+    path: Path
+
+    def append(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """One more line, flushed to the disk; returned with its number and hashes."""
+        text, number, before = self._end()
+        line = {"number": number + 1, "before": before, **entry}
+        line["hash"] = _hash(line)
+        written = _text(line) + b"\n"
+        is_new = not self.path.exists()
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.ftruncate(descriptor, text)
+                os.lseek(descriptor, 0, os.SEEK_END)
+                while written:
+                    written = written[os.write(descriptor, written) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if is_new:
+                _flush_folder(self.path.parent)
+        except OSError as error:
+            raise FileError(
+                f"{self.path} cannot be written: {error.strerror or error}. Nothing was sent; check that the disk is "
+                "not full, and ask again."
+            ) from error
+        return line
+
+    def lines(self) -> Iterator[Line]:
+        """All lines, each compared with the one before and with how it is written; BrokenChain at the first that does
+        not fit.
+        """
+        return self._compared(_whole_lines(self._read()), Mark())
+
+    def folded(self, fold: Callable[[Sum, Sequence[Line]], Sum], empty: Sum) -> Sum:
+        """fold(…, lines) over all lines, compared: those that this process has read before are not read again where
+        their bytes are the same to the last one. BrokenChain also for an end that no crash leaves.
+        """
+        data, place = self._read(), (self.path, fold)
+        with _LOCK:
+            mark, found = _REMEMBERED.pop(place, (Mark(), empty))
+        if not mark.is_of(data):
+            mark, found = Mark(), empty
+        end = data.rfind(b"\n") + 1
+        new = list(self._compared(_whole_lines(data[mark.length : end]), mark))
+        self._require_torn(data[end:], mark.number + len(new), new[-1]["hash"] if new else mark.head)
+        if new:
+            found = fold(found, new)
+            mark = Mark(end, hashlib.sha256(memoryview(data)[:end]).digest(), new[-1]["number"], new[-1]["hash"])
+        with _LOCK:
+            _REMEMBERED[place] = (mark, found)
+            while len(_REMEMBERED) > MOST_REMEMBERED:
+                _REMEMBERED.pop(next(iter(_REMEMBERED)))
+        return found
+
+    def _compared(self, texts: Sequence[bytes], mark: Mark) -> Iterator[Line]:
+        before = mark.head
+        for number, text in enumerate(texts, mark.number + 1):
+            line = _line_in(text)
+            if line is None or line["number"] != number or line["before"] != before:
+                raise BrokenChain(
+                    f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
+                    "edited, or lines were taken out. What came before it is sound. Keep the file as it is, and ask "
+                    "who could write to it.",
+                    number,
+                    before,
+                )
+            before = line["hash"]
+            yield line
+
+    def head(self) -> tuple[int, str]:
+        """The number of lines and the last hash, after all lines were compared."""
+        number, before = 0, NOTHING
+        for line in self.lines():
+            number, before = line["number"], line["hash"]
+        return number, before
+
+    @property
+    def number(self) -> int:
+        """That of the last whole line; what is before it is not read."""
+        return self._end()[1]
+
+    def unfinished(self) -> int:
+        """Bytes of a last line that a crash has cut off, which the next line replaces; BrokenChain where no crash
+        leaves such bytes: more than a line, without its end.
+        """
+        rest = self._read().rpartition(b"\n")[2]
+        self._require_torn(rest, *self.head())
+        return len(rest)
+
+    def _require_torn(self, rest: bytes, number: int, last: str) -> None:
+        """Refuse bytes after the last whole line that are more than a line."""
+        if not rest:
+            return
+        try:
+            line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
+            is_whole = isinstance(line, dict) and length < len(rest)
+        except (ValueError, RecursionError):
+            is_whole = False
+        if is_whole:
+            raise BrokenChain(f"{self.path}, line {number + 1}: the end of this line was edited.", number + 1, last)
+
+    def _read(self) -> bytes:
+        try:
+            return self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be read: {error.strerror or error}. Check whose it is.") from error
+
+    def _end(self) -> tuple[int, int, str]:
+        """Length of all whole lines, and number and hash of the last; what is before it is not read again."""
+        if not self.path.exists():
+            return 0, 0, NOTHING
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            tail, start = b"", size
+            while start > 0 and tail.count(b"\n") < 2:
+                start = max(0, start - TAIL)
+                file.seek(start)
+                tail = file.read(size - start)
+        length = start + tail.rfind(b"\n") + 1
+        if length == 0:
+            return 0, 0, NOTHING
+        text = tail[: tail.rfind(b"\n")].rpartition(b"\n")[2]
+        line = _line_in(text)
+        if line is None:
+            raise FormatError(f"{self.path}: its last line was edited. Nothing can be added to it; keep it as it is.")
+        return length, int(line["number"]), str(line["hash"])
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    return data.split(b"\n")[:-1]
+
+
+def _line_in(text: bytes) -> Line | None:
+    """A line whose hash is that of all else in it, written in the one way there is; None where it is not."""
+    try:
+        line = json.loads(text)
+        if len(found := HASH.findall(text)) == 1 and list(line) == sorted(line):
+            is_sound = line["hash"] == found[0].decode() == hashlib.sha256(HASH.sub(b"", text)).hexdigest()
+        else:
+            is_sound = line["hash"] == _hash(line) and text == _text(line)
+        is_sound = is_sound and "number" in line and "before" in line
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return line if is_sound else None
+
+
+def flush(path: Path, flags: int = os.O_RDWR) -> None:
+    """What another process has written to a file is on the disk."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(path: Path) -> None:
+    """A new name is on the disk as well; not every system can do that."""
+    with contextlib.suppress(OSError):
+        flush(path, os.O_RDONLY)
+
+
+def _hash(line: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text({name: value for name, value in line.items() if name != "hash"})).hexdigest()
+
+
+def _text(line: Mapping[str, Any]) -> bytes:
+    """The one way to write a line."""
+    return json.dumps(line, sort_keys=True, allow_nan=False).encode()
