@@ -41,10 +41,12 @@ OPTIONAL = {
     "httpx": {"federation.flower"},
     "matplotlib": set(),
     "mpi4py": {"engines.mpi"},
+    "msgspec": {"federation"},
     "pandas": {"io.weights"},
     "polars": set(),
     "pyarrow": {"io.columnar", "io.weights"},
     "starlette": {"federation.flower"},
+    "tomli_w": {"federation.toml_files"},
     "torch": {
         "aggregation.alignment", "cli.ranks", "core.codec", "data.conversion", "data.tensor",
         "engines.torch_distributed", "estimators.compare", "kernels.torch_backend", "methods.mutual_information",
@@ -53,7 +55,8 @@ OPTIONAL = {
     "triton": set(),
     "uvicorn": {"federation.flower"},
 }  # fmt: skip
-"""Optional package -> the modules, or packages of ours, that may import it."""
+"""Package that is optional, or that not every import should pay for -> the modules, or packages of ours, that may
+import it."""
 
 LAZY = {
     "partsong", "partsong.core.states", "partsong.kernels", "partsong.methods", "partsong.methods.registry",

@@ -28,7 +28,7 @@ SITES = ("east", "north", "south", "west")
         ('method = "fedlda"\nlocal_steps = 2\n', "experiment.toml: local_steps is for exact, fnmf"),
         (
             'method = "fednmf"\nepoch = 2\n',
-            "experiment.toml: The experiment has no setting 'epoch'. Did you mean 'epochs'",
+            "experiment.toml has no setting 'epoch'. Did you mean 'epochs'",
         ),
     ],
 )

@@ -478,7 +478,7 @@ def test_a_repeated_reply_is_counted_once(tmp_path):
 def test_what_a_site_does_not_allow_it_does_not_do_and_others_go_on(tmp_path):
     """All arrivals may be those of one site, and so its policy is about as many."""
     federation = federation_of(tmp_path)
-    assert federation.plan().wish.rounds == 9
+    assert federation.plan().request.rounds == 9
     few = {"policy": Policy(maximum_rounds=8)}
     federation.sites = {"north": federation.site("north", **few)}
     with pytest.raises(SiteRefused, match="'rounds'"):

@@ -15,7 +15,7 @@ from partsong.errors import FormatError
 from partsong.federation.audit_report import row_of
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_log_has_no_values_and_no_names_of_columns(tmp_path):
 
 
 def test_the_log_tells_clip_and_spending(tmp_path):
-    policy = Policy(privacy=Allowance(20.0, unit="party", insecure_noise=True))
+    policy = Policy(privacy=PrivacyBudget(20.0, unit="party", insecure_noise=True))
     experiment = Experiment("fedavg", 3, 2, local_steps=1, privacy={"unit": "party", "epsilon": 8.0, "clip": 0.5})
     federation = Federation(tmp_path, experiment, policy=policy, build=noisy_plan)
     list(federation.rounds())

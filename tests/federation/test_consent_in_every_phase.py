@@ -18,7 +18,7 @@ from partsong.errors import BudgetSpent, PartsongError, TooFewParties
 from partsong.federation.columns import ASK, READ, TELL, Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.policy import Allowance, Policy, WordPolicy
+from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data
 from partsong.federation.texts import SUFFIX
@@ -26,7 +26,7 @@ from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES}
-OWN = Allowance(20.0, unit="party", insecure_noise=True)
+OWN = PrivacyBudget(20.0, unit="party", insecure_noise=True)
 RUN = (Kind.START, Kind.WORK, Kind.REDUCE)
 
 OF_EVERY_RUN = {
@@ -36,7 +36,7 @@ OF_EVERY_RUN = {
     "parties": Policy(minimum_parties=4),
 }
 """Code -> a policy that forbids what the same runs are allowed without it."""
-PLAIN = {**OF_EVERY_RUN, "columns": Policy(columns=("gene-1*",)), "privacy-needed": Policy(privacy=Allowance(1.0))}
+PLAIN = {**OF_EVERY_RUN, "columns": Policy(columns=("gene-1*",)), "privacy-needed": Policy(privacy=PrivacyBudget(1.0))}
 UNDER_MASKS = {"mask-bound": Policy(minimum_mask_bound=1e12)}
 NOISY = {
     "budget": Policy(privacy=replace(OWN, epsilon=0.5)),
@@ -48,7 +48,7 @@ OVER_TEXTS = {
     "rows": Policy(minimum_rows=25),
     "masks": Policy(masked=True),
     "mask-bound": Policy(minimum_mask_bound=1e20),
-    "privacy-needed": Policy(privacy=Allowance(1.0)),
+    "privacy-needed": Policy(privacy=PrivacyBudget(1.0)),
     "words": Policy(words=WordPolicy(allowed=False)),
 }
 

@@ -19,7 +19,7 @@ from partsong.errors import ParameterError, PartsongError, SiteRefused
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import OpeningBalance, SiteLedger
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Request
@@ -292,7 +292,7 @@ def test_restarts_and_repeated_attempts_count_once_and_are_charged_before_anythi
 
 def test_private_runs_are_charged_to_the_budget_alone(tmp_path):
     private = {"unit": "row", "epsilon": 1.0, "row_bound": 4.0}
-    policy = Policy(privacy=Allowance(9.0))
+    policy = Policy(privacy=PrivacyBudget(9.0))
     federation = made(tmp_path, Experiment("exact", 5, 40, privacy=private), 20, policy=policy)
     next(iter(federation.rounds()))
     books = federation.site("east").ledger.books()

@@ -7,7 +7,7 @@ from federations import NAMES, Federation, Haunted, Killed, Killer, assert_same,
 
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 
 PRIVATE = {"unit": "party", "epsilon": 8.0}
 
@@ -34,7 +34,7 @@ def anew_run(folder):
 
 
 def private_run(folder, **settings):
-    policy = Policy(privacy=Allowance(20.0, unit="party", insecure_noise=True))
+    policy = Policy(privacy=PrivacyBudget(20.0, unit="party", insecure_noise=True))
     experiment = Experiment("fedavg", 3, 2, local_steps=1, seed=1, privacy=PRIVATE, **settings)
     return Federation(folder, experiment, policy=policy, build=noisy_plan)
 

@@ -22,7 +22,7 @@ from partsong.core.interfaces import Layout, Schedule
 from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, ParameterError, SiteRefused
 from partsong.federation.experiment import Experiment
-from partsong.federation.method_keys import METHODS, NOT_ASKED, OUTSIDE
+from partsong.federation.method_keys import ADVICE, METHODS, NOT_BETWEEN_SITES
 from partsong.federation.policy import Policy
 from partsong.methods import build
 from partsong.methods.averaging import Consensus, Overwrite
@@ -112,7 +112,7 @@ def test_there_is_a_run_above_of_every_method_and_every_key():
 
 
 def test_what_is_no_method_of_an_experiment_has_a_reason_not_to_be():
-    for name in (*OUTSIDE, *(set(methods.TABLE) - set(METHODS))):
+    for name in (*NOT_BETWEEN_SITES, *(set(methods.TABLE) - set(METHODS))):
         with pytest.raises(ParameterError, match=rf"'{name}' .*(Take|table privacy)"):
             experiment_of(method=name)
 
@@ -123,7 +123,7 @@ def test_every_parameter_of_a_method_is_a_key_and_what_is_a_sites_own_is_none():
         given = {name: value for name, value in given.items() if name not in ("step_decay", "shrink")}
         given |= {name: value for name, value in {"rule": "sanls", "sketch_dimension": 4}.items() if name in given}
         assert experiment_of(method=method, **given).program(3) == build(method, Problem(2, 3, 3), **given)
-        assert not given.keys() & NOT_ASKED.keys()
+        assert not given.keys() & ADVICE.keys()
 
 
 @pytest.mark.parametrize("method", [name for name in BETWEEN_PARTIES if not EVERY[name].required])
@@ -305,11 +305,11 @@ def test_a_site_sends_no_more_sketches_than_leave_its_rows_open(tmp_path):
 
 def test_a_site_bounds_the_sums_of_rounds_that_have_several(tmp_path):
     experiment = experiment_of(method="fnmf-by-sums", sweeps=4)
-    assert experiment.wish(3).rounds == experiment.schedule(3).rounds == 12
+    assert experiment.request(3).rounds == experiment.schedule(3).rounds == 12
     federation = Federation(tmp_path, experiment, policy=Policy(maximum_rounds=11))
     with pytest.raises(SiteRefused, match="'rounds'"):
         list(federation.rounds())
-    assert experiment_of(method="then-exact", first="fnmf-by-sums", sweeps=4, first_rounds=1).wish(3).rounds == 6
+    assert experiment_of(method="then-exact", first="fnmf-by-sums", sweeps=4, first_rounds=1).request(3).rounds == 6
 
 
 def test_a_site_allows_recipes_by_name(tmp_path):

@@ -92,10 +92,10 @@ def test_plain_values_make_the_same_experiment_at_a_site():
         ({"maximum_run": 3}, "'maximum_runs'"),
         ({"columns": "all"}, "list of texts"),
         ({"masked": 1}, "true or false"),
-        ({"privacy": {"epsilon": 1, "sigma": 2}}, "no setting 'sigma'"),
-        ({"privacy": {"delta": 1e-5}}, "needs epsilon"),
+        ({"privacy": {"epsilon": 1, "sigma": 2}}, "no setting 'privacy.sigma'"),
+        ({"privacy": {"delta": 1e-5}}, "needs privacy.epsilon"),
         ({"privacy": {"epsilon": -1}}, "epsilon"),
-        ({"privacy": {"epsilon": 1, "unit": "cell"}}, "row or party"),
+        ({"privacy": {"epsilon": 1, "unit": "cell"}}, '"party" or "row"; got .cell.'),
         ({"privacy": 3}, "table of settings"),
     ],
 )
@@ -148,6 +148,67 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
     (tmp_path / "bad.toml").write_text("a = = b")
     with pytest.raises(FormatError, match="not TOML"):
         Experiment.read(tmp_path / "bad.toml")
+
+
+OF_EXPERIMENTS = 'method = "exact"\nrank = 3\nrounds = 2\n'
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (Policy.read, "recipes = ['exakt']", ": recipes has 'exakt'. Did you mean 'exact'?"),
+        (Policy.read, "recipes = 'exact'", ": recipes must be a list of texts; got 'exact'. Correct it there."),
+        (Policy.read, "maximum_exposure = 'none'", ": maximum_exposure has 'none'. Known are: guess, membership,"),
+        (
+            Policy.read,
+            "maximum_exposure = 2",
+            ": maximum_exposure must be one of guess, membership, entries, rows; got 2",
+        ),
+        (Policy.read, "rare_columns = 'drop'", ': rare_columns must be "refuse" or "zero"; got \'drop\'.'),
+        (Policy.read, "minimum_mask_bound = inf", ": minimum_mask_bound must be a number of at least 0; got inf."),
+        (Policy.read, "privacy.epsilon = -1", ", table privacy: epsilon must be a positive number; got -1"),
+        (Policy.read, "words.minimum_party = 3", " has no setting 'words.minimum_party'. Did you mean"),
+        (
+            Policy.read,
+            "version = 2\nminimum_raws = 3",
+            " has version = 2, and this partsong reads versions up to 1. Update",
+        ),
+        (Experiment.read, "methode = 'exact'", " has no setting 'methode'. Did you mean 'method'?"),
+        (Experiment.read, "method = 'exact'\nrank = 3", " needs rounds: a whole number of at least 1. Add it."),
+        (Experiment.read, OF_EXPERIMENTS + "options = {}", " has no setting 'options'."),
+        (Experiment.read, OF_EXPERIMENTS + "seed = '7'", ": seed must be a whole number of at least 0 and at most"),
+        (Experiment.read, OF_EXPERIMENTS + "mask_bound = 0", ": mask_bound must be a number above 0; got 0."),
+        (Experiment.read, OF_EXPERIMENTS + "steps = 2", " has no setting 'steps'. Did you mean 'local_steps'"),
+        (Experiment.read, OF_EXPERIMENTS + "accelerate = 1", ": accelerate is true or false; got 1."),
+        (
+            Experiment.read,
+            OF_EXPERIMENTS + "privacy.epsilo = 1",
+            ": privacy has no setting 'epsilo'. Did you mean 'eps",
+        ),
+        (Experiment.read, OF_EXPERIMENTS + "words.lower = 1", ": words: lower must be true or false; got 1."),
+        (Experiment.read, "version = 2", " has version = 2, and this partsong reads versions up to 1. Update"),
+    ],
+)
+def test_errors_of_files_name_the_file_the_key_and_the_value(tmp_path, read, text, said):
+    path = tmp_path / "some.toml"
+    path.write_text(text)
+    with pytest.raises(ParameterError if "version" not in text else FormatError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}{said}")
+
+
+def test_what_a_server_sends_is_checked_like_a_file():
+    plain = Experiment("exact", 3, 2).told()
+    assert Experiment.from_table({**plain, "mask_bound": None}) == Experiment("exact", 3, 2)
+    for change, said in (
+        ({"rank": "3"}, "The experiment: rank must be a whole number of at least 1; got '3'."),
+        ({"masked": "no"}, "The experiment: masked must be true or false; got 'no'."),
+        ({"privacy": 3}, "The experiment: privacy must be a table of settings; got 3."),
+        ({"unknown": 1}, "The experiment has no setting 'unknown'."),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            Experiment.from_table({**plain, **change})
+        assert str(caught.value).startswith(said)
 
 
 def test_every_refusal_is_explained():

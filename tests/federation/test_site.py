@@ -14,7 +14,7 @@ from partsong.errors import BudgetSpent, FeatureError, PartyError, SiteRefused
 from partsong.federation.columns import Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import OpeningBalance
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.server.launch import run_experiment
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data
@@ -294,7 +294,7 @@ POLICIES = {
     "masks": Policy(masked=True),
     "no-columns": Policy(columns=("protein-*",)),
     "columns": Policy(columns=("gene-1*",)),
-    "privacy-needed": Policy(privacy=Allowance(1.0)),
+    "privacy-needed": Policy(privacy=PrivacyBudget(1.0)),
 }
 
 
@@ -358,7 +358,7 @@ def test_a_roster_that_is_not_the_pinned_one_is_refused(tmp_path):
 
 
 def test_the_budget_is_over_all_runs_and_attempts(tmp_path):
-    policy = Policy(privacy=Allowance(1.3, unit="party", insecure_noise=True))
+    policy = Policy(privacy=PrivacyBudget(1.3, unit="party", insecure_noise=True))
     experiment = Experiment("fedavg", 3, 2, local_steps=1, privacy={"unit": "party", "epsilon": 1.0})
     first = Federation(tmp_path, experiment, policy=policy, build=noisy_plan)
     asked = recorded(first, 2)
@@ -377,7 +377,7 @@ def test_the_budget_is_over_all_runs_and_attempts(tmp_path):
 
 def test_noise_from_a_seed_and_promises_about_others_are_refused(tmp_path):
     experiment = Experiment("fedavg", 3, 2, privacy={"unit": "party", "epsilon": 1.0})
-    for code, allowance in (("insecure-noise", Allowance(9.0, unit="party")), ("privacy-unit", Allowance(9.0))):
+    for code, allowance in (("insecure-noise", PrivacyBudget(9.0, unit="party")), ("privacy-unit", PrivacyBudget(9.0))):
         allowance = replace(allowance, insecure_noise=code != "insecure-noise")
         federation = Federation(tmp_path / code, experiment, policy=Policy(privacy=allowance), build=noisy_plan)
         with pytest.raises(SiteRefused, match=repr(code)):

@@ -25,7 +25,7 @@ from partsong.federation.chain import Chain
 from partsong.federation.consistency import open_balance
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Books, OpeningBalance, SiteLedger
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Nonce, Request
 from partsong.privacy.accounting import Ledger, Release
@@ -151,7 +151,7 @@ def test_older_copies_are_found_after_an_opening_balance_as_before(tmp_path, nam
 
 def dear_and_lost(tmp_path):
     """A site that was put back to a copy from before two releases that were dearer than any in it."""
-    policy = Policy(privacy=Allowance(20.0, unit="party", insecure_noise=True))
+    policy = Policy(privacy=PrivacyBudget(20.0, unit="party", insecure_noise=True))
 
     def run(name, noise, rounds):
         told = {"unit": "party", "epsilon": 15.0, "noise_multiplier": noise, "clip": 1.0}

@@ -16,7 +16,7 @@ from partsong.federation.chain import Chain
 from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import Bounds, Cost, SiteLedger
-from partsong.federation.policy import Allowance, Policy, Wish
+from partsong.federation.policy import Policy, PrivacyBudget, RunRequest
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder
@@ -27,7 +27,7 @@ NOISY = {"unit": "party", "epsilon": 1.0}
 
 
 def private(folder):
-    policy = Policy(privacy=Allowance(9.0, unit="party", insecure_noise=True))
+    policy = Policy(privacy=PrivacyBudget(9.0, unit="party", insecure_noise=True))
     experiment = Experiment("fedavg", 3, 2, local_steps=1, privacy=NOISY)
     return Federation(folder, experiment, policy=policy, build=noisy_plan)
 
@@ -298,17 +298,17 @@ def test_masked_numbers_are_bounded_by_no_less_than_the_site_allows(tmp_path):
 
 def test_ranks_tell_of_the_number_of_rows_no_more_than_its_binary_digits():
     def least(policy, rank):
-        wish = Wish("exact", rank, 1, 3, False)
-        return next(rows for rows in range(1, 300) if is_let(policy, wish, rows))
+        request = RunRequest("exact", rank, 1, 3, False)
+        return next(rows for rows in range(1, 300) if is_let(policy, request, rows))
 
     assert {least(Policy(), rank) for rank in range(1, 65)} == {2, 4, 8, 16, 32, 64, 128}
     assert all(least(Policy(), rank) >= 2 * rank for rank in range(1, 65))
-    assert {least(Policy(privacy=Allowance(1.0)), rank) for rank in range(1, 65)} == {1}
+    assert {least(Policy(privacy=PrivacyBudget(1.0)), rank) for rank in range(1, 65)} == {1}
 
 
-def is_let(policy, wish, rows):
+def is_let(policy, request, rows):
     try:
-        policy.require(wish, rows)
+        policy.require(request, rows)
     except Denied:
         return False
     return True

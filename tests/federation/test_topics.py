@@ -21,7 +21,7 @@ from partsong.engines.rounds import sample_participants
 from partsong.errors import FormatError, ParameterError, SiteRefused, TooFewParties
 from partsong.federation.experiment import Experiment
 from partsong.federation.method_keys import METHODS as NAMED
-from partsong.federation.policy import Allowance, Policy
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.results import TopicResult
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
@@ -122,7 +122,7 @@ def test_the_experiment_on_the_page_is_one():
     experiment = Experiment.from_table(tomllib.loads(block))
     keys = {name: value for name, value in experiment.options.items() if name != "participation"}
     assert experiment.program(6) == fednmf_mi(50, weight_step="document", **keys)
-    assert (experiment.reduction(6).fewest, experiment.wish(6).parties) == (3, 3)
+    assert (experiment.reduction(6).fewest, experiment.request(6).parties) == (3, 3)
 
 
 def test_other_methods_are_told_without_these_keys():
@@ -223,7 +223,7 @@ def test_a_site_allows_methods_of_topics_by_name(tmp_path):
         (Policy(masked=True), {}, "masks"),
         (Policy(maximum_rounds=2), {}, "rounds"),
         (Policy(), {"rank": N_DOCUMENTS}, "rows"),
-        (Policy(privacy=Allowance(1.0), minimum_rows=1), {}, "privacy-needed"),
+        (Policy(privacy=PrivacyBudget(1.0), minimum_rows=1), {}, "privacy-needed"),
     ],
 )
 def test_what_a_site_asks_for_it_asks_of_methods_of_topics(tmp_path, policy, keys, code):

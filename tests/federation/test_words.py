@@ -7,7 +7,7 @@ import inspect
 import itertools
 import json
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -24,13 +24,14 @@ from partsong.core.interfaces import Message
 from partsong.errors import DataError, ParameterError, PartyError, SiteLost, SiteRefused
 from partsong.federation.chain import Chain
 from partsong.federation.columns import Names, Wanted, hashed, labels_of
-from partsong.federation.experiment import TEXT_RULE_KEYS, Experiment, TextRule
-from partsong.federation.policy import Allowance, Policy, WordPolicy
+from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.site.state import RunFolder
+from partsong.federation.text_rule import TextRule, WordsTable
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
 from partsong.topics.shared_vocabulary import prepare
@@ -308,7 +309,7 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
         (Policy(minimum_rows=25), "rows", "24 rows"),
         (Policy(masked=True), "masks", "masked ones"),
         (Policy(recipes=("fedavg",)), "recipe", "'exact'"),
-        (Policy(privacy=Allowance(1.0)), "privacy-needed", "but this program"),
+        (Policy(privacy=PrivacyBudget(1.0)), "privacy-needed", "but this program"),
     ],
 )
 def test_what_a_site_does_not_allow_is_refused_before_a_word_leaves(tmp_path, policy, code, reason):
@@ -486,7 +487,7 @@ def test_a_lost_word_of_an_error_is_not_logged(tmp_path, monkeypatch):
 
 def test_the_rule_has_the_names_and_defaults_of_the_estimator():
     told = inspect.signature(FederatedTopicModel).parameters | inspect.signature(Words).parameters
-    assert set(TEXT_RULE_KEYS) <= told.keys()
+    assert {one.name for one in fields(WordsTable)} <= told.keys()
     for method in ("exact", "fedlda"):
         rule = TextRule.from_table({}, method)
         assert rule.words == Words()
@@ -504,7 +505,7 @@ def test_the_rule_has_the_names_and_defaults_of_the_estimator():
         ({"pattern": ".*"}, "no setting 'pattern'"),
         ({"min_documents": 0}, "min_documents must be a whole number"),
         ({"min_parties": True}, "min_parties must be"),
-        ({"max_share": 0}, "max_share must be above 0"),
+        ({"max_share": 0}, "max_share must be a number above 0 and at most 1"),
         ({"max_words": 1.5}, "max_words must be"),
         ({"weighting": "tf-idf"}, "tfidf, counts"),
         ({"language": "klingon"}, "no list of stop words"),

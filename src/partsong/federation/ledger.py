@@ -15,7 +15,7 @@ from partsong.federation.wire import Denied, Request
 from partsong.privacy.accounting import RELATIONS, Ledger, Release, check_budget
 
 if TYPE_CHECKING:
-    from partsong.federation.policy import Allowance
+    from partsong.federation.policy import PrivacyBudget
 
 MOST_RELEASES = 1_000_000
 """Releases that an opening balance can state: more than any site has."""
@@ -78,7 +78,7 @@ class Cost:
     """
 
     release: Release | None = None
-    allowance: Allowance | None = None
+    allowance: PrivacyBudget | None = None
     bounds: Bounds | None = None
     directions: int = 0
     seed: int | None = None
@@ -276,7 +276,7 @@ class SiteLedger:
         self._append({"attempt": own, "digest": digest, "count": 1, **counted, **more}, cost.release)
         return was_charged
 
-    def require_within(self, allowance: Allowance, release: Release | None, count: int = 1) -> None:
+    def require_within(self, allowance: PrivacyBudget, release: Release | None, count: int = 1) -> None:
         """Refuse releases that the site's budget does not cover, and all where some before had no noise. `count` 0:
         what was charged already has to be covered, and the release be of a kind that the budget is about.
         """
@@ -315,7 +315,7 @@ class SiteLedger:
             )
 
 
-def require_within(allowance: Allowance, before: Books, release: Release | None, count: int = 1) -> None:
+def require_within(allowance: PrivacyBudget, before: Books, release: Release | None, count: int = 1) -> None:
     """Refuse releases that the site's budget does not cover, after those before."""
     if release is None or release.kind == "none":
         raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")

@@ -13,14 +13,15 @@ import numpy as np
 
 from partsong.core.interfaces import Matrix, Message, Program, Reduction, Round, Schedule
 from partsong.errors import DataError, FileError, ParameterError, PartsongError
-from partsong.federation.experiment import Experiment, TextRule
-from partsong.federation.policy import roster_among
+from partsong.federation.experiment import Experiment
 from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
 from partsong.federation.server.site_client import Responses, SiteClient
 from partsong.federation.server.state import ArrivalsJournal, Journal, RunState
 from partsong.federation.signing import bound_to, words_context_of
+from partsong.federation.site.consent import roster_among
 from partsong.federation.site.plan import Build, Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
+from partsong.federation.text_rule import TextRule
 from partsong.federation.wire import RUN, Denied, Kind, Request
 from partsong.io.write import replacing
 from partsong.secure_aggregation.crypto import fingerprint
@@ -398,12 +399,12 @@ def _agreement_of(site: Site, rule: TextRule) -> Build:
 
     def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
         plan = site.build(told, n_parties, roster)
-        site.policy.require(plan.wish, site.data.n_rows)
+        site.policy.require(plan.request, site.data.n_rows)
         site.policy.require_mask_bound(plan.mask_bound)
         if n_parties < 3 or rule.min_parties > n_parties:
             raise Denied("parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3.")
-        wish, masks = replace(plan.wish, parties=n_parties), masks_for_words(n_parties, roster)
-        return Plan(cast(Program, rule.rounds), masks, wish, MOST_EXCHANGES)
+        request, masks = replace(plan.request, parties=n_parties), masks_for_words(n_parties, roster)
+        return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
 
     return build
 

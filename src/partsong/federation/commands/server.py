@@ -557,8 +557,7 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     from partsong.federation.site.state import make_folder
 
     before = Experiment.read(server.known_run(name).experiment) if resume else None
-    with _about(experiment):
-        wanted, written = with_seed(experiment, before)
+    wanted, written = with_seed(experiment, before)
     place = server.run(name)
     is_free, is_other = place.is_begun and not has_begun(place.state), False
     if before is not None:

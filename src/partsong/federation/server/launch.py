@@ -18,11 +18,12 @@ import numpy as np
 from partsong.core.interfaces import Round
 from partsong.errors import FileError, ParameterError
 from partsong.federation.columns import labels_of
-from partsong.federation.experiment import Experiment, out_of_memory, require_room, require_together
+from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import FILE as WAITING
 from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
 from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
+from partsong.federation.server.early_checks import out_of_memory, require_room, require_together
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
 from partsong.federation.setup.run_place import TIMEOUT, RunPlace, settings_in

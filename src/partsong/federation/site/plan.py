@@ -14,7 +14,7 @@ from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
 from partsong.federation.exposure_limit import largest
 from partsong.federation.ledger import Bounds
-from partsong.federation.policy import Wish
+from partsong.federation.policy import RunRequest
 from partsong.federation.site.state import Attempt, energies_of, supports_of, without_rare
 from partsong.federation.wire import Denied
 from partsong.privacy.exposure import directions_after
@@ -91,7 +91,7 @@ class Plan:
 
     program: Program
     reduction: Reduction
-    wish: Wish
+    request: RunRequest
     exchanges: int
     rounds: int = 0
     fraction: float = 1.0
@@ -99,11 +99,11 @@ class Plan:
 
     def most_rounds(self, room: int) -> int:
         """The most rounds of this rank, up to those asked for, that send at most `room` combinations of rows."""
-        return self._largest(lambda rounds: (rounds, self.wish.rank), self.rounds, room)
+        return self._largest(lambda rounds: (rounds, self.request.rank), self.rounds, room)
 
     def most_rank(self, room: int) -> int:
         """The largest rank, up to the one asked for, with which as many rounds send at most `room` of them."""
-        return self._largest(lambda rank: (self.rounds, rank), self.wish.rank, room)
+        return self._largest(lambda rank: (self.rounds, rank), self.request.rank, room)
 
     def _largest(self, size: Callable[[int], tuple[int, int]], most: int, room: int) -> int:
         resized = self.resized
@@ -122,7 +122,7 @@ class Plan:
     @property
     def directions(self) -> int:
         """Combinations of rows that all exchanges together send without noise."""
-        return directions_after(self.program, self.exchanges, self.wish.parties)
+        return directions_after(self.program, self.exchanges, self.request.parties)
 
     @property
     def mask_bound(self) -> float | None:
@@ -134,7 +134,7 @@ class Plan:
         """Attempts that a round, and a run, can need: each one more has at least one party less, and while somebody is
         away, every round with a set-up has two.
         """
-        return Bounds(self.wish.parties + 1, 2 * self.exchanges + self.wish.parties + 1)
+        return Bounds(self.request.parties + 1, 2 * self.exchanges + self.request.parties + 1)
 
 
 Build = Callable[[Mapping[str, Any], int, Roster | None], Plan]
@@ -145,12 +145,12 @@ def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> P
     experiment = Experiment.from_table(told)
     program = experiment.program(n_parties)
     exchanges = experiment.exchanges(program, n_parties)
-    reduction, wish = experiment.reduction(n_parties, roster), experiment.wish(n_parties)
+    reduction, request = experiment.reduction(n_parties, roster), experiment.request(n_parties)
 
     def resized(rounds: int, rank: int) -> Plan:
         return plan_of({**told, "rounds": rounds, "rank": rank}, n_parties, roster)
 
-    return Plan(program, reduction, wish, exchanges, experiment.rounds, experiment.fraction, resized)
+    return Plan(program, reduction, request, exchanges, experiment.rounds, experiment.fraction, resized)
 
 
 def layout_in(note: Mapping[str, Any]) -> Layout:

@@ -36,8 +36,9 @@ from partsong.federation.columns import (
 from partsong.federation.consistency import ledger_read, require_whole
 from partsong.federation.ledger import MOST_RELEASES, SiteLedger
 from partsong.federation.locks import locked
-from partsong.federation.policy import Consent, Policy, keys_among, roster_among
+from partsong.federation.policy import Policy
 from partsong.federation.signing import bound_to, context_of
+from partsong.federation.site.consent import Consent, keys_among, roster_among
 from partsong.federation.site.plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
 from partsong.federation.site.results import Ending, is_kept
 from partsong.federation.site.rounds import Answered, Workplace

@@ -1,0 +1,159 @@
+"""What a site checks before it answers a request: its site.toml and its roster as they are now, not as a run began.
+
+    hello, start, the key with    the plan, exactly the parties of the roster, the number of runs, and the budget for
+     which names are asked for    all of its exchanges
+    start again                   the plan, the same parties, the budget, the agreed columns and the same rows
+    work, each phase of a sum,    the plan with the parties of this sum, the same parties, the exchange, the agreed
+     the same answers again       columns, the same rows; and the books as they stand, this attempt's charge among them
+    names for another site,       the plan, the same parties and the books
+     the end of an agreement
+    names read, the end of a run  nothing: they bring names or the model to the site, and nothing of the site leaves
+
+"The same parties": each party of the run is still in the pinned roster, under the key that it had when the run began
+here; parties that joined the roster later do not matter to a run that has begun. A run over texts begins with its
+agreement on words.
+
+An answer that is asked for again may be the first that arrives, so it is checked like a new one. A site that refuses
+in the middle of a sum becomes a dropout there. What has left before stays out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from partsong import methods
+from partsong.federation.exposure_limit import ExposureLimit
+from partsong.federation.policy import Policy
+from partsong.federation.site.state import require_same
+from partsong.federation.wire import Denied
+from partsong.secure_aggregation.client import Seat
+from partsong.secure_aggregation.messages import Roster
+
+if TYPE_CHECKING:
+    from partsong.federation.ledger import SiteLedger
+    from partsong.federation.site.plan import Data, Plan
+    from partsong.federation.site.state import Started
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """A site's policy with what it is about: the site's data, its books and its pinned roster."""
+
+    name: str
+    policy: Policy
+    data: Data
+    ledger: SiteLedger
+    roster: Roster | None
+
+    def require_plan(self, plan: Plan, parties: Collection[str]) -> None:
+        """Refuse what is not allowed in a new run of these parties: recipe, rounds, rows, masks and their bound, and
+        others than exactly those of the roster.
+        """
+        self._require_request(plan, None)
+        if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
+            pinned = "" if self.roster is None else f" In the pinned roster are {', '.join(sorted(self.roster))}."
+            raise Denied("roster", f"The parties would be {', '.join(parties)}.{pinned}")
+
+    def require_begun(self, plan: Plan, started: Started, in_sum: int | None = None) -> None:
+        """Refuse what is not allowed any more in a run that has begun; its parties have to be the same.
+
+        `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round.
+        """
+        self._require_request(plan, in_sum)
+        self._require_same_parties(started)
+
+    def _require_same_parties(self, started: Started) -> None:
+        """Refuse where a party of a run that has begun is no longer in the roster, or has another key there. A run that
+        began without a roster, or under a version that did not keep the keys, has only names to compare.
+        """
+        parties, keys = started.layout.parties, started.keys
+        if self.roster is None and not keys and self.name in parties:
+            return
+        roster = self.roster or {}
+        gone = sorted({*parties, self.name} - (set(roster) & set(parties)))
+        other = sorted(name for name, key in keys.items() if name in roster and roster[name].hex() != key)
+        changes = [f"not in the pinned roster: {', '.join(gone)}"] if gone else []
+        changes += [f"with another key there: {', '.join(other)}"] if other else []
+        if changes:
+            raise Denied("roster", f"Of the parties with which this run began here are {'; '.join(changes)}.")
+
+    def require_budget(self, plan: Plan, run: str) -> None:
+        """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is checked by
+        itself, and the budget must cover what the books have.
+        """
+        self._require_within(plan, 0 if self.ledger.charges_of(run) else plan.exchanges)
+
+    def require_booked(self, plan: Plan) -> None:
+        """Refuse where the budget does not cover what the books have, or is about another promise than the plan's."""
+        self._require_within(plan, 0)
+
+    @property
+    def exposure(self) -> ExposureLimit:
+        """How many combinations of its rows may leave without noise."""
+        return ExposureLimit(self.policy, self.data, self.ledger)
+
+    def require_exchange(self, plan: Plan, number: int) -> None:
+        """Refuse an exchange beyond those agreed on. In an asynchronous run the server does not count answers that came
+        to nothing: the bound is the number of lines that a run may have, and the policy's rounds, since each exchange
+        has a model of its own.
+        """
+        most = plan.exchanges
+        if methods.method(plan.request.recipe).traits.asynchronous:
+            most = min(plan.bounds.lines, self.policy.maximum_rounds)
+        if number >= most:
+            raise Denied("rounds", f"Exchange {number} is beyond the {most} allowed.")
+
+    def require_columns(self, started: Started) -> None:
+        """The agreed columns are here and may leave, and the rows are those that the run began with."""
+        columns = started.columns
+        self.data.order(columns)
+        kept = sorted(set(columns) - set(self.policy.leaving(columns)))
+        if kept:
+            counts = {"missing": len(kept), "extra": 0}
+            raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
+        require_same(self.data, started)
+
+    def require_in_sum(self, seat: Any, parties: Collection[str]) -> None:
+        """Refuse a sum that has fewer parties, by what was heard of it, than the policy asks for."""
+        known = known_in_sum(seat)
+        if known and len(known) < self.policy.minimum_parties:
+            raise Denied(
+                "parties",
+                f"Only {len(known)} parties would be in the sum, and site.toml asks for {self.policy.minimum_parties}; "
+                f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
+            )
+
+    def _require_request(self, plan: Plan, in_sum: int | None) -> None:
+        request = plan.request if in_sum is None else replace(plan.request, parties=in_sum)
+        self.policy.require(request, self.data.n_rows)
+        self.policy.require_mask_bound(plan.mask_bound)
+
+    def _require_within(self, plan: Plan, more: int) -> None:
+        if self.policy.privacy is not None:
+            self.ledger.require_within(self.policy.privacy, plan.release, more)
+
+
+def keys_among(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:
+    """The public keys of a run's parties in hexadecimal digits, as a start keeps them; none without a roster."""
+    return {} if roster is None else {name: roster[name].hex() for name in sorted(parties)}
+
+
+def roster_among(roster: Roster | None, started: Started | None) -> Roster | None:
+    """The roster less those who are not of a run that has begun."""
+    if roster is None or started is None:
+        return roster
+    return {name: key for name, key in roster.items() if name in started.layout.parties}
+
+
+def known_in_sum(seat: Any) -> Collection[str]:
+    """The parties that can be in a masked sum, by what this party knows of it: the survivors, those with which it
+    masked, whose keys were passed on, or that were asked. Empty for a sum in the open, of which it sees only the
+    request.
+    """
+    if not isinstance(seat, Seat):
+        return ()
+    admitted = None if seat.dealer is None else seat.dealer.admitted
+    heard = () if admitted is None else tuple(admitted.adverts)
+    return seat.survivors or seat.asked or heard or seat.draft.terms.participants
