@@ -1,4 +1,4 @@
-"""docs/architecture.md names every step of three fits: they run, in that order, in those files."""
+"""docs/architecture.md names every step of four fits: they run, in that order, in those files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,36 @@ SOURCE = Path(partsong.__file__).parent
 PAGE = Path(__file__).resolve().parents[1] / "docs/architecture.md"
 
 WATCHED = """
-import json, os, sys, warnings
+import json, os, sys, tempfile, warnings
+from pathlib import Path
 import numpy as np
 import partsong
 
 package, order = os.path.dirname(partsong.__file__) + os.sep, {}
 X = np.random.default_rng(0).random((30, 8))
 np.save("x.npy", X)
+
+
+def federation():
+    from partsong.federation.experiment import Experiment
+    from partsong.federation.policy import Policy
+    from partsong.federation.server.launch import run_experiment
+    from partsong.federation.site.plan import Data
+    from partsong.federation.site.service import Site
+    from partsong.federation.transports.base import InProcess
+
+    folder, columns = Path(tempfile.mkdtemp(dir=".")), tuple(f"column {number}" for number in range(8))
+    tables = {"east": X[:15], "west": X[15:]}
+    sites = {name: Site(name, folder / name, Data(rows, columns, 7), Policy()) for name, rows in tables.items()}
+    transport = InProcess({name: site.answer for name, site in sites.items()})
+    list(run_experiment(Experiment("exact", 2, 3), transport, folder / "server", "first"))
+
+
 fits = {
     "NMF.fit": lambda: partsong.NMF(2, max_iter=3, random_state=0).fit(X),
     "FederatedNMF.fit": lambda: partsong.FederatedNMF(2, rounds=3, n_jobs=1).fit([X[:15], X[15:]]),
     "a fit over ranks": lambda: partsong.fit_distributed("x.npy", 2, engine="mpi", max_iter=3, sums="in-order"),
+    "a federation": federation,
 }
 
 def watch(frame, event, argument):
@@ -52,7 +71,7 @@ def steps(title):
     return re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)`", section, re.M)
 
 
-@pytest.mark.parametrize("title", ["`NMF.fit`", "`FederatedNMF.fit`", "a fit over ranks"])
+@pytest.mark.parametrize("title", ["`NMF.fit`", "`FederatedNMF.fit`", "a fit over ranks", "a federation"])
 def test_a_row_goes_this_way(title, tmp_path):
     if title == "a fit over ranks" and importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")

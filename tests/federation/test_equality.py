@@ -128,7 +128,7 @@ def test_a_site_that_falls_silent_in_a_masked_sum_is_silent_in_process_too(tmp_p
 
     rounds = list(federation.rounds(transport(federation.transport().sites, is_lost)))
     assert federation.record().silent() == {index: {"west": phase}}
-    assert ("west" in rounds[index].participants) == (phase == 3)
+    assert ("west" in rounds[index].participants) == ("west" not in rounds[index].refused) == (phase == 3)
     assert_same(federation, rounds)
 
 
@@ -224,6 +224,7 @@ def test_who_was_heard_in_a_phase_stays_decided_when_the_server_is_killed(tmp_pa
         list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
     rounds = list(federation.rounds())
     assert federation.record().silent() == {0: {"west": 1}}
+    assert "cut off" in rounds[0].refused["west"], "the reason is on the disk with the answers of the others"
     assert_same(federation, rounds)
 
 

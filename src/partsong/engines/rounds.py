@@ -199,7 +199,7 @@ def _one_round(run: RunConfig, point: Point) -> tuple[Round, Point]:
         check_sum(summed.aggregate, summed.included, index)
         included, worked, sums, traffic = summed.included, summed.worked, summed.server, summed.traffic
         refused = {name: KEPT_OUT for name in names if name not in asked}
-        refused |= {name: str(error) for name, error in summed.refused.items()}
+        refused |= {name: str(error) for name, error in summed.refused.items() if name not in included}
         up = {name: summed.sizes.get(name, 0) for name in names}
         down, handed_over = point.model.nbytes + summed.reply_bytes, [summed.aggregate]
         del summed  # as large as the model; the program lets go of its copy when it can

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,35 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from partsong.core.interfaces import Matrix, Message, Program, Reduction, Round, Schedule
-from partsong.errors import DataError, FileError, ParameterError, PartsongError
+from partsong.core.interfaces import Matrix, Message, Program
+from partsong.errors import DataError, ParameterError, PartsongError
 from partsong.federation.experiment import Experiment
-from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
-from partsong.federation.server.site_client import Responses, SiteClient
-from partsong.federation.server.state import ArrivalsJournal, Journal, RunState
-from partsong.federation.signing import bound_to, words_context_of
+from partsong.federation.signing import words_context_of
 from partsong.federation.site.consent import roster_among
 from partsong.federation.site.plan import Build, Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
 from partsong.federation.text_rule import TextRule
-from partsong.federation.wire import RUN, Denied, Kind, Request
+from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.write import replacing
 from partsong.secure_aggregation.crypto import fingerprint
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.agreement.protocol import (
-    DONE,
-    FREQUENCIES,
     MOST_EXCHANGES,
-    TABLES,
     Candidate,
-    Step,
     agreed_vocabulary,
     masks_for_words,
 )
-from partsong.topics.agreement.protocol import WORDS as WORDS_STEP
 from partsong.topics.agreement.tables import HeldWords
-from partsong.topics.fitting import require_words
-from partsong.topics.shared_vocabulary import FEWEST_MASKED
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import Vocabulary, Weighing, inverse_frequencies
 
@@ -150,145 +139,6 @@ def _rows(
     """Counted once in a process."""
     weighing = Weighing(words, vocabulary, None if frequencies is None else np.array(frequencies), n_documents)
     return weighing.weighed(weighing.counted(documents)).rows.astype(np.float64)
-
-
-# ---- word progress ----------------------------------------------------------------------------------------------
-#
-# steps.jsonl: a line for each step of an agreement on words, for the people at the server; the record is elsewhere.
-#
-# The line is written after the record, as those of rounds are. A process that is killed between the two leaves a step
-# without a line, or with a part of one, which the next line replaces.
-
-FILE = "steps.jsonl"
-NEXT = {
-    TABLES: "tables of hashes",
-    WORDS_STEP: "the words",
-    FREQUENCIES: "documents with each word",
-    DONE: "nothing",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class StepLines:
-    """That file."""
-
-    path: Path
-
-    def note(self, done: Round) -> dict[str, Any]:
-        """The line of a step: its number, of how many at most, who has answered, and what comes next."""
-        told = {
-            "step": done.index + 1,
-            "steps": MOST_EXCHANGES,
-            "participants": list(done.participants),
-            "refused": dict(done.refused),
-            "bytes_up": dict(done.bytes_up),
-            "bytes_down": int(done.bytes_down),
-            "seconds": round(done.seconds, 3),
-            "next": NEXT[Step.read(done.model["step"]).stage],
-        }
-        content = self.path.read_bytes() if self.path.exists() else b""
-        with self.path.open("r+b" if content else "wb") as file:
-            file.seek(content.rfind(b"\n") + 1)
-            file.truncate()
-            file.write(json.dumps(told).encode() + b"\n")
-        return told
-
-
-# ---- word agreement ---------------------------------------------------------------------------------------------
-#
-# The server of a run over texts: sites agree on words first, in a run of its own that ends when they have.
-#
-# FOLDER/words     the agreement, as any run: it can be killed at any point, and goes on; steps.jsonl is for people
-# FOLDER           the run itself, over as many columns as words are left
-
-WORDS = "words"
-
-
-@dataclass(frozen=True, slots=True)
-class WordCoordinator(Coordinator):
-    """Ends with the agreement, once every site has heard the end of it; there is none with a site less.
-
-    `looks_at`: the last message, before sites are told of it.
-    """
-
-    looks_at: Callable[[Message], None] = lambda last: None
-
-    def finish(self, program: Program, run: RunState, client: SiteClient) -> Responses:
-        """Require an answer of every site."""
-        self.looks_at(run.model)
-        ended = Coordinator.finish(self, program, run, client)
-        ended.require("the end of the agreement on words", run.index)
-        return ended
-
-
-@dataclass(frozen=True, slots=True)
-class AgreeingFirst:
-    """The engine of a run over texts: `rounds`, after sites have agreed on the words of a rule.
-
-    Sums of the agreement are masked whatever the run's own are, over all sites. Where the run itself has begun, the
-    agreement is not looked at again.
-    """
-
-    rounds: Coordinator | AsyncCoordinator
-    rule: TextRule
-
-    def run(self, program: Program, schedule: Schedule, reduction: Reduction) -> Iterator[Round]:
-        """Rounds of the run itself."""
-        folder = self.rounds.folder
-        if Journal(folder).load() is None and ArrivalsJournal(folder).load() is None:
-            self._agree(program, schedule, getattr(reduction, "roster", None))
-        if reduction.hides_uploads:
-            reduction = bound_to(self._context(), reduction)
-        yield from self.rounds.run(program, schedule, reduction)
-
-    def _context(self) -> str:
-        """Of what the agreement has ended with, as all sites were told it."""
-        place = self.rounds.folder / WORDS
-        run = Journal(place).load()
-        if run is None:
-            raise FileError(
-                f"{place} has no record of the agreement on words, without which signatures of masked sums cannot be "
-                "checked. Put it back from a copy, or begin a new run."
-            )
-        return words_context_of(run.model["documents"], run.model["n_documents"][0])
-
-    def _agree(self, program: Program, schedule: Schedule, roster: Any) -> None:
-        base, parties = self.rounds, len(self.rounds.transport.names())
-        name = f"{base.name}{SUFFIX}"
-        if base.name.endswith(SUFFIX) or not RUN.fullmatch(name):
-            raise ParameterError(
-                f"A run over texts has a name of at most {64 - len(SUFFIX)} letters, which does not end in {SUFFIX!r}; "
-                f"got {base.name!r}. Name it otherwise."
-            )
-        if parties < FEWEST_MASKED:
-            raise ParameterError(
-                f"Sites agree on words by masked sums over at least {FEWEST_MASKED} of them, and there are {parties}: "
-                "each of two would know what the other has. Admit more sites, or run over tables."
-            )
-        own = (base.transport, base.folder / WORDS, name, base.experiment)
-
-        def looks_at(last: Message) -> None:
-            self._require_enough(program, last)
-
-        words = WordCoordinator(*own, timeout=base.timeout, serials=base.serials, looks_at=looks_at)
-        masks, plan = masks_for_words(parties, roster), Schedule(MOST_EXCHANGES, schedule.seed)
-        agreement: Any = self.rule.rounds
-        lines = StepLines(words.folder / FILE)
-        for done in words.run(agreement, plan, masks):
-            lines.note(done)
-
-    def _require_enough(self, program: Program, last: Message) -> None:
-        """Refuse to go on with no words, or fewer than components."""
-        documents, total = last["documents"], int(last["n_documents"][0])
-        kept = self.rule.n_kept(documents, total)
-        if not kept:
-            raise DataError(
-                f"No word meets the rule: {len(documents)} are in at least {self.rule.min_documents} documents at each "
-                f"of at least {self.rule.min_parties} sites, and none of them is in at most "
-                f"{self.rule.rule.max_share:.0%} of all documents. Ask for less in the table words, and begin a new "
-                "run; or check that all sites have texts of one language."
-            )
-        require_words(program, kept)
 
 
 # ---- word site --------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from partsong.errors import FileError, MissingExtra, PartsongError, PartyError
 from partsong.federation.flower.environment import HERE, set_quiet
 from partsong.federation.locks import holder_of, is_held
 from partsong.federation.server.state import AsyncRunState, RunState
+from partsong.federation.server.words import STEPS
 from partsong.federation.setup.credentials import require_address, write
 from partsong.federation.setup.run_place import RunPlace, number_in, result_in
 from partsong.federation.setup.server_folder import ServerFolder
-from partsong.federation.texts import FILE as STEPS
 from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
 
 # ---- control ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import FILE as WAITING
 from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
+from partsong.federation.server import words
 from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
 from partsong.federation.server.early_checks import out_of_memory, require_room, require_together
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
@@ -29,8 +30,6 @@ from partsong.federation.setup.credentials import write
 from partsong.federation.setup.run_place import TIMEOUT, RunPlace, settings_in
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.plan import Build, Plan, plan_of
-from partsong.federation.texts import FILE as STEPS
-from partsong.federation.texts import AgreeingFirst
 from partsong.federation.transports.base import Transport
 from partsong.federation.transports.flower import Flower
 from partsong.federation.wire import NOT_IN
@@ -69,21 +68,21 @@ def run_experiment(
     plan = build(experiment.told(), n_parties, roster)
     schedule = replace(experiment.schedule(n_parties), rounds=plan.exchanges, absent=absent)
     own = (transport, folder, run, experiment.told(), experiment.columns, timeout)
-    rounds: Coordinator | AsyncCoordinator
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
-        rounds = AsyncCoordinator(*own, pause=pause, time_budget=budget, tol=tol, serials=serials)
+        rounds: Coordinator = AsyncCoordinator(*own, pause=pause, time_budget=budget, tol=tol, serials=serials)
     elif ArrivalsJournal(folder).path.exists():
         raise ParameterError(f"{folder} holds an asynchronous run. Choose another folder.")
     else:
         rounds = Coordinator(*own, serials=serials)
-    server = rounds if rule is None else AgreeingFirst(rounds, rule)
-    return server.run(plan.program, schedule, plan.reduction)
+    if rule is not None:
+        return words.run_over_texts(rounds, rule, plan.program, schedule, plan.reduction)
+    return rounds.run(plan.program, schedule, plan.reduction)
 
 
 def has_begun(folder: Path) -> bool:
     """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
-    found = [record for record in (record_in(folder), Journal(folder / "words").load()) if record is not None]
+    found = [record for record in (record_in(folder), Journal(folder / words.FOLDER).load()) if record is not None]
     return any(record.started or record.restarted or record.index for record in found)
 
 
@@ -92,23 +91,21 @@ def record_in(folder: Path) -> RunState | None:
     return ArrivalsJournal(folder).load() or Journal(folder).load()
 
 
-def _quiet(told: Mapping[str, Any]) -> None:
-    """Rounds are in a file as well."""
-
-
 def run_over_flower(grid: Any, name: str) -> None:
-    """The named run in the federation of this process; it goes on where it was left."""
+    """Begin or resume a run of the federation that this process serves, over Flower."""
     if FEDERATION not in os.environ:
         raise ParameterError("This is for the server of a federation: partsong federation serve.")
     server = ServerFolder.at(Path(os.environ[FEDERATION]))
     run_over(lambda: server.signed(Flower(grid, nodes_of(server))), server, server.known_run(name))
 
 
-def run_over(opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = _quiet) -> Told:
-    """A run over a transport, with an end that is written down; it goes on where it was left."""
+def run_over(
+    opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = lambda line: None
+) -> Told:
+    """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
     with _held(place):
         began = time.perf_counter()
-        steps = Lines.to_come(place.state / "words" / STEPS)
+        steps = Lines.to_come(place.state / words.FOLDER / words.STEPS)
 
         def tell_steps() -> None:
             for line in steps.new():
@@ -120,12 +117,14 @@ def run_over(opened: Callable[[], Transport], server: ServerFolder, place: RunPl
             tell(line)
 
         try:
-            told = _within_memory(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
+            told = _finished(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
         except Exception as error:
             tell_steps()
+            if isinstance(error, MemoryError):
+                error = out_of_memory(Experiment.read(place.experiment))
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
             _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
-            raise
+            raise error
         told = {"status": "done", **told, "seconds": round(time.perf_counter() - began, 3)}
         _write_json(place.result, told)
         return told
@@ -149,13 +148,6 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
     plan = plan_of(experiment.told(), len(roster), roster)
     require_together(experiment, plan, tuple(sorted(roster)))
     return plan
-
-
-def _within_memory(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
-    try:
-        return _finished(transport, server, place, tell)
-    except MemoryError as error:
-        raise out_of_memory(Experiment.read(place.experiment)) from error
 
 
 def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
@@ -185,16 +177,17 @@ def model_of(experiment: Experiment, plan: Plan, record: RunState, public: Seque
 
 
 def summary_of(record: RunState) -> dict[str, Any]:
-    """How a run went: who missed which round, or in which order sites were heard, which is what it takes to repeat it
-    in one process, and how often what came of whom could not be used; which sites have no result of it, and why.
+    """How a run went: what it takes to repeat it in one process, and which sites have no result of it, and why.
+
+    That is who missed which round, or the order of arrivals, with how often the work of a site could not be used.
     """
-    heard: dict[str, Any] = {}
+    arrivals: dict[str, Any] = {}
     if isinstance(record, AsyncRunState):
         faulty = Counter(record.order[at] for at in record.faults)
-        heard = {"arrivals": list(record.order), "faulty": dict(sorted(faulty.items()))}
+        arrivals = {"arrivals": list(record.order), "faulty": dict(sorted(faulty.items()))}
     never_started = {name: NOT_IN for name in record.layout.parties if name not in record.started}
     return {
-        **heard,
+        **arrivals,
         "run": record.run,
         "rounds": record.index,
         "parties": list(record.layout.parties),

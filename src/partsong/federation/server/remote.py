@@ -32,7 +32,7 @@ from partsong.federation.server.state import Absence, Journal, RunState, Unheard
 from partsong.federation.wire import Kind, Nonce
 
 NOT_ASKED = "not asked for this sum"
-PLANNED = "It was to miss this round when the run was resumed."
+PLANNED = "It misses this round by the schedule with which the run was resumed."
 LOST_FILES = "it has lost its files of this run, and is started again before the next round"
 STALE = ("out-of-step", "out-of-turn", "conflict")
 """Codes of a site that was started again, about what it answered before."""
@@ -43,10 +43,10 @@ NOT_WITHOUT = (
 
 
 class Remote:
-    """Sites that a client reaches. `run` is the run after its last whole round, as the journal has it.
+    """The sites that `client` reaches; `run` is the run after its last whole round, as the journal has it.
 
-    Sites hold the states of parties, and this network none. Under "stop" an error of a site ends the run, which can be
-    resumed; a site that has lost its files of the run misses the round in any case.
+    The states of parties stay at the sites. Under "stop" an error of a site ends the run, which can be resumed; a site
+    that has lost its files of the run misses the round in any case.
     """
 
     def __init__(
@@ -71,11 +71,14 @@ class Remote:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Sites are told of the end by the coordinator, and of no error."""
+        """The coordinator sends sites the end of the run; they are sent no errors."""
         yield
 
     def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
-        """Write the attempt, or return the one under way, less the sites that are to miss this round by now."""
+        """Start sites that are not started yet. Write the attempt, or return the one under way on the disk.
+
+        Where nothing of that was summed, the sites that miss the round by the schedule of now leave it.
+        """
         if attempt.attempt > 0:
             return self._opened(attempt, {}, first)
         self._invited, self._lost = attempt.asked, frozenset()
@@ -92,7 +95,7 @@ class Remote:
     def _opened(
         self, attempt: RoundAttempt, missing: Mapping[str, PartsongError], first: Callable[[tuple[str, ...]], int]
     ) -> RoundAttempt:
-        """The attempt without sites that could not be started, on the disk."""
+        """Write the attempt, without the sites that could not be started."""
         asked = tuple(name for name in attempt.asked if name not in missing)
         refused = {**attempt.refused, **{name: missing[name] for name in attempt.asked if name in missing}}
         if not asked:
@@ -105,7 +108,7 @@ class Remote:
                 "resume the run once the others are back."
                 + (f" {NOT_WITHOUT}" if self.run.restarted - set(asked) else "")
             )
-        phase = 0 if self.run.restarted & set(asked) else first(asked)  # whoever was started again needs a set-up
+        phase = 0 if self.run.restarted & set(asked) else first(asked)  # a site that was restarted has no keys
         opened = replace(attempt, asked=asked, first=phase, refused=refused)
         self._journal.open(opened)
         return self._begun(opened)
@@ -116,7 +119,7 @@ class Remote:
         return attempt
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
-        """Serve what was accepted before, or what sites answer now, which is written once it is accepted."""
+        """Serve the answers on the disk; else those of the sites, which are written once they are accepted."""
         found = self._journal.answers(self._attempt, ask.phase)
         answers, unheard = self._answers(ask) if found is None else found
         self._unheard = {**self._unheard, **unheard}
@@ -127,7 +130,7 @@ class Remote:
             served = serve(answers)
         except TooFewParties as error:
             raise self._explained(error, answers) from error
-        # Uploads of an open sum are not written: whoever sent them sends them again.
+        # Uploads of an open sum are not written: their sites send the same bytes again.
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
         if found is None and is_kept and not served.is_again:
             self._journal.decide(self._attempt, ask.phase, answers, unheard)
@@ -135,7 +138,7 @@ class Remote:
         return served
 
     def _answers(self, ask: Ask) -> tuple[Answers, Unheard]:
-        """What sites answer now; those that are to miss the round by now are not asked."""
+        """What sites answer now; those that miss the round by the schedule of now are not asked."""
         names = [name for name in ask.names if name in self._invited]
         ask_sites = self._work if ask.kind == "work" else self._reduce
         responses = ask_sites(ask, names) if names else Responses(self._client.faulty, self.run.run)

@@ -72,7 +72,7 @@ class EndConditions:
 
 
 class RemoteArrivals:
-    """Sites that a client reaches. `run` is the run after its last arrival, as the journal has it."""
+    """The sites that `client` reaches; `run` is the run after its last arrival, as the journal has it."""
 
     has_ended = False
 
@@ -99,7 +99,7 @@ class RemoteArrivals:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """However the run is left, no request stays out."""
+        """No request stays out when the run is left."""
         try:
             yield
         finally:
@@ -119,7 +119,7 @@ class RemoteArrivals:
         return self.run.checkpoint
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
-        """Requests to all sites that have none, and do not rest."""
+        """Ask every site that has no request and does not rest for its piece of the run, or to start."""
         requests = {name: self._request(name) for name in self._pending.idle(self.run.layout.parties)}
         self._transport.push({name: request.written() for name, request in requests.items()}, math.inf)
         for name, request in requests.items():
@@ -127,7 +127,7 @@ class RemoteArrivals:
 
     def next(self) -> Arrival | None:
         """The arrival that the next reply makes; None where it makes none, or a site is due before any has come."""
-        self.send({})
+        self.send(self.run.pieces)
         pending, run, overdue = self._pending, self.run, self._pending.overdue()
         until = None if self._ends.time_budget is None else self._began + self._ends.time_budget
         found = self._transport.arrived(pending.longest_wait(until, overdue))

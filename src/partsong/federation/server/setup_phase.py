@@ -26,7 +26,7 @@ class RunPlan:
 
 
 def negotiate(plan: RunPlan, program: Program, schedule: Schedule, client: SiteClient) -> RunState:
-    """Columns are agreed on by hashes, and the layout follows."""
+    """A new run: the sites agree on columns by hashes, and the layout follows."""
     names = tuple(sorted(client.transport.names()))
     if not names:
         raise ParameterError("A federation needs at least one site; the transport knows none.")
@@ -43,13 +43,13 @@ def negotiate(plan: RunPlan, program: Program, schedule: Schedule, client: SiteC
 
 
 def require_same_sites(run: RunState, names: Collection[str]) -> None:
-    """A run is over the same sites from its start to its end."""
+    """Refuse other sites than those that the run was begun with."""
     gone, new = sorted(set(run.layout.parties) - set(names)), sorted(set(names) - set(run.layout.parties))
     if gone or new:
-        told = [f"gone: {', '.join(gone)}"] if gone else []
-        told += [f"new: {', '.join(new)}"] if new else []
+        changes = [f"gone: {', '.join(gone)}"] if gone else []
+        changes += [f"new: {', '.join(new)}"] if new else []
         raise ParameterError(
-            f"The sites have changed since run {run.run!r} was begun ({'; '.join(told)}), and it is resumed with "
+            f"The sites have changed since run {run.run!r} was begun ({'; '.join(changes)}), and it is resumed with "
             "the same ones only. Begin a new run, under another name and with another seed. Sites that are admitted do "
             "not end a run under way, but one that is broken off is not resumed after that."
         )
@@ -62,9 +62,9 @@ def start_sites(
     keep: Callable[[Run], None],
     among: Collection[str] | None = None,
 ) -> tuple[Run, dict[str, PartsongError]]:
-    """Start the sites that have not, of all or of some; those that cannot are asked again before the next round.
+    """Start the sites `among` these (None: all) that are not started yet; returns the errors of those that cannot.
 
-    Who has begun is kept before anybody's error ends the run: from then on its settings stay what they are.
+    Sites that have started are kept before an error ends the run: its settings cannot change from then on.
     """
     names = run.layout.parties if among is None else sorted(among)
     new = tuple(name for name in names if name not in run.started)
@@ -80,12 +80,12 @@ def start_sites(
         if counts.get("missing") and name not in client.informed and tell_names(plan, client, run, name, helpers):
             client.informed.add(name)
     if lacking and client.faulty == "stop":
-        told = "; ".join(
+        shown = "; ".join(
             f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             for name, counts in sorted(lacking.items())
         )
         raise FeatureError(
-            f"These sites hold other columns than most ({told}). Which ones is in the log of each site. Bring them to "
+            f"These sites hold other columns than most ({shown}). Which ones is in the log of each site. Bring them to "
             'one list, or take columns = "common".'
         )
     asked.require("start", run.index)
@@ -93,8 +93,9 @@ def start_sites(
 
 
 def start_request(plan: RunPlan, run: RunState) -> tuple[Nonce, Message, dict[str, Any]]:
-    """What a site is told when a run is started there: the same each time, also where the experiment has since been
-    written otherwise, with numbers that are equal.
+    """Nonce, body and note that start a run at a site.
+
+    They stay the same bytes if the experiment has since been written with other digits for the same numbers.
     """
     layout = {"parties": list(run.layout.parties), "n_features": run.layout.n_features}
     layout |= {"seed": run.layout.seed, "dtype": run.layout.dtype}
@@ -103,21 +104,22 @@ def start_request(plan: RunPlan, run: RunState) -> tuple[Nonce, Message, dict[st
 
 
 def tell_names(plan: RunPlan, client: SiteClient, run: RunState, lacking: str, helpers: Collection[str]) -> bool:
-    """Let a site that has the agreed columns tell another which it lacks: the first that does. Whether one has; without
-    a roster all decline.
+    """Have one of the `helpers`, which hold the agreed columns, send a site the names of those that it lacks.
+
+    Returns whether one has. Without a roster all decline.
     """
     recorded = replace(plan, experiment=run.experiment)
     offered = _hello(recorded, client, (lacking,), run.layout.parties).inbox
     ask = Nonce(plan.run, kind=Kind.NAMES, phase=ASK)
-    key = client.ask((lacking,), ask, note=_told(recorded, run.layout.parties)).inbox
+    key = client.ask((lacking,), ask, note=_proposal(recorded, run.layout.parties)).inbox
     if lacking not in offered or lacking not in key:
         return False
     columns = missing_at(offered[lacking]["columns"], run.columns)
     letter = Message({**key[lacking].arrays, "columns": columns})
     for helper in helpers:
-        told = client.ask((helper,), Nonce(plan.run, kind=Kind.NAMES, phase=TELL), letter, {"for": lacking}).inbox
+        sealed = client.ask((helper,), Nonce(plan.run, kind=Kind.NAMES, phase=TELL), letter, {"for": lacking}).inbox
         read = Nonce(plan.run, kind=Kind.NAMES, phase=READ)
-        if helper in told and client.ask((lacking,), read, told[helper], {"from": helper}).inbox:
+        if helper in sealed and client.ask((lacking,), read, sealed[helper], {"from": helper}).inbox:
             return True
     return False
 
@@ -125,19 +127,19 @@ def tell_names(plan: RunPlan, client: SiteClient, run: RunState, lacking: str, h
 def _hello(
     plan: RunPlan, client: SiteClient, names: tuple[str, ...], parties: tuple[str, ...], usual_key: str | None = None
 ) -> Responses:
-    note = _told(plan, parties)
+    note = _proposal(plan, parties)
     if usual_key is not None:
         note["shared_key"] = usual_key
     return client.ask(names, Nonce(plan.run, kind=Kind.HELLO), note=note).checked(_require_columns)
 
 
-def _told(plan: RunPlan, parties: tuple[str, ...]) -> dict[str, Any]:
-    """What a site has to know before it says whether it would take part."""
+def _proposal(plan: RunPlan, parties: tuple[str, ...]) -> dict[str, Any]:
+    """What a site decides by whether it would take part."""
     return {"experiment": dict(plan.experiment), "parties": list(parties)}
 
 
 def _require_columns(name: str, offer: Message) -> None:
-    """A site that takes part names columns by hashes, each once."""
+    """Refuse an offer that is not one list of different hashes."""
     try:
         is_sound = set(offer.arrays) == {"columns"} and bool(listed(offer["columns"]))
     except ParameterError:
@@ -150,13 +152,13 @@ def _require_columns(name: str, offer: Message) -> None:
 
 
 def _with_common_columns(hello: Responses) -> Responses:
-    """The same, where one site alone keeps all others from having a column in common: that one is at fault."""
+    """The same responses; a site that alone keeps the others from having a column in common is at fault."""
     offers = {name: set(listed(message["columns"])) for name, message in hello.inbox.items()}
     if set.intersection(*offers.values()):
         return hello
     odd = [name for name in offers if len(offers) > 2 and set.intersection(*_without(offers, name))]
-    told = f" Without {' or '.join(map(repr, odd))} the others do have some." if odd else ""
-    error = FeatureError(f"No column is held by all of {', '.join(offers)}.{told} Compare the names at two of them.")
+    hint = f" Without {' or '.join(map(repr, odd))} the others do have some." if odd else ""
+    error = FeatureError(f"No column is held by all of {', '.join(offers)}.{hint} Compare the names at two of them.")
     if len(odd) != 1:
         raise error
 
@@ -174,7 +176,7 @@ def _without(offers: Mapping[str, set[bytes]], name: str) -> list[set[bytes]]:
 
 
 def _with_one_key(plan: RunPlan, client: SiteClient, hello: Responses, parties: tuple[str, ...]) -> Responses:
-    """The same, where sites whose shared key is not that of most were told so, and have refused."""
+    """The same responses, after sites whose shared key is not that of most were sent its mark, and have refused."""
     marks = {name: str(note.get("shared_key", "")) for name, note in hello.notes.items()}
     strangers, usual = strangers_in(marks)
     if not strangers:
