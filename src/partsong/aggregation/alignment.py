@@ -130,7 +130,6 @@ class Matching:
 
     @property
     def matrix(self) -> np.ndarray:
-        """P (k × k) of zeros and ones."""
         P = np.zeros((len(self.partners), len(self.partners)))
         rows = np.flatnonzero(self.partners != ALONE)
         P[rows, self.partners[rows]] = 1.0
@@ -143,7 +142,6 @@ class Matching:
 
     @property
     def is_permutation(self) -> bool:
-        """Whether nobody is alone."""
         return bool((self.partners != ALONE).all())
 
     def apply(self, source: Array) -> Array:
@@ -155,7 +153,6 @@ class Matching:
         return moved
 
     def transposed(self) -> Matching:
-        """The plan in the other direction: Pᵀ."""
         back = np.full(len(self.partners), ALONE)
         rows = np.flatnonzero(self.partners != ALONE)
         back[self.partners[rows]] = rows
@@ -248,7 +245,6 @@ class Assignment:
     unit: bool = False
 
     def plan(self, target: Array, source: Array) -> Matching:
-        """P of zeros and ones with one of them in every row and column."""
         from scipy.optimize import linear_sum_assignment
 
         gain = gains(target, source, unit=self.unit)
@@ -325,7 +321,6 @@ class SoftMax:
             raise ParameterError(f"SoftMax needs blur > 0; got {self.blur}.")
 
     def plan(self, target: Array, source: Array) -> Blend:
-        """P with rows that sum to 1."""
         cost = costs(target, source, unit=self.unit)
         scores = -cost / (self.blur * (float(cost.mean()) or 1.0))
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -351,7 +346,6 @@ class Sinkhorn:
         _check(self)
 
     def plan(self, target: Array, source: Array) -> Blend:
-        """P with rows that sum to 1."""
         cost = costs(target, source, unit=self.unit)
         k = len(cost)
         mass = np.full(k, 1.0 / k)
@@ -378,7 +372,6 @@ class PartialSinkhorn:
         _check(self)
 
     def plan(self, target: Array, source: Array) -> Blend:
-        """P with rows that sum to at most 1."""
         r = correlations(target, source)
         k, is_alike = len(r), significant(r, target.shape[1], self.level, self.bonferroni)
         if not is_alike.any():

@@ -59,32 +59,26 @@ class TwoSided:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the rows."""
         return self.row_block.shape
 
     @property
     def dtype(self) -> Any:
-        """The number type of both sides."""
         return self.row_block.dtype
 
     @property
     def squared_norm(self) -> float:
-        """Of the rows."""
         return self.row_block.squared_norm
 
     @property
     def stored(self) -> int:
-        """Entries of the rows."""
         return self.row_block.stored
 
     @property
     def mean(self) -> float:
-        """Of the rows."""
         return self.row_block.mean
 
     @property
     def row_weights(self) -> Array | None:
-        """Of the rows."""
         return self.row_block.row_weights
 
     @property
@@ -92,7 +86,6 @@ class TwoSided:
         return self.row_block.total_weight
 
     def row_energies(self) -> Array:
-        """Of the rows."""
         return self.row_block.row_energies()
 
     def gram_is_cheap(self, k: int) -> bool:
@@ -105,19 +98,15 @@ class TwoSided:
         return self.row_block.walk(Ht, step)
 
     def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
-        """Of the rows."""
         return self.row_block.blocks(work, per_cell)
 
     def transposed(self) -> Matrix | None:
-        """Of the rows."""
         return self.row_block.transposed()
 
     def times(self, B: Array) -> Array:
-        """X[I] B."""
         return self.row_block.times(B)
 
     def transposed_times(self, A: Array) -> Array:
-        """X[I]ᵀ A."""
         return self.row_block.transposed_times(A)
 
     def rows(self, indices: Array) -> Matrix:
@@ -125,23 +114,18 @@ class TwoSided:
         return self.row_block.rows(indices)
 
     def columns(self, indices: Array) -> Array:
-        """Some of the columns of the rows."""
         return self.row_block.columns(indices)
 
     def column_energies(self) -> Any:
-        """Of the rows."""
         return self.row_block.column_energies()
 
     def gram_column(self, j: int) -> Any:
-        """X[I]ᵀ X[I]_j."""
         return self.row_block.gram_column(j)
 
     def native(self, values: Array) -> Array:
-        """In the number type and place of the rows."""
         return self.row_block.native(values)
 
     def squared_distance(self, W: Array, Ht: Array) -> float:
-        """‖X[I] − W H‖²."""
         return self.row_block.squared_distance(W, Ht)
 
 

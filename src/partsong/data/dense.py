@@ -43,22 +43,18 @@ class DenseMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.X.shape[0], self.X.shape[1]
 
     @property
     def stored(self) -> int:
-        """Entries kept: all of them."""
         return self.shape[0] * self.shape[1]
 
     @once
     def squared_norm(self) -> float:
-        """‖X‖², in float64."""
         return self._sum(lambda block: nnls.inner_rows(block, block))
 
     @once
     def mean(self) -> float:
-        """The mean entry."""
         total = self._sum(lambda block: float(block.sum(dtype=np.float64)))
         return total / max(1, self.shape[0] * self.shape[1])
 
@@ -82,7 +78,6 @@ class DenseMatrix:
     def visit(
         self, Ht: np.ndarray, A: np.ndarray, step: Callable[[slice, np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """One pass over the rows, or two where they are wide."""
         k = Ht.shape[1]
         if self._sums_are_large(k):
             sums = self.walk(Ht, step)
@@ -122,11 +117,9 @@ class DenseMatrix:
         return reduce(kernels.add, runtime.over(pieces, lambda a, b: self._summed_over_tiles(a, b, on_tile)))
 
     def transposed(self) -> DenseMatrix:
-        """Xᵀ in the same memory."""
         return DenseMatrix(self.X.T, self.dtype)
 
     def times(self, B: np.ndarray) -> np.ndarray:
-        """X B."""
         out = np.empty((self.shape[0], B.shape[1]), self.dtype)
 
         def work(start: int, stop: int) -> None:
@@ -137,7 +130,6 @@ class DenseMatrix:
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
-        """Xᵀ A."""
         if self._sums_are_large(A.shape[1]):
             return self._by_columns(A)
 
@@ -196,7 +188,6 @@ class DenseMatrix:
     def take_turns(
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
     ) -> None:
-        """Over tiles of rows; see solvers.local_steps."""
         in_cache = max(LOW, TURN_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
         height = min(in_cache, self._summed_together(Ht.shape[1]))
         fused_steps.on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
@@ -212,7 +203,6 @@ class DenseMatrix:
         return DenseMatrix(out, self.dtype)
 
     def columns(self, indices: np.ndarray) -> np.ndarray:
-        """Some of the columns, as a new array."""
         out = np.empty((self.shape[0], len(indices)), self.dtype)
         for a, b, c, d, block in self._all_blocks():
             here = np.flatnonzero((indices >= c) & (indices < d))
@@ -220,26 +210,21 @@ class DenseMatrix:
         return out
 
     def column_energies(self) -> np.ndarray:
-        """Σ_i X_ij² for each column j."""
         total = np.zeros(self.shape[1])
         for _, _, c, d, block in self._all_blocks():
             total[c:d] += np.einsum("ij,ij->j", block, block, dtype=np.float64)
         return total
 
     def gram_column(self, j: int) -> np.ndarray:
-        """Xᵀ x_j."""
         total = np.zeros(self.shape[1])
         for a, b, c, d, block in self._all_blocks():
             total[c:d] += block.T @ np.asarray(self.X[a:b, j], self.dtype)
         return total
 
     def native(self, values: Any) -> np.ndarray:
-        """As a NumPy array of this matrix's number type."""
         return numpy_backend.cast(values, self)
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
-        """‖X − W H‖² in float64, block by block."""
-
         def work(start: int, stop: int) -> float:
             total = 0.0
             for a, b, c, d, block in self._tiles.blocks((start, stop), (0, self.shape[1])):

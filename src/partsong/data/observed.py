@@ -33,7 +33,6 @@ class ObservedMatrix(CsrRows):
         return ObservedMatrix(by_row, by_row.T.tocsr())
 
     def transposed(self) -> ObservedMatrix:
-        """Xᵀ, with the same cells in the same memory."""
         return ObservedMatrix(self.by_column, self.by_row)
 
     @property
@@ -48,7 +47,6 @@ class ObservedMatrix(CsrRows):
 
     @once
     def squared_norm(self) -> float:
-        """Σ x_ij² over known cells, in float64."""
         return float(np.einsum("i,i->", self.by_row.data, self.by_row.data, dtype=np.float64))
 
     @once
@@ -62,23 +60,18 @@ class ObservedMatrix(CsrRows):
     def visit(
         self, Ht: np.ndarray, A: np.ndarray, step: Callable[[slice, np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """Refused: the sums would need unknown cells."""
         _refuse("X Hᵀ and XᵀW")
 
     def walk(self, Ht: np.ndarray, step: Callable[[slice, np.ndarray], Sums]) -> Sums:
-        """Refused: X Hᵀ would need unknown cells."""
         _refuse("X Hᵀ")
 
     def times(self, B: np.ndarray) -> np.ndarray:
-        """Refused: X B would need unknown cells."""
         _refuse("X B")
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
-        """Refused: Xᵀ A would need unknown cells."""
         _refuse("Xᵀ A")
 
     def rows(self, indices: np.ndarray) -> ObservedMatrix:
-        """Some of the rows."""
         return ObservedMatrix.of_rows(self.by_row[indices])
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:

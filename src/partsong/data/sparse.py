@@ -45,13 +45,11 @@ class SparseMatrix(CsrRows):
 
     @once
     def squared_norm(self) -> float:
-        """‖X‖², in float64."""
         data = self.by_row.data
         return sum(float(np.square(data[chunk], dtype=np.float64).sum()) for chunk in chunks(data))
 
     @once
     def mean(self) -> float:
-        """The mean entry, zeros counted."""
         return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.shape[0] * self.shape[1])
 
     def gram_is_cheap(self, k: int) -> bool:
@@ -60,7 +58,6 @@ class SparseMatrix(CsrRows):
     def visit(
         self, Ht: np.ndarray, A: np.ndarray, step: Callable[[slice, np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """One pass over the rows, then one over the columns."""
         sums = self.walk(Ht, step)
         return self.transposed_times(A), sums
 
@@ -70,18 +67,15 @@ class SparseMatrix(CsrRows):
         return self.summed_over_tiles(pieces, lambda at: step(at, _product(self.by_row, Ht, at.start, at.stop)))
 
     def transposed(self) -> SparseMatrix | None:
-        """Xᵀ in the same memory, where both forms are at hand."""
         return None if self.by_column is None else SparseMatrix(self.by_column, self.by_row)
 
     def times(self, B: np.ndarray) -> np.ndarray:
-        """X B."""
         out = np.empty((self.shape[0], B.shape[1]), self.dtype)
         B = np.ascontiguousarray(B, self.dtype)
         runtime.over(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
-        """Xᵀ A."""
         out = np.empty((self.shape[1], A.shape[1]), self.dtype)
         A = np.ascontiguousarray(A, self.dtype)
         side = self.by_row if self.by_column is None else self.by_column
@@ -109,7 +103,6 @@ class SparseMatrix(CsrRows):
         fused_steps.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
 
     def rows(self, indices: np.ndarray) -> SparseMatrix:
-        """Some of the rows."""
         from scipy.sparse import csr_array
 
         chosen = csr_array(self.by_row)[indices]

@@ -33,27 +33,22 @@ class TensorMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return int(self.X.shape[0]), int(self.X.shape[1])
 
     @property
     def dtype(self) -> Any:
-        """The tensor's number type."""
         return self.X.dtype
 
     @property
     def stored(self) -> int:
-        """Entries kept."""
         return int(self._values.numel())
 
     @once
     def squared_norm(self) -> float:
-        """‖X‖², in float64."""
         return float((self._values.double() ** 2).sum())
 
     @once
     def mean(self) -> float:
-        """The mean entry, zeros counted."""
         return float(self._values.double().sum()) / max(1, self.shape[0] * self.shape[1])
 
     @property
@@ -69,7 +64,6 @@ class TensorMatrix:
         return float(self.shape[0])
 
     def row_energies(self) -> Any:
-        """‖x_i‖² of each row, in float64 and in the place of X."""
         import torch
 
         squares = self._values.double() ** 2
@@ -83,27 +77,22 @@ class TensorMatrix:
         return True
 
     def visit(self, Ht: Any, A: Any, step: Callable[[slice, Any], Sums]) -> tuple[Any, Sums]:
-        """All rows at once."""
         sums = self.walk(Ht, step)
         return self.transposed_times(A), sums
 
     def walk(self, Ht: Any, step: Callable[[slice, Any], Sums]) -> Sums:
-        """All rows at once, without XᵀA."""
         return step(slice(0, self.shape[0]), self.X @ Ht)
 
     def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
-        """All rows at once."""
         rows, width = slice(0, self.shape[0]), self.shape[1]
         if self.X.layout is _strided():
             return work(RowBlock(rows, width, self.X))
         return work(RowBlock(rows, width, None, self.X.crow_indices(), self.X.col_indices(), self.X.values()))
 
     def transposed(self) -> TensorMatrix | None:
-        """Xᵀ as a view; None for CSR."""
         return TensorMatrix(self.X.T) if self.X.layout is _strided() else None
 
     def times(self, B: Any) -> Any:
-        """X B."""
         return self.X @ B
 
     def transposed_times(self, A: Any) -> Any:
@@ -126,13 +115,11 @@ class TensorMatrix:
         return total.to(self.dtype)
 
     def rows(self, indices: Any) -> TensorMatrix:
-        """Some of the rows."""
         import torch
 
         return TensorMatrix(torch.index_select(self.X, 0, torch.as_tensor(indices, device=self.X.device)))
 
     def columns(self, indices: Any) -> Any:
-        """Some of the columns, dense."""
         import torch
 
         chosen = torch.zeros((self.shape[1], len(indices)), dtype=self.X.dtype, device=self.X.device)
@@ -140,7 +127,6 @@ class TensorMatrix:
         return self.X @ chosen
 
     def column_energies(self) -> Any:
-        """Σ_i X_ij² for each column j, on the host."""
         import torch
 
         if self.X.layout is _strided():
@@ -149,11 +135,9 @@ class TensorMatrix:
         return squares.index_add_(0, self.X.col_indices().long(), self._values.double() ** 2).cpu().numpy()
 
     def gram_column(self, j: int) -> Any:
-        """Xᵀ x_j, on the host."""
         return (self.X_transposed @ self.columns([j]))[:, 0].double().cpu().numpy()
 
     def native(self, values: Any) -> Any:
-        """As a tensor of this matrix's number type and device."""
         return kernels.of(self.X).cast(values, self.X)
 
     def squared_distance(self, W: Any, Ht: Any) -> float:

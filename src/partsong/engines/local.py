@@ -54,7 +54,6 @@ class Sequential:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """Rounds as they are done."""
         return _run(program, shards, schedule, reduction, resume, self._visit, self.record)
 
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
@@ -89,7 +88,6 @@ class Parallel:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """Rounds as they are done."""
         workers = self.workers or runtime.available()
 
         def visit(work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:

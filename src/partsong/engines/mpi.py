@@ -87,7 +87,6 @@ class Mpi:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """Rounds as they are done; checkpoints hold the states of this rank's own parties."""
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
 
     def communicator(self) -> MpiCommunicator:
@@ -130,16 +129,13 @@ class MpiCommunicator:
 
     @property
     def rank(self) -> int:
-        """Which one this is."""
         return int(self.comm.Get_rank())
 
     @property
     def size(self) -> int:
-        """How many there are."""
         return int(self.comm.Get_size())
 
     def all_gather(self, card: bytes, patience: float | None = None) -> list[bytes] | None:
-        """The cards of all ranks, or None if they are not there after `patience` seconds, or MPI itself has ended."""
         if patience is not None and self.library.Is_finalized():
             return None
         if self.size == 1:
@@ -151,7 +147,6 @@ class MpiCommunicator:
         return [row.tobytes() for row in shown]
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
-        """At rank 0 the parcels of all ranks."""
         if self.rank > 0:
             for piece in in_pieces(parcel):
                 have_arrived(self.comm.Isend(piece, dest=0, tag=TAG))
@@ -166,7 +161,6 @@ class MpiCommunicator:
         return parcels
 
     def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
-        """Rank 0's parcel at every rank."""
         buffer = np.empty(size, np.uint8) if parcel is None else parcel
         if self.size > 1:
             for piece in in_pieces(buffer):
@@ -187,7 +181,6 @@ class MpiCommunicator:
         return total
 
     def abort(self, message: str) -> None:
-        """MPI_Abort: the launcher ends all ranks."""
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
         self.comm.Abort(1)
@@ -242,7 +235,6 @@ class MpiPost:
         have_arrived(*(comm.Isend(piece, dest=to, tag=LETTERS) for piece in (header, *in_pieces(parcel))))
 
     def receive(self, patience: float | None = None) -> Letter | None:
-        """From whoever has written."""
         comm, library = self.communicator.comm, self.communicator.library
         probe = _Probe(comm, library.ANY_SOURCE, library.Status())
         if not have_arrived(probe, patience=patience):

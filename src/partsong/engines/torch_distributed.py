@@ -48,7 +48,6 @@ class TorchDistributed:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """Rounds as they are done; checkpoints hold the states of this rank's own parties."""
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
 
     def communicator(self) -> TorchCommunicator:
@@ -119,16 +118,13 @@ class TorchCommunicator:
 
     @property
     def rank(self) -> int:
-        """Which one this is."""
         return int(self.torch.distributed.get_rank(self.group))
 
     @property
     def size(self) -> int:
-        """How many there are."""
         return int(self.torch.distributed.get_world_size(self.group))
 
     def all_gather(self, card: bytes, patience: float | None = None) -> list[bytes] | None:
-        """The cards of all ranks, or None if they are not there after `patience` seconds."""
         if self.size == 1:
             return [card]
         own = self._tensor(card)
@@ -143,7 +139,6 @@ class TorchCommunicator:
         return [one.cpu().numpy().tobytes() for one in shown]
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
-        """At rank 0 the parcels of all ranks."""
         distributed = self.torch.distributed
         if self.rank > 0:
             tensor = self._tensor(parcel)
@@ -155,7 +150,6 @@ class TorchCommunicator:
         return [parcel, *(tensor.cpu().numpy() for tensor in arrived[1:])]
 
     def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
-        """Rank 0's parcel at every rank."""
         if self.size == 1:
             return parcel
         tensor = self._empty(size) if parcel is None else self._tensor(parcel)

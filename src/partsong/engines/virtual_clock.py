@@ -120,7 +120,6 @@ class Asynchronous:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """Rounds in the order of arrival."""
         clock = VirtualClock(program, shards, schedule, reduction, self.durations)
         return Rounds(run_arrivals(program, clock, schedule, reduction, resume, self.record))
 
@@ -214,7 +213,6 @@ class Clocked:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """The rounds of the engine, with other seconds."""
         return Rounds(self._timed(program, shards, schedule, reduction, resume))
 
     def _timed(
@@ -255,7 +253,6 @@ class RecordedOrder(Durations):
         object.__setattr__(self, "lasting", lasting)
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names that no party has."""
         Durations(stragglers=dict.fromkeys(self.order, 1.0)).check(names)
 
     def of(self, shard: Shard, number: int, seed: int) -> float:

@@ -270,7 +270,6 @@ class Consensus(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        """Whether nobody waits for others."""
         return Traits(asynchronous=self.asynchronous)
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
@@ -281,7 +280,6 @@ class Consensus(ProgramBase):
         return ConsensusParty()
 
     def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
-        """H from the shared seed; sent where parties need it to begin."""
         draw = stream(layout.seed, "start")
         Ht = self.start.model(layout, self.rank, draw)
         is_sent = Ht is not None
@@ -291,7 +289,6 @@ class Consensus(ProgramBase):
         return server, _broadcast(server, is_sent)
 
     def local(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Message]:
-        """A few local iterations from the model, or (in later sweeps) none."""
         number, sweep = (int(value) for value in model["turn"])
         Ht = _model_columns(shard, model)
         if sweep == 0:
@@ -357,18 +354,15 @@ class Consensus(ProgramBase):
         return after, _broadcast(after, True)
 
     def components(self, server: ConsensusServer) -> Array:
-        """H (k × m) as it stands."""
         return server.model["H"]
 
     def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
-        """Nothing: the server sees no error. `evaluation.metrics` computes it from sums of two numbers per party."""
         return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         return (self.upload.expected(self.rank, layout),)
 
     def turn(self, model: Message) -> Turn:
-        """The sweep that a model is sent for, and how many a round has; parties iterate in the first one only."""
         sweep = int(model["turn"][1])
         return Turn(sweep, self.sweeps, works=sweep == 0, ends_round=sweep == 0)
 

@@ -78,7 +78,6 @@ class CooccurrenceSums(ProgramBase):
         return Counter()
 
     def start_server(self, layout: Layout) -> tuple[Counted, Message]:
-        """The question: which columns and pairs."""
         if self.asked.words[-1] >= layout.n_features:
             raise ParameterError(
                 f"Topics name column {self.asked.words[-1]}, but the parties have {layout.n_features} columns."
@@ -108,7 +107,6 @@ class CooccurrenceSums(ProgramBase):
         return Cooccurrence(self.asked, int(server.documents[0]), server.words, server.pairs)
 
     def components(self, server: Counted) -> Array:
-        """No topics of its own: (0 × number of words)."""
         return np.zeros((0, len(self.asked.words)))
 
     def metrics(self, server: Counted) -> Mapping[str, float]:
@@ -158,14 +156,12 @@ class FrequencySums(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        """Frequencies are those of all documents."""
         return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Sender:
         return Sender()
 
     def start_server(self, layout: Layout) -> tuple[Frequencies, Message]:
-        """There is nothing to ask for but the counts."""
         return Frequencies(), Message({"documents": np.zeros(1, np.int64)})
 
     def local(self, shard: Shard, party: Sender, model: Message) -> tuple[Sender, Message]:

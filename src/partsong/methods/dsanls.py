@@ -277,7 +277,6 @@ class SketchExchange(ProgramBase):
         return SketchParty(layout.seed, len(layout.parties))
 
     def start_server(self, layout: Layout) -> tuple[SketchServer, Message]:
-        """Random H from the shared seed."""
         return self.start_from(random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype))
 
     def start_from(self, Ht: Array) -> tuple[SketchServer, Message]:
@@ -286,7 +285,6 @@ class SketchExchange(ProgramBase):
         return server, self._model(server, {"H": server.H})
 
     def local(self, shard: Shard, party: SketchParty, model: Message) -> tuple[SketchParty, Message]:
-        """One step of the party's rows of W, or of its columns of H."""
         iteration, is_second = divmod(int(model["turn"][0]), 2)
         turns = Turns(self.rank, self.solver, self.sketch, TwoSided.of(shard.matrix), iteration, _cap(model))
         if is_second:
@@ -335,7 +333,6 @@ class SketchExchange(ProgramBase):
         return Message({**sums, **cap, "turn": np.array([server.turn], np.int64)})
 
     def components(self, server: SketchServer) -> Array:
-        """H (k × m) when it last was whole."""
         return server.H
 
     def is_whole(self, iteration: int) -> bool:

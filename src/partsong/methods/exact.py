@@ -50,12 +50,10 @@ class SharedSums(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        """Those of the loss."""
         return self.half_steps.traits
 
     @property
     def solver(self) -> Any:
-        """The half-steps, which also fit rows to a finished model."""
         return self.half_steps
 
     def start_party(self, shard: Shard, layout: Layout) -> State:
@@ -63,7 +61,6 @@ class SharedSums(ProgramBase):
         return self.half_steps.begin_rows(shard, layout)
 
     def start_server(self, layout: Layout) -> tuple[State, Message]:
-        """Random H from the shared seed."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
         return self._with_model(self.half_steps.begin(Ht, is_scaled=False))
 
@@ -72,12 +69,10 @@ class SharedSums(ProgramBase):
         return self._with_model(self.half_steps.begin(Ht))
 
     def local(self, shard: Shard, party: State, model: Message) -> tuple[State, Message]:
-        """One pass over the party's rows."""
         rows, sums = self.half_steps.row_step(shard.matrix, party, model.arrays)
         return rows, Message(sums)
 
     def finish(self, server: State, aggregate: Message) -> tuple[State, Message]:
-        """The update of H from the sums."""
         sums = [aggregate.arrays]
         del aggregate  # sums are as large as H: the step may drop them before its end
         return self._with_model(self.half_steps.column_step(server, sums.pop()))
@@ -86,15 +81,12 @@ class SharedSums(ProgramBase):
         return columns, Message(self.half_steps.broadcast(columns))
 
     def components(self, server: State) -> Array:
-        """H (k × m) as it stands."""
         return self.half_steps.components(server)
 
     def metrics(self, server: State) -> Mapping[str, float]:
-        """What the sums tell."""
         return self.half_steps.metrics(server)
 
     def directions(self, model: Message | None) -> int:
-        """WᵀX is k combinations of rows."""
         return self.rank
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:

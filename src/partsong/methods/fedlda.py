@@ -104,17 +104,14 @@ class FederatedLDA(ProgramBase):
 
     @property
     def solver(self) -> TopicRows:
-        """The E-step."""
         alpha = 1.0 / self.rank if self.alpha is None else self.alpha
         return TopicRows(alpha, self.iterations, self.tolerance)
 
     def start_party(self, shard: Shard, layout: Layout) -> DocumentTopics:
-        """No γ yet; counts that are none are refused."""
         require_counts(shard.matrix)
         return DocumentTopics()
 
     def start_server(self, layout: Layout) -> tuple[TopicWords, Message]:
-        """Random λ from the shared seed."""
         draw = stream(layout.seed, "start")
         totals = draw.gamma(START, 1 / START, (self.rank, layout.n_features)).T
         return self.start_from(totals, len(layout.parties))
@@ -128,7 +125,6 @@ class FederatedLDA(ProgramBase):
         return server, _model(server)
 
     def local(self, shard: Shard, party: DocumentTopics, model: Message) -> tuple[DocumentTopics, Message]:
-        """One E-step over the party's documents."""
         B = np.asarray(kernels.of(model["H"]).to_numpy(model["H"]), np.float64).T
         before = None if self.starts_over or party.gamma is None else np.asarray(party.gamma)
         done = self.solver.infer(shard.matrix, B, before)
@@ -137,7 +133,6 @@ class FederatedLDA(ProgramBase):
         return DocumentTopics(done.gamma), Message(sent, float(n))
 
     def finish(self, server: TopicWords, aggregate: Message) -> tuple[TopicWords, Message]:
-        """The M-step from the sums."""
         parties, documents, words = (float(value) for value in aggregate["totals"])
         is_full = round(parties) >= server.parties
         known = documents if is_full else server.documents

@@ -98,7 +98,6 @@ class TopicRounds(ProgramBase):
         return TopicParty()
 
     def start_server(self, layout: Layout) -> tuple[TopicServer, Message]:
-        """H and θ from the shared seed."""
         V = layout.n_features
         Ht = random_columns(V, self.rank, stream(layout.seed, "start"), layout.dtype) * (2.0 / V)
         theta = self.descent.information.start(V, self.rank, stream(layout.seed, "critic"), layout.dtype)
@@ -106,7 +105,6 @@ class TopicRounds(ProgramBase):
         return TopicServer(model, self.server_update.init(model)), model
 
     def local(self, shard: Shard, party: TopicParty, model: Message) -> tuple[TopicParty, Message]:
-        """All epochs from the model, and what has come of it."""
         Ht, theta = _at(shard, model)
         draw = stream(shard.secret, "batches", shard.name, party.rounds)
         learned = self.descent.run(documents_of(shard.matrix), self._weights(shard, party, Ht), Ht, theta, draw)
@@ -135,21 +133,17 @@ class TopicRounds(ProgramBase):
         return shard.matrix.native(draw.random((shard.matrix.shape[0], self.rank)) * (3.0 / self.rank) ** 0.5)
 
     def finish(self, server: TopicServer, aggregate: Message) -> tuple[TopicServer, Message]:
-        """The aggregate moves the model, and H is projected."""
         moved, memory = self.server_update.step(server.model, aggregate, server.memory)
         model = Message({**moved.arrays, "H": moved["H"].clip(min=0)})
         return TopicServer(model, memory), model
 
     def components(self, server: TopicServer) -> Array:
-        """H (k × V) as it stands."""
         return server.model["H"]
 
     def metrics(self, server: TopicServer) -> Mapping[str, float]:
-        """Nothing: the server sees no error."""
         return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """H_p ≥ 0, and the critic's arrays."""
         sizes = self.descent.information.sizes(layout.n_features, self.rank)
         H = ArraySpec((self.rank, layout.n_features), non_negative=True, is_factor=True, meaning=OWN)
         return (

@@ -120,11 +120,9 @@ class PlayInStrata(ProgramBase):
         return -(-self.rank // blocks)
 
     def directions_after(self, exchanges: int, parties: int) -> int:
-        """As many in each exchange."""
         return exchanges * -(-self.rank // parties)
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
-        """A sweep takes an exchange for each party."""
         return rounds * n_parties
 
     def start_party(self, shard: Shard, layout: Layout) -> PlayParty:
@@ -137,7 +135,6 @@ class PlayInStrata(ProgramBase):
         return PlayParty(layout.parties.index(shard.name), seats, shard.secret)
 
     def start_server(self, layout: Layout) -> tuple[PlayServer, Message]:
-        """Random H from the shared seed."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
         return self.start_from(Ht, len(layout.parties))
 
@@ -147,7 +144,6 @@ class PlayInStrata(ProgramBase):
         return server, _model(server)
 
     def local(self, shard: Shard, party: PlayParty, model: Message) -> tuple[PlayParty, Message]:
-        """The party's rows against one block of columns."""
         matrix, (sweep, stratum, blocks) = shard.matrix, (int(value) for value in model["turn"])
         if blocks != party.seats:
             raise PartyError(
@@ -236,11 +232,9 @@ class PlayInStrata(ProgramBase):
         )
 
     def components(self, server: PlayServer) -> Array:
-        """H (k × m) as it stands."""
         return server.H
 
     def turn(self, model: Message) -> Turn:
-        """A round ends with a sweep."""
         return Turn(ends_round=int(model["turn"][1]) == 0)
 
     def metrics(self, server: PlayServer) -> Mapping[str, float]:

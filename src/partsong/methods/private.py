@@ -124,7 +124,6 @@ class PrivateConsensus(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        """Every upload has noise."""
         return Traits(release=self.release, max_releases=self.most)
 
     @property
@@ -143,7 +142,6 @@ class PrivateConsensus(ProgramBase):
         return server, Message({**model.arrays, "H": server.model["H"]})
 
     def local(self, shard: Shard, party: PrivateParty, model: Message) -> tuple[PrivateParty, Message]:
-        """As within; what leaves is what the mechanism makes of it."""
         if party.releases >= self.most:
             raise BudgetSpent(
                 f"Party {shard.name!r} has sent {party.releases} noisy messages, which is all that its budget allows. "
@@ -179,15 +177,12 @@ class PrivateConsensus(ProgramBase):
         return after, Message({**model.arrays, "H": after.model["H"]})
 
     def components(self, server: ConsensusServer) -> Array:
-        """H (k × m) as it stands."""
         return self.program.components(server)
 
     def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
-        """Nothing: no error leaves a party."""
         return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """As within, of any sign: noise goes both ways."""
         stated = self.program.upload_spec(layout)
         return tuple({name: replace(form, non_negative=False) for name, form in kind.items()} for kind in stated)
 
@@ -362,7 +357,6 @@ class PrivateStatistics(ProgramBase):
         return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
 
     def start_party(self, shard: Shard, layout: Layout) -> PrivateRows:
-        """The rows in whole units."""
         if len(layout.parties) < self.shares:
             raise CompositionError(
                 f"Noise in {self.shares} shares needs as many honest parties, and there are {len(layout.parties)}. "
@@ -383,7 +377,6 @@ class PrivateStatistics(ProgramBase):
         return PrivateRows().holding(self._whole_rows(shard))
 
     def start_server(self, layout: Layout) -> tuple[PrivateModel, Message]:
-        """Random H from the shared seed, with rows of unit norm."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"))
         return self.start_from(Ht)
 
@@ -394,7 +387,6 @@ class PrivateStatistics(ProgramBase):
         return server, Message({"H": server.Ht.T})
 
     def local(self, shard: Shard, party: PrivateRows, model: Message) -> tuple[PrivateRows, Message]:
-        """Sums over the rows with noise; refused before anything is computed where the budget is spent."""
         if self.most is not None and party.releases >= self.most:
             raise BudgetSpent(
                 f"Party {shard.name!r} has sent noisy sums {party.releases} times, and its budget allows {self.most}. "
@@ -421,7 +413,6 @@ class PrivateStatistics(ProgramBase):
         return PrivateModel(Ht, movement), Message({"H": Ht.T})
 
     def components(self, server: PrivateModel) -> Array:
-        """H (k × m) as it stands."""
         return server.Ht.T
 
     def metrics(self, server: PrivateModel) -> Mapping[str, float]:
@@ -429,7 +420,6 @@ class PrivateStatistics(ProgramBase):
         return {"movement": server.movement}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """Whole numbers of any sign: noise goes both ways."""
         k = self.rank
         gram = ArraySpec((k, k), "int", meaning="W_pᵀW_p with noise, in whole units")
         cross = ArraySpec((k, layout.n_features), "int", meaning="W_pᵀX_p with noise, in whole units")

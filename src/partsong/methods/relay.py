@@ -125,17 +125,14 @@ class Relay(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        """Those of the second leg."""
         return self.second.traits
 
     @property
     def solver(self) -> RowSolver:
-        """That of the second leg, which has the last word."""
         return self.second.solver
 
     @property
     def aggregation(self) -> Aggregation:
-        """The current leg's; a sum if both are."""
         first, second = self.first.aggregation, self.second.aggregation
         if isinstance(first, Reducible) and isinstance(second, Reducible):
             return EitherSum(first, second, frozenset({"gram"}))
@@ -163,7 +160,6 @@ class Relay(ProgramBase):
         return RowState(self.solver.solve_rows(shard.matrix, kernels.of(H).rows_of(H)))
 
     def finish(self, server: RelayServer, aggregate: Message) -> tuple[RelayServer, Message]:
-        """As the current leg does; after its last round the first hands over H."""
         leg: Any = self.second if server.rounds >= self.rounds else self.first
         inner, model = leg.finish(server.inner, aggregate)
         done = server.rounds + 1
@@ -173,22 +169,18 @@ class Relay(ProgramBase):
         return RelayServer(inner, done), _marked(model, int(done >= self.rounds))
 
     def components(self, server: RelayServer) -> Array:
-        """H (k × m) as it stands."""
         return (self.second if server.rounds >= self.rounds else self.first).components(server.inner)
 
     def metrics(self, server: RelayServer) -> Mapping[str, float]:
-        """What the current leg's server knows; at the handover nothing yet."""
         if server.rounds == self.rounds:
             return {}
         return (self.second if server.rounds > self.rounds else self.first).metrics(server.inner)
 
     def directions(self, model: Message | None) -> int:
-        """Those of the leg that the model names; None: those of the exact one."""
         is_first = model is not None and not _is_second(model)
         return directions_of(self.first if is_first else self.second, model)
 
     def directions_after(self, exchanges: int, parties: int) -> int:
-        """Those of the first leg, and of all exact rounds after it."""
         first = min(exchanges, self.rounds)
         return directions_after(self.first, first, parties) + directions_after(self.second, exchanges - first, parties)
 
@@ -196,11 +188,9 @@ class Relay(ProgramBase):
         return (*self.first.upload_spec(layout), *self.second.upload_spec(layout))
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
-        """Those of the first leg, and one for each exact round."""
         return self.rounds + rounds - self.rounds // self.first.exchanges(1, n_parties)
 
     def turn(self, model: Message) -> Turn:
-        """As the first leg says of its own; the second has one exchange a round."""
         return Turn() if _is_second(model) else self.first.turn(_unmarked(model))
 
 

@@ -105,21 +105,17 @@ class SketchedConsensus(ProgramBase):
         return Traits(full_participation=True)
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
-        """A round takes one exchange for each inner iteration, and one for H."""
         return rounds * (self.inner + 1)
 
     def start_party(self, shard: Shard, layout: Layout) -> SteppingParty:
-        """Neither W nor H yet, but the seed of S2."""
         return SteppingParty(layout.seed)
 
     def start_server(self, layout: Layout) -> tuple[MeanServer, Message]:
-        """H from the shared seed."""
         Ht = self.start.model(layout, self.rank, stream(layout.seed, "start"))
         assert Ht is not None
         return MeanServer(Ht.T), Message({"H": Ht.T, "turn": np.array([0, 0], np.int64)})
 
     def local(self, shard: Shard, party: SteppingParty, model: Message) -> tuple[SteppingParty, Message]:
-        """The step of W that the model is for, and the next step of H."""
         outer, turn = (int(value) for value in model["turn"])
         step = outer * self.inner + turn
         if turn == 0:
@@ -171,7 +167,6 @@ class SketchedConsensus(ProgramBase):
         return None if sketch is None else sketch.draw(m, self.rank, party.seed, "S2", step)
 
     def finish(self, server: MeanServer, aggregate: Message) -> tuple[MeanServer, Message]:
-        """The mean goes back as it is; after the last exchange it is the new H."""
         if server.turn == self.inner:
             H = aggregate["H"].clip(min=0)  # rounding under masks
             after = MeanServer(H, server.outer + 1, 0)
@@ -182,11 +177,9 @@ class SketchedConsensus(ProgramBase):
         return after, Message({**mean, "turn": np.array([after.outer, after.turn], np.int64)})
 
     def components(self, server: MeanServer) -> Array:
-        """H (k × m) of the last outer round."""
         return server.H
 
     def metrics(self, server: MeanServer) -> Mapping[str, float]:
-        """Nothing: the server sees no error."""
         return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
@@ -331,11 +324,9 @@ class SketchedStatistics(ProgramBase):
         return self.rows_sketch.draw(max(n_rows, self.rows_sketch.dimension), seed, "S", party, turn)
 
     def start_party(self, shard: Shard, layout: Layout) -> SketchedStatisticsParty:
-        """No W yet, but the seed of all sketches."""
         return SketchedStatisticsParty(layout.seed)
 
     def start_server(self, layout: Layout) -> tuple[SketchedStatisticsServer, Message]:
-        """H from the shared seed."""
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
         server = SketchedStatisticsServer(Ht, self.solver.rule.init(Ht))
         return server, _broadcast(server)
@@ -343,7 +334,6 @@ class SketchedStatistics(ProgramBase):
     def local(
         self, shard: Shard, party: SketchedStatisticsParty, model: Message
     ) -> tuple[SketchedStatisticsParty, Message]:
-        """The step of W, and the sketches of X and W by one S; or the number of rows."""
         turn, total_rows = (int(value) for value in model["turn"])
         matrix = shard.matrix
         if turn < 0:
@@ -395,7 +385,6 @@ class SketchedStatistics(ProgramBase):
         )
 
     def finish(self, server: SketchedStatisticsServer, aggregate: Message) -> tuple[SketchedStatisticsServer, Message]:
-        """The step of H from the sums of sketches; after the first exchange the number of all rows."""
         if server.turn == 0:
             after = replace(server, turn=1, rows=round(float(aggregate["rows"][0])))
             return after, _broadcast(after)
@@ -407,11 +396,9 @@ class SketchedStatistics(ProgramBase):
         return after, _broadcast(after)
 
     def components(self, server: SketchedStatisticsServer) -> Array:
-        """H (k × m) as it stands."""
         return server.Ht.T
 
     def metrics(self, server: SketchedStatisticsServer) -> Mapping[str, float]:
-        """Nothing: the server sees errors of sketches only."""
         return {}
 
     def directions(self, model: Message | None) -> int:
@@ -419,11 +406,9 @@ class SketchedStatistics(ProgramBase):
         return 0 if model is not None and int(model["turn"][0]) == 0 else self.rows_sketch.dimension
 
     def directions_after(self, exchanges: int, parties: int) -> int:
-        """All but the first exchange."""
         return max(0, exchanges - 1) * self.rows_sketch.dimension
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """Sketches, which have signs, or the number of rows."""
         d = self.rows_sketch.dimension
         data = ArraySpec((layout.n_features, d), meaning="X_pᵀ S_p, S_p from the shared seed")
         weights = ArraySpec((self.rank, d), meaning="W_pᵀ S_p")

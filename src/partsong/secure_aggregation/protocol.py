@@ -138,7 +138,6 @@ class MaskedSum:
         return Member(party, signing, dict(self.roster or {}), self.roster is not None)
 
     def begin(self, standing: Member, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Seat:
-        """Check and encode the upload; nothing is sent yet."""
         terms, party = self._terms(occasion), standing.party
         if occasion.index <= standing.last:
             raise PartyError(

@@ -139,9 +139,7 @@ class Proportion:
             raise ParameterError(f"The ratio of a sketch must be above 0 and at most 1; got {self.ratio!r}.")
 
     def dimension(self, size: int, rank: int) -> int:
-        """How many columns S has for so many coordinates."""
         return dimension_for(size, rank, self.ratio)
 
     def draw(self, size: int, rank: int, seed: int, *names: Name) -> Operator:
-        """S (size × d) from the stream of these names."""
         return self.kind(self.dimension(size, rank)).draw(size, seed, *names)

@@ -43,7 +43,6 @@ class CountSketch:
         require_dimension(self.dimension)
 
     def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        """S (size × d) from the stream of these names."""
         return Operator(SignedPlaces(int(size), int(self.dimension), Source.of(seed, names)))
 
 
@@ -85,7 +84,6 @@ class Gaussian:
         require_dimension(self.dimension)
 
     def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        """S (size × d) from the stream of these names."""
         return Operator(GaussianEntries(int(size), int(self.dimension), Source.of(seed, names)))
 
 
@@ -150,7 +148,6 @@ class Hadamard:
         require_dimension(self.dimension)
 
     def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        """S (size × d) from the stream of these names."""
         return Operator(SignedHadamard(int(size), int(self.dimension), Source.of(seed, names)))
 
 
@@ -228,7 +225,6 @@ class Subsampling:
         require_dimension(self.dimension)
 
     def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        """S (size × d) from the stream of these names."""
         return Operator(ChosenCoordinates(int(size), int(self.dimension), Source.of(seed, names)))
 
 

@@ -67,12 +67,10 @@ class NoPull:
     def step(
         self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
-        """One step of the rule."""
         after, memory = rule.step(Ht, equations, state)
         return after, memory, tether
 
     def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
-        """Nothing, for good."""
         return Towards(), tether, most
 
 
@@ -96,13 +94,11 @@ class ProximalTerm:
     def step(
         self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
-        """One step of the rule on the damped equations."""
         weight = self.strength * (1.0 if self.absolute else equations.curvature())
         after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
         return after, memory, tether
 
     def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
-        """The model by position, for good."""
         return Towards("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
 
 
@@ -140,7 +136,6 @@ class AlignedProximalTerm:
     def step(
         self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
-        """One step of the rule, then (or with) the pull."""
         tether = self._aligned(Ht, tether)
         on = kernels.of(Ht)
         assert tether.plan is not None

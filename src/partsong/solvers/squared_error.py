@@ -433,7 +433,6 @@ class SquaredError:
         )
 
     def components(self, columns: ColumnState) -> Array:
-        """H (k × m): the last accepted one."""
         return columns.Ht.T
 
     def metrics(self, columns: ColumnState) -> Mapping[str, float]:
@@ -474,7 +473,6 @@ class SquaredError:
         return W
 
     def loss(self, X: Matrix, W: Array, Ht: Array) -> Mapping[str, Array]:
-        """‖X − W H‖² and ‖X‖², as sums over rows."""
         on = kernels.of(Ht)
         numbers = {"squared_error": X.squared_distance(W, Ht), "squared_norm": X.squared_norm}
         return {name: on.scalar(number, Ht) for name, number in numbers.items()}

@@ -46,15 +46,12 @@ class CoordinateDescent:
 
     @property
     def compiled_move(self) -> Move | None:
-        """Sweeps, where nothing holds them back."""
         return Move("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
 
     def init(self, factor: Array) -> RuleState:
-        """Only steps are counted, for μ_t."""
         return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
-        """One application of the rule."""
         problem = equations
         if self.alpha > 0 or self.beta > 0:
             problem = equations.damped(self.alpha + self.beta * state.steps(factor), factor)
@@ -85,11 +82,9 @@ class ProjectedGradient:
         return frozenset({Claim.ROW_SEPARABLE, *safe})
 
     def init(self, factor: Array) -> RuleState:
-        """Only steps are counted, for η_t."""
         return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
-        """One application of the rule."""
         on = kernels.of(factor)
         return on.descend(factor, equations.gram, equations.cross, self._eta(equations, state)), state.advanced()
 
@@ -127,15 +122,12 @@ class InertialPalm:
 
     @property
     def compiled_move(self) -> Move:
-        """A gradient step."""
         return Move("descend", inertia=self.inertia)
 
     def init(self, factor: Array) -> RuleState:
-        """At rest: the previous factor is the factor."""
         return RuleState.at_start(factor, factor if self.inertia > 0 else None)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
-        """One application of the rule."""
         point, eta = self._point(factor, state), self._eta(equations)
         moved = kernels.of(factor).descend(point, equations.gram, equations.cross, eta)
         return moved, state.advanced(factor if self.inertia > 0 else None)
@@ -183,20 +175,16 @@ class Multiplicative:
 
     @property
     def claims(self) -> frozenset[Claim]:
-        """Everything."""
         return frozenset(Claim)
 
     @property
     def compiled_move(self) -> Move | None:
-        """A single multiplication."""
         return Move("multiply") if self.steps == 1 else None
 
     def init(self, factor: Array) -> RuleState:
-        """Nothing is remembered."""
         return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
-        """One application of the rule."""
         on = kernels.of(factor)
         for _ in range(self.steps):
             factor = on.multiply(factor, equations.gram, equations.cross)
@@ -217,15 +205,12 @@ class BlockPivoting:
 
     @property
     def claims(self) -> frozenset[Claim]:
-        """Everything."""
         return frozenset(Claim)
 
     def init(self, factor: Array) -> RuleState:
-        """Nothing is remembered."""
         return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
-        """The exact solution."""
         return kernels.of(factor).solve_exactly(factor, equations.gram, equations.cross), state.advanced()
 
 
@@ -253,11 +238,9 @@ class ProximalDescent:
         return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, Claim.SCALE_EQUIVARIANT})
 
     def init(self, factor: Array) -> RuleState:
-        """No scale seen yet."""
         return RuleState.at_start(factor)
 
     def step(self, factor: Array, equations: NormalEquations, state: RuleState) -> tuple[Array, RuleState]:
-        """One application of the rule."""
         on = kernels.of(factor)
         scale = _or_else(on.scalar(state.scale, factor), _mean_diagonal(equations.gram))
         problem = equations

@@ -63,11 +63,9 @@ class Vocabulary:
 
     @property
     def n_columns(self) -> int:
-        """How many words."""
         return len(self.words)
 
     def column(self, word: str) -> int:
-        """The column of a word, or −1."""
         return self._columns.get(word, -1)
 
     def __contains__(self, word: object) -> bool:
