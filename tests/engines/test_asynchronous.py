@@ -33,8 +33,8 @@ from partsong.core.codec import decode, encode
 from partsong.core.interfaces import Arrival, Checkpoint, Layout, Message, ProgramBase, Schedule, WorkItem
 from partsong.engines import mpi
 from partsong.engines.arrivals import asynchronous, taken_in
-from partsong.engines.local import Parallel, Sequential
-from partsong.engines.virtual_clock import Asynchronous, Clocked, Durations
+from partsong.engines.local import Sequential
+from partsong.engines.virtual_clock import Asynchronous, Durations
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -462,37 +462,6 @@ def test_what_cannot_be_asynchronous_is_refused_with_a_way_out(more, kind, words
 def test_durations_are_positive_and_finite(settings):
     with pytest.raises(ParameterError, match=f"Durations need {next(iter(settings))}"):
         Durations(**settings)
-
-
-def test_a_synchronous_round_lasts_as_long_as_its_slowest_party():
-    absent = {1: frozenset({"p02"})}
-    reference = list(run(Sequential(record=True), build("fedavg", 4, local_steps=10), shards_of(), 4, absent=absent))
-    shards = {shard.name: shard for shard in shards_of()}
-    for engine in (Sequential(record=True), Parallel(2, record=True)):
-        rounds = list(run(Clocked(engine, UNEVEN), build("fedavg", 4, local_steps=10), shards_of(), 4, absent=absent))
-        assert_same_rounds(rounds, reference)
-        for done in rounds:
-            assert done.seconds == max(UNEVEN.of(shards[name], done.index, 3) for name in done.participants)
-    with pytest.raises(ParameterError, match="not there"):
-        next(run(Clocked(Sequential(), Durations(stragglers={"p07": 2.0})), PROGRAM, shards_of()))
-
-
-def test_one_party_has_one_clock_in_both():
-    shards = shards_of(NAMES[:1])
-    durations = Durations(jitter=0.4, latency=1.0)
-    synchronous = seconds_of(run(Clocked(Sequential(), durations), build("fedavg", 4, local_steps=10), shards, 8))
-    assert_allclose(
-        seconds_of(run(Asynchronous(durations), build("fedavg", 4, local_steps=10), shards, 8)), synchronous, rtol=1e-12
-    )
-
-
-def test_exchanges_without_work_last_as_long_as_the_latency():
-    program = build("fnmf-by-sums", 4, local_steps=2, sweeps=2)
-    durations = replace(EQUAL, latency=0.25)
-    rounds = list(run(Clocked(Sequential(), durations), program, shards_of(), 6))
-    assert seconds_of(rounds) == [1.25, 0.25] * 3
-    rest = run(Clocked(Sequential(), durations), program, shards_of(), 6, resume=rounds[0].checkpoint)
-    assert seconds_of(rest) == [0.25, 1.25, 0.25, 1.25, 0.25]
 
 
 def test_states_travel_without_loss():

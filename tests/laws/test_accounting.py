@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
+from dataclasses import replace
 
 import dp_accounting
 import mpmath
@@ -29,7 +30,6 @@ from partsong.privacy.accounting import (
     loss_distribution_epsilon,
 )
 from partsong.privacy.calibration import analytic_sigma, noise_multiplier_for, rounds_within
-from partsong.privacy.randomness import InsecureSource, system_source
 
 GAUSS, LAPLACE = Release("gaussian", 4.0), Release("laplace", 20.0)
 DELTA = 1e-5
@@ -104,7 +104,7 @@ def test_published_values_of_other_accountants():
     """T = 100, δ = 1e-5: 13.21 for σ = 4 by two PLD accountants, 1.95 for Laplace b = 20; RDP says 14.13."""
     assert round(Ledger().after(GAUSS, 100).epsilon(DELTA), 2) == 13.21
     assert round(Ledger().after(LAPLACE, 100).epsilon(DELTA), 2) == 1.95
-    assert round(Ledger().after(GAUSS, 100).loose_epsilon(DELTA), 2) == 14.13
+    assert round(concentrated_epsilon(Ledger().after(GAUSS, 100).costs, DELTA), 2) == 14.13
 
 
 @pytest.mark.parametrize("rounds", [1, 10, 100])
@@ -124,7 +124,7 @@ def test_a_mixture_costs_what_dp_accounting_says():
         (dp_accounting.GaussianDpEvent(9.0), 5),
     )
     assert ledger.epsilon(DELTA) == pytest.approx(expected, abs=1e-4)
-    assert ledger.epsilon(DELTA) < ledger.loose_epsilon(DELTA)
+    assert ledger.epsilon(DELTA) < concentrated_epsilon(ledger.costs, DELTA)
 
 
 def test_two_laplace_entries_tell_no_more_than_one_that_moves_as_far_in_all():
@@ -209,12 +209,12 @@ def test_nothing_sent_costs_nothing_and_no_noise_costs_everything():
 
 
 def test_noise_from_a_seed_is_marked_and_stays_marked():
-    marked = Ledger().after(GAUSS.drawn_from(system_source), 5).after(GAUSS.drawn_from(InsecureSource(0)))
+    marked = Ledger().after(GAUSS, 5).after(replace(GAUSS, is_secure=False))
     assert not marked.is_secure
     assert "NO PROMISE" in marked.promise
     assert not Ledger.from_json(marked.to_json()).is_secure
     assert marked.epsilon(DELTA) == Ledger().after(GAUSS, 6).epsilon(DELTA)
-    assert Ledger().after(GAUSS.drawn_from(system_source)).is_secure
+    assert Ledger().after(GAUSS).is_secure
     assert not Accounts({"a": marked}).is_secure
 
 
@@ -315,7 +315,7 @@ def test_without_dp_accounting_gaussian_ledgers_work_and_others_say_what_to_inst
     with pytest.raises(MissingExtra, match=r"partsong\[privacy\]"):
         Ledger().after(LAPLACE, 3).epsilon(DELTA)
     assert Ledger().after(LAPLACE, 3).epsilon(0.0) == pytest.approx(0.15)
-    assert Ledger().after(LAPLACE, 3).loose_epsilon(DELTA) > 0
+    assert concentrated_epsilon(Ledger().after(LAPLACE, 3).costs, DELTA) > 0
 
 
 def test_accounts_that_are_none_are_refused():
@@ -329,7 +329,9 @@ def test_the_faintest_and_the_widest_noise_have_an_epsilon_and_a_number_of_round
         assert Ledger().after(Release(kind, 1e-9)).epsilon(DELTA) > 1e8
     assert Ledger().after(Release("laplace", 3.0), 2**50).epsilon(DELTA) > 1e13
     many = Ledger().after(Release("laplace", 1000.0), 10**6)
-    assert many.epsilon(DELTA) <= many.loose_epsilon(DELTA) * (1 + 1e-9), "cells of the loss are wider than the losses"
+    assert many.epsilon(DELTA) <= concentrated_epsilon(many.costs, DELTA) * (1 + 1e-9), (
+        "cells of the loss are wider than the losses"
+    )
     mixed = Ledger().after(Release("laplace", 1e-4)).after(Release("gaussian", 2.0))
     assert mixed.epsilon(DELTA) <= 1e4 + Ledger().after(Release("gaussian", 2.0)).epsilon(DELTA)
     assert rounds_within(1.0, DELTA, Release("gaussian", 1e15)) == 2**50

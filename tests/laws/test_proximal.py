@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -14,7 +12,6 @@ from partsong.solvers.update_rules import (
     CoordinateDescent,
     ProximalDescent,
     converges_when_sketched,
-    damping_grid,
     warn_unless_convergent,
 )
 
@@ -102,10 +99,3 @@ def test_only_growing_weights_converge():
     warn_unless_convergent(1.0, 0.1)
     with pytest.warns(UserWarning, match=r"alpha = 2.*Take beta > 0"):
         warn_unless_convergent(2.0, 0.0)
-
-
-def test_the_grid_is_that_of_the_paper():
-    grid = damping_grid()
-    assert {(rule.alpha, rule.beta) for rule in grid} == set(itertools.product((0.1, 1.0, 10.0), repeat=2))
-    assert len(grid) == 9
-    assert {rule.sweeps for rule in damping_grid((1.0,), sweeps=3)} == {3}

@@ -428,9 +428,9 @@ def test_a_program_made_for_other_rows_says_so():
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
-        ({"rank": 0}, ParameterError, "rank ≥ 1; got 0"),
-        ({"iterations": 0}, ParameterError, "iterations ≥ 1"),
-        ({"every": 1.5}, ParameterError, "every ≥ 1; got 1.5"),
+        ({"rank": 0}, ParameterError, "rank must be a whole number of at least 1; got 0"),
+        ({"iterations": 0}, ParameterError, "iterations must be a whole number"),
+        ({"every": 1.5}, ParameterError, "every must be a whole number of at least 1; got 1.5"),
         ({"every": True}, ParameterError, "every"),
         ({"n_rows": 0}, ParameterError, "n_rows"),
         ({"solver": SquaredError(momentum=Extrapolation())}, CompositionError, "NoExtrapolation"),

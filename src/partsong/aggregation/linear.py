@@ -24,9 +24,10 @@ def total_of(aggregation: Reducible, uploads: Sequence[Message]) -> Message:
     return aggregation.lower(reduce(add, map(aggregation.lift, uploads)))
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """Σ_p upload_p."""
+class Summing:
+    """lower(Σ lift(upload)); by itself the plain sum."""
+
+    __slots__ = ()
 
     def lift(self, upload: Message) -> Message:
         return upload
@@ -39,7 +40,12 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class Sum(Summing):
+    """Σ_p upload_p."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Summing):
     """(1/N) Σ_p upload_p over the parties that took part."""
 
     def lift(self, upload: Message) -> Message:
@@ -50,12 +56,9 @@ class Mean:
         """(Σx, N) ↦ Σx / N."""
         return Message({name: array / total.weight for name, array in total.arrays.items()}, total.weight)
 
-    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        return total_of(self, uploads)
-
 
 @dataclass(frozen=True, slots=True)
-class WeightedMean:
+class WeightedMean(Summing):
     """Σ_p n_p upload_p / Σ_p n_p, with the weight each message carries (its number of rows)."""
 
     def lift(self, upload: Message) -> Message:
@@ -66,12 +69,9 @@ class WeightedMean:
         """(Σ n·x, Σ n) ↦ the mean."""
         return Message({name: array / total.weight for name, array in total.arrays.items()}, total.weight)
 
-    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        return total_of(self, uploads)
-
 
 @dataclass(frozen=True, slots=True)
-class AlignedMean:
+class AlignedMean(Summing):
     """Row l: Σ_p w_p (P_p H_p)_l / Σ_p w_p (P_p 1)_l, from uploads that are aligned already; w_p = n_p if `weighted`.
 
     Rows that nobody has come out as zeros, with a count of zero.
@@ -90,12 +90,9 @@ class AlignedMean:
         divisor = kernels.of(total["H"]).cast(np.where(counts > 0, counts, 1.0)[:, None], total["H"])
         return Message({"H": total["H"] / divisor, "counts": counts}, total.weight)
 
-    def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        return total_of(self, uploads)
-
 
 @dataclass(frozen=True, slots=True)
-class DisjointBlocks:
+class DisjointBlocks(Summing):
     """Blocks of columns of H put side by side: a sum of arrays that are zero outside their own block.
 
     `arrived` (one number for each block) counts how often a block was sent.
@@ -113,9 +110,6 @@ class DisjointBlocks:
         arrived = np.zeros(blocks)
         arrived[block] = 1
         return Message({"H": whole, "arrived": arrived, "totals": upload["totals"]}, upload.weight)
-
-    def lower(self, total: Message) -> Message:
-        return total
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
         """Of uploads in name order; all of them must be blocks of the model they were sent."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 from partsong import kernels
 from partsong.core.interfaces import Array, Message
-from partsong.core.parameters import Choice
+from partsong.core.parameters import Choice, whole_number
 from partsong.core.states import state
 from partsong.errors import ParameterError
 
@@ -139,8 +139,7 @@ class Relaxation:
     def __post_init__(self) -> None:
         if not 0 < self.rho < float("inf"):
             raise ParameterError(f"Relaxation needs a finite rho above 0; got {self.rho!r}.")
-        if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
-            raise ParameterError(f"Relaxation counts from a whole number offset ≥ 0; got {self.offset!r}.")
+        whole_number("offset", self.offset, least=0)
 
     def init(self, model: Message) -> int:
         return self.offset

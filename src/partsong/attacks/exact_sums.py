@@ -23,7 +23,7 @@ from partsong.attacks.findings import (
 )
 from partsong.attacks.moment import Moment, row_span, rows_by_turning, second_moment
 from partsong.attacks.sparse_rows import lone_columns, rows_by_dictionary
-from partsong.attacks.transcript import Scene, judged, misfit, numbers
+from partsong.attacks.transcript import Exchange, Scene, judged, misfit, numbers
 from partsong.core.interfaces import Message
 from partsong.core.streams import stream
 
@@ -68,20 +68,16 @@ def from_statistics(scene: Scene, party: str) -> list[Finding]:
     one run alone finds more.
     """
     found: list[Finding] = []
-    for at, one in enumerate(_with_sums(scene, party)):
-        alone = replace(one, others=())
-        if at == 0:
+    runs = [one for one in (scene, *scene.others) if one.seen(party, "gram", "cross")]
+    for run in runs:
+        alone = replace(run, others=(), clock=scene.clock)
+        one = replace(alone, others=tuple(other for other in runs if other is not run))
+        if run is runs[0]:
             found = _of_sums(one, party)
         if not one.others or any(each.array.startswith("X") for each in found) or scene.clock.is_over():
             break
         found = max(found, _of_sums(alone, party), key=len)
     return found
-
-
-def _with_sums(scene: Scene, party: str) -> list[Scene]:
-    """Runs with such sums of a party, each with the others beside it."""
-    runs = [one for one in (scene, *scene.others) if one.seen(party, "gram", "cross")]
-    return [replace(one, others=tuple(other for other in runs if other is not one), clock=scene.clock) for one in runs]
 
 
 def _of_sums(scene: Scene, party: str) -> list[Finding]:
@@ -131,7 +127,8 @@ def _by_steps(scene: Scene, party: str, seen: Any, pairs: Sequence[Pair], n: int
 
 def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple[list[Finding], int]:
     """The span of the rows once T·k ≥ n, XᵀX once T·k(k + 1) ≥ n(n + 1), then rows by their signs; how many rows."""
-    m, few = pairs[0][1].shape[1], _enough(pairs, n)
+    every = max(1, sum(len(gram) for gram, _ in pairs) // (2 * n + 50))
+    m, few = pairs[0][1].shape[1], pairs[::every]  # spread over all of them, and enough for the span of n rows
     unit, height = scene.unit(pairs[0][1]), sum(len(gram) for gram, _ in few)
     if n >= m or not scene.clock.has(height**2 * m * SVD_SECONDS):
         return [], 0
@@ -165,12 +162,6 @@ def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple
     else:
         found = Finding("rows by their signs", party, "X_p", rows, what, turned.negative_share)
     return findings + judged(scene, found, rows_error), count if r == n else min(count, n - 1)
-
-
-def _enough(pairs: Sequence[Pair], n: int) -> list[Pair]:
-    """Uploads that are enough for the span of n rows, spread over all of them."""
-    every = max(1, sum(len(gram) for gram, _ in pairs) // (2 * n + 50))
-    return list(pairs[::every])
 
 
 def _half(moment: Moment) -> np.ndarray:
@@ -243,11 +234,12 @@ def from_differences(scene: Scene, party: str) -> list[Finding]:
     """
     findings = []
     for other in scene.others:
-        exchange = _difference(scene, other, party)
-        if exchange is None:
+        difference = _difference(scene, other, party)
+        if difference is None:
             continue
-        n = round(float(exchange[1]["rows"]))
-        alone = replace(scene, exchanges=(scene.alone(party, *exchange),), others=(), truth={})
+        model, changed = difference
+        n = round(float(changed["rows"]))
+        alone = replace(scene, exchanges=(Exchange({party: model}, {party: changed}),), others=(), truth={})
         wanted = _changed_rows(scene, other, party)
         for each in from_statistics(alone, party):
             what = f"of {n} rows that were added or removed between two runs with one first model: {each.what}"

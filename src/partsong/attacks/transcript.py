@@ -47,9 +47,12 @@ def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, 
         uploads = {party: message for party, phase, message in sent if phase == 0}
         if not uploads:
             continue
-        _require_known(uploads, layout)
-        if not all(is_readable(message, program, layout) for message in uploads.values()):
-            return []
+        if unknown := sorted(uploads.keys() - set(layout.parties)):
+            raise ParameterError(f"The traffic names parties that the layout does not: {', '.join(unknown[:5])}.")
+        expected = program.upload_spec(layout)
+        forms = [sent.arrays.keys() for sent in uploads.values()]
+        if expected and not all(any(form == kind.keys() for kind in expected) for form in forms):
+            return []  # masked
         models = {party: answered[party] if asynchronous else model for party in uploads}
         exchanges.append(Exchange(models, uploads))
         before = models[min(uploads)] if asynchronous else model
@@ -65,12 +68,6 @@ def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, 
     return exchanges
 
 
-def is_readable(message: Message, program: Program, layout: Layout) -> bool:
-    """Whether a message has the arrays that the program's uploads have, and so is not masked."""
-    expected = program.upload_spec(layout)
-    return not expected or any(message.arrays.keys() == arrays.keys() for arrays in expected)
-
-
 def of_party(exchanges: Sequence[Exchange], party: str, *names: str) -> list[tuple[Message, Message]]:
     """(model, upload) of the exchanges in which a party sent all of these arrays."""
     return [
@@ -83,12 +80,6 @@ def of_party(exchanges: Sequence[Exchange], party: str, *names: str) -> list[tup
 def numbers(array: Array) -> np.ndarray:
     """Any array as NumPy's, in float64."""
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, np.float64)
-
-
-def _require_known(uploads: Mapping[str, Message], layout: Layout) -> None:
-    unknown = sorted(uploads.keys() - set(layout.parties))
-    if unknown:
-        raise ParameterError(f"The traffic names parties that the layout does not: {', '.join(unknown[:5])}.")
 
 
 def replayed(
@@ -155,11 +146,6 @@ class Scene:
         """The relative rounding of what was sent: of the number type, or of the steps under masks."""
         rms = float(np.sqrt(np.mean(np.square(cross)))) or 1.0
         return unit_of(str(self.layout.dtype), None if self.mask_error is None else self.mask_error / rms)
-
-    @staticmethod
-    def alone(party: str, model: Message, upload: Message) -> Exchange:
-        """An exchange of one party."""
-        return Exchange({party: model}, {party: upload})
 
     def seen(self, party: str, *names: str) -> list[tuple[Message, Message]]:
         """(model, upload) where a party sent these arrays."""

@@ -94,9 +94,7 @@ def decode(
         header, start = _header(buffer)
         decoder = _Decoder(dict(given or {}), only, _arrays(buffer, start, header["arrays"], device, numpy_only, copy))
         return decoder.value(header["value"])
-    except FormatError:
-        raise
-    except MemoryError:
+    except (FormatError, MemoryError):
         raise
     except Exception as error:  # hostile bytes make parsers and constructors fail in every way there is
         reason = next(iter(str(error).splitlines()), "")[:200]
@@ -168,7 +166,7 @@ class _Encoder:
 
     def key(self, key: Any, where: tuple[Any, ...]) -> Node:
         """The node for a key: text, a whole number, or a tuple of these."""
-        if type(key) in (str, int) or (type(key) is tuple and all(type(part) in (str, int) for part in key)):
+        if _is_key(key):
             return self.node(key, where)
         raise DataTypeError(
             f"{_path(where)} has a key of type {type(key).__name__}. Use text, whole numbers or tuples of them as keys."
@@ -326,18 +324,6 @@ class _Decoder:
             raise _malformed(f"there is no array {str(number)[:20]!r}")
         return self.arrays[number]
 
-    def read_scalar(self, number: Any) -> Any:
-        """A scalar of NumPy."""
-        return self.read_array(number).reshape(())[()]
-
-    def read_tuple(self, nodes: Any) -> tuple[Any, ...]:
-        """Several values."""
-        return tuple(self.items(nodes))
-
-    def read_set(self, nodes: Any) -> frozenset[Any]:
-        """Several values in no order."""
-        return frozenset(self.items(nodes))
-
     def items(self, nodes: Any) -> Iterator[Any]:
         """The values of a list of nodes."""
         if type(nodes) is not list:
@@ -354,7 +340,7 @@ class _Decoder:
     def read_key(self, node: Node) -> Any:
         """Text, a whole number, or a tuple of these."""
         key = self.value(node)
-        if type(key) in (str, int) or (type(key) is tuple and all(type(part) in (str, int) for part in key)):
+        if _is_key(key):
             return key
         raise _malformed(f"a mapping has a key of type {type(key).__name__}")
 
@@ -376,10 +362,6 @@ class _Decoder:
         if lengths.min() < 0 or ends[-1] != len(whole):
             raise _malformed("pieces of bytes have other lengths")
         return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
-
-    def read_given(self, name: Any) -> Any:
-        """An object that is given from outside."""
-        return self.given[name]
 
     def record(self, name: Any, content: Any) -> Any:
         """A state with its fields; those that are new since it was written have their defaults."""
@@ -409,13 +391,13 @@ class _Decoder:
 _READERS: Mapping[str, Callable[[_Decoder, Any], Any]] = {
     "float": _Decoder.read_float,
     "array": _Decoder.read_array,
-    "scalar": _Decoder.read_scalar,
-    "tuple": _Decoder.read_tuple,
-    "set": _Decoder.read_set,
+    "scalar": lambda decoder, number: decoder.read_array(number).reshape(())[()],
+    "tuple": lambda decoder, nodes: tuple(decoder.items(nodes)),
+    "set": lambda decoder, nodes: frozenset(decoder.items(nodes)),
     "mapping": _Decoder.read_mapping,
     "bytes": _Decoder.read_bytes,
     "pieces": _Decoder.read_pieces,
-    "given": _Decoder.read_given,
+    "given": lambda decoder, name: decoder.given[name],
 }
 
 
@@ -424,6 +406,10 @@ def _malformed(what: str) -> FormatError:
         f"Encoded data cannot be read: {what}. It is damaged, or from another version of partsong. Restore it from a "
         "backup, or start a new run."
     )
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) in (str, int) or (type(key) is tuple and all(type(part) in (str, int) for part in key))
 
 
 def _refuse(name: str) -> float:

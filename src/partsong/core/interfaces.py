@@ -530,7 +530,8 @@ ONE_EXCHANGE = Turn()
 
 
 class ProgramBase:
-    """What most programs answer: no demands, rounds of one exchange, uploads of any form, and an end by the schedule.
+    """What most programs answer: no demands, rounds of one exchange, uploads of any form, an end by the schedule, no
+    metrics.
 
     Programs derive from it and say what is otherwise. `directions` are the combinations of rows in the upload that
     answers a model (None: any), `directions_after` those in all uploads of one of so many parties; 0 where an upload is
@@ -555,6 +556,10 @@ class ProgramBase:
     def is_over(self, server: State) -> bool:
         """Whether the program has come to an end before its schedule has."""
         return False
+
+    def metrics(self, server: State) -> Mapping[str, float]:
+        """What the server knows anyway: no error, unless a program sums one."""
+        return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """The arrays of each kind of upload; none: any numbers, if they are finite."""

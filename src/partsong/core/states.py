@@ -72,11 +72,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "topics.agreement.tables": ("words.agreed", "words.tables"),
     "training.checkpoint": ("training.run",),
     "training.asynchronous": ("reporting.party", "reporting.server"),
-    "federation.server.state": (
-        "federation.absence",
-        "federation.run",
-        "federation.arrivals",
-    ),
+    "federation.server.state": ("federation.absence", "federation.run", "federation.arrivals"),
     "federation.site.state": (
         "federation.site-start",
         "federation.site-tally",

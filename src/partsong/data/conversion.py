@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from partsong.core.interfaces import Matrix
+from partsong import kernels
+from partsong.core.interfaces import Array, Matrix
 from partsong.data.dense import DenseMatrix
 from partsong.data.scan import Finding, is_sparse
 from partsong.data.sparse import SparseMatrix
@@ -159,6 +160,12 @@ def _from_torch(X: Any, dtype: Any) -> Matrix:
 
     _require_two_dimensions(X)
     return TensorMatrix(X.detach().to(getattr(torch, float_type(X.dtype, dtype).name)))
+
+
+def columns_of(matrix: Matrix, H: Array) -> Array:
+    """Hᵀ (m × k) of a factor H (k × m), in the number type and place of a party's matrix."""
+    native = matrix.native(H)
+    return kernels.of(native).rows_of(native)
 
 
 def values_of(matrix: Matrix) -> Any:

@@ -179,11 +179,7 @@ def error_of(finding: Finding) -> PartsongError:
 
 
 def _errors(
-    X: Any,
-    feature_names: Sequence[str] | None,
-    sample_names: Sequence[str] | None,
-    dtype: Any = None,
-    party: str = "",
+    X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any = None, party: str = ""
 ) -> Iterator[Finding]:
     try:
         matrix = array_of(X)
@@ -201,11 +197,7 @@ def _errors(
 
 
 def _value_errors(
-    X: Any,
-    feature_names: Sequence[str] | None,
-    sample_names: Sequence[str] | None,
-    dtype: np.dtype[Any],
-    party: str,
+    X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: np.dtype[Any], party: str
 ) -> Iterator[Finding]:
     low, high = extremes(X)
     if party and low == high == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,15 +36,16 @@ Result = TypeVar("Result")
 Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """One party after another, in one thread of control; all other engines agree with it to rounding.
+class InProcess(ABC):
+    """An engine whose parties are in this process, and are visited as it says."""
 
-    `shuffle` visits parties in an order drawn from that number, which changes nothing; `record` keeps the traffic.
-    """
+    __slots__ = ()
 
-    shuffle: int | None = None
-    record: bool = False
+    record: bool
+
+    @abstractmethod
+    def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
+        """work(name) for all names."""
 
     def run(
         self,
@@ -54,7 +56,20 @@ class Sequential:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        return _run(program, shards, schedule, reduction, resume, self._visit, self.record)
+        known, point = ({}, None) if resume is None else (resume.parties, point_of(resume))
+        network = Local(program, shards, schedule, reduction, known, self._visit)
+        return Rounds(run_rounds(program, network, schedule, reduction, point, self.record))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential(InProcess):
+    """One party after another, in one thread of control; all other engines agree with it to rounding.
+
+    `shuffle` visits parties in an order drawn from that number, which changes nothing; `record` keeps the traffic.
+    """
+
+    shuffle: int | None = None
+    record: bool = False
 
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
         order = list(names)
@@ -64,7 +79,7 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True)
-class Parallel:
+class Parallel(InProcess):
     """Parties run in `workers` threads (0: one per core); kernels release the GIL and are serial inside a party.
 
     Bit-identical to Sequential: the schedule alone fixes the kernels' threads, and sums go in name order. Threads live
@@ -79,21 +94,8 @@ class Parallel:
         if self.workers < 0:
             raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.")
 
-    def run(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        *,
-        reduction: Reduction,
-        resume: Checkpoint | None = None,
-    ) -> Rounds:
-        workers = self.workers or runtime.available()
-
-        def visit(work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
-            return side_by_side(work, names, workers)
-
-        return _run(program, shards, schedule, reduction, resume, visit, self.record)
+    def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
+        return side_by_side(work, names, self.workers or runtime.available())
 
 
 def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: int) -> dict[str, Result]:
@@ -132,20 +134,6 @@ def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: i
 def one_by_one(work: Callable[[str], Result], names: Sequence[str]) -> dict[str, Result]:
     """work(name) for all names in their order."""
     return {name: work(name) for name in names}
-
-
-def _run(
-    program: Program,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    reduction: Reduction,
-    resume: Checkpoint | None,
-    visit: Visit,
-    record: bool,
-) -> Rounds:
-    network = Local(program, shards, schedule, reduction, {} if resume is None else resume.parties, visit)
-    point = None if resume is None else point_of(resume)
-    return Rounds(run_rounds(program, network, schedule, reduction, point, record))
 
 
 def point_of(checkpoint: Checkpoint) -> Point:

@@ -12,7 +12,7 @@ reduction keeps.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -102,6 +102,27 @@ class Ending(Round):
     left_at: int | None = None
 
 
+@contextmanager
+def _ending_together(rank: int, fail: Callable[[BaseException], None], leave: Callable[[], None]) -> Iterator[None]:
+    """Within this block an error here ends the run everywhere, and so does a caller that leaves its loop; an end that
+    another rank has told of is its error.
+    """
+    try:
+        yield
+    except LeftByError as left:
+        fail(left.as_fault(rank))
+        raise
+    except GeneratorExit:
+        leave()
+        raise
+    except Ended as end:
+        if end.error is not None:
+            raise end.error from None
+    except BaseException as error:
+        fail(error)
+        raise
+
+
 class MpiArrivals:
     """The workers, as rank 0 hears of them.
 
@@ -134,25 +155,16 @@ class MpiArrivals:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Agree on all settings; an error is told to all ranks, and so is that the caller has seen enough."""
-        try:
+        with _ending_together(self._communicator.rank, self._fail, self._leave):
             placed = _placed(self._communicator, self._program, self._shards, self._schedule, self._others)
             self.layout, self._homes = placed.layout, placed.homes
             self._expected = self._program.upload_spec(placed.layout)
             yield
-        except LeftByError as left:
-            self._fail(left.as_fault(self._communicator.rank))
-            raise
-        except GeneratorExit:
-            self._left_at = self._communicator.rank
-            with suppress(Exception):  # of a worker, which raises it itself, or of a transport that has ended before
-                self.close()
-            raise
-        except Ended as end:
-            if end.error is not None:
-                raise end.error from None
-        except BaseException as error:
-            self._fail(error)
-            raise
+
+    def _leave(self) -> None:
+        self._left_at = self._communicator.rank
+        with suppress(Exception):  # of a worker, which raises it itself, or of a transport that has ended before
+            self.close()
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
         """The workers have started their parties; their states stay there, and nobody knows when items are due."""
@@ -293,7 +305,7 @@ class Worker:
     def rounds(self) -> Generator[Round]:
         """A Round for every contribution of an own party, and an Ending."""
         last: Ending | None = None
-        with self._running():
+        with _ending_together(self.communicator.rank, self._fail, self._leave):
             self._join()
             while not self.is_over:
                 done = self._hear()
@@ -305,23 +317,6 @@ class Worker:
             last = self._conclude()
         if last is not None:
             yield last
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        try:
-            yield
-        except LeftByError as left:
-            self._fail(left.as_fault(self.communicator.rank))
-            raise
-        except GeneratorExit:
-            self._leave()
-            raise
-        except Ended as end:
-            if end.error is not None:
-                raise end.error from None
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     def _join(self) -> None:
         """Agree on the run, and start the own parties."""
@@ -413,11 +408,7 @@ def _nothing() -> tuple[Mapping[str, Message], Any]:
 
 
 def _placed(
-    communicator: Communicator,
-    program: Program,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    others: Mapping[str, Any],
+    communicator: Communicator, program: Program, shards: Sequence[Shard], schedule: Schedule, others: Mapping[str, Any]
 ) -> Placement:
     if communicator.size < 2:
         raise ParameterError(

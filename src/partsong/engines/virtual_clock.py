@@ -6,7 +6,7 @@ Nothing here sleeps or looks at the host's clock: the same settings give the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -15,9 +15,7 @@ from partsong.core.interfaces import (
     Arrival,
     AsyncCheckpoint,
     Checkpoint,
-    Engine,
     Layout,
-    Message,
     Program,
     Reduction,
     Round,
@@ -130,12 +128,7 @@ class VirtualClock:
     has_ended = False
 
     def __init__(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        reduction: Reduction,
-        durations: Durations,
+        self, program: Program, shards: Sequence[Shard], schedule: Schedule, reduction: Reduction, durations: Durations
     ) -> None:
         self._program, self._shards, self._schedule, self._reduction = program, tuple(shards), schedule, reduction
         self._durations = durations
@@ -189,49 +182,6 @@ class VirtualClock:
 
         items = {name: timed(name, item) if item.due is None else item for name, item in point.items.items()}
         return replace(point, items=items)
-
-
-@dataclass(frozen=True, slots=True)
-class Clocked:
-    """A synchronous engine in one process, with virtual seconds: a round lasts as long as its slowest party.
-
-        seconds = max_p d(p, round) over all that are asked
-
-    Models and all else are the engine's. Exchanges in which nobody works last as long as the latency. With one party
-    the clock is that of `Asynchronous` with the same durations.
-    """
-
-    engine: Engine
-    durations: Durations = Durations()
-
-    def run(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        *,
-        reduction: Reduction,
-        resume: Checkpoint | None = None,
-    ) -> Rounds:
-        return Rounds(self._timed(program, shards, schedule, reduction, resume))
-
-    def _timed(
-        self,
-        program: Program,
-        shards: Sequence[Shard],
-        schedule: Schedule,
-        reduction: Reduction,
-        resume: Checkpoint | None,
-    ) -> Generator[Round]:
-        self.durations.check([shard.name for shard in shards])
-        by_name = {shard.name: shard for shard in shards}
-        model: Message | None = None if resume is None else resume.model
-        for done in self.engine.run(program, shards, schedule, reduction=reduction, resume=resume):
-            is_work = model is None or program.turn(model).works
-            lasts = [self.durations.of(by_name[name], done.index, schedule.seed) for name in done.bytes_up]
-            model = done.model
-            yield replace(done, seconds=max(lasts) if is_work else self.durations.latency)
-            del done
 
 
 @dataclass(frozen=True, slots=True)

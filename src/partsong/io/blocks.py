@@ -20,15 +20,7 @@ from partsong.data.scan import BLOCK_BYTES, Finding, few, give_back_block, is_sp
 from partsong.data.table import Table
 from partsong.data.validation import inspect, require_transformable
 from partsong.errors import DataError, PartsongError, ShapeError, first_few
-from partsong.io.arrays import (
-    FEATURE_KEYS,
-    SAMPLE_KEYS,
-    Header,
-    member_headers,
-    names_in,
-    open_npy,
-    require_numbers,
-)
+from partsong.io.arrays import FEATURE_KEYS, SAMPLE_KEYS, Header, member_headers, names_in, open_npy, require_numbers
 from partsong.io.opening import Wanted, parsing, place_of, require_plausible
 from partsong.io.read import file_at, read_wanted
 from partsong.io.sparse_archive import Span, Strip, Strips
@@ -87,11 +79,6 @@ def open_source(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> Sour
         if found is not None:
             return found
     return _whole(read_wanted(place, wanted), place)
-
-
-def shape_of(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> tuple[int, int]:
-    """Rows and columns; see `open_source` for what it takes to know them."""
-    return open_source(path, wanted).shape
 
 
 def require_sound(block: Any, source: Source, first_row: int = 0, first_column: int = 0, dtype: Any = None) -> None:

@@ -168,12 +168,7 @@ def package_versions() -> dict[str, str]:
 
 def machine_versions(threads: int) -> dict[str, Any]:
     """What a run folder says: the same, and the machine."""
-    return {
-        **package_versions(),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count() or 1,
-        "threads": threads,
-    }
+    return {**package_versions(), "platform": platform.platform(), "cpu_count": os.cpu_count() or 1, "threads": threads}
 
 
 def now() -> str:

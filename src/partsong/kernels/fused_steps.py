@@ -315,13 +315,7 @@ def sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, p
 
 
 def on_dense(
-    X: np.ndarray,
-    W: np.ndarray,
-    W_before: np.ndarray,
-    Ht: np.ndarray,
-    Ht_before: np.ndarray,
-    turns: Turns,
-    height: int,
+    X: np.ndarray, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns, height: int
 ) -> None:
     """Turns on dense rows, in place."""
     dense_turns(X, W, W_before, Ht, Ht_before, *_spelled(turns, Ht), height)

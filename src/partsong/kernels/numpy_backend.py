@@ -45,8 +45,7 @@ def multiply(F: Floats, gram: Floats, cross: Floats) -> Floats:
     floor = np.finfo(F.dtype).tiny
     gram, cross = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False)
     runtime.over(
-        _pieces(F, F.shape[1]),
-        lambda a, b: compiled.multiply_rows(F[a:b], F[a:b] @ gram, cross[a:b], floor, out[a:b]),
+        _pieces(F, F.shape[1]), lambda a, b: compiled.multiply_rows(F[a:b], F[a:b] @ gram, cross[a:b], floor, out[a:b])
     )
     return out
 
@@ -56,8 +55,7 @@ def descend(F: Floats, gram: Floats, cross: Floats, step: Any) -> Floats:
     out = np.empty(F.shape, F.dtype)
     gram, cross, size = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False), F.dtype.type(step)
     runtime.over(
-        _pieces(F, F.shape[1]),
-        lambda a, b: compiled.descend_rows(F[a:b], F[a:b] @ gram, cross[a:b], size, out[a:b]),
+        _pieces(F, F.shape[1]), lambda a, b: compiled.descend_rows(F[a:b], F[a:b] @ gram, cross[a:b], size, out[a:b])
     )
     return out
 

@@ -26,10 +26,11 @@ from partsong.core.interfaces import (
     Traits,
     Turn,
 )
-from partsong.core.parameters import AtLeast, Steps
+from partsong.core.parameters import AtLeast, Steps, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
+from partsong.data.conversion import columns_of
+from partsong.errors import CompositionError, DivergenceError, PartyError
 from partsong.methods.registry import Problem, method
 from partsong.methods.starts import COMMON, INDEPENDENT, CommonStart, IndependentStart, OwnStart, Start
 from partsong.sketch.crossing import Proportion
@@ -251,9 +252,7 @@ class Consensus(ProgramBase):
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or value < least:
-                raise ParameterError(f"Consensus needs a whole number {name} ≥ {least}; got {value!r}.")
+            whole_number(f"Consensus: {name}", getattr(self, name), least=least)
         self.coupling.check(self.solver.rule)
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
@@ -356,9 +355,6 @@ class Consensus(ProgramBase):
     def components(self, server: ConsensusServer) -> Array:
         return server.model["H"]
 
-    def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
-        return {}
-
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         return (self.upload.expected(self.rank, layout),)
 
@@ -373,10 +369,7 @@ def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
 
 
 def _model_columns(shard: Shard, model: Message) -> Array | None:
-    if "H" not in model.arrays:
-        return None
-    H = shard.matrix.native(model["H"])
-    return kernels.of(H).rows_of(H)
+    return columns_of(shard.matrix, model["H"]) if "H" in model.arrays else None
 
 
 @method("fedavg", privacy=("party",))
@@ -391,11 +384,7 @@ def fedavg(problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, s
 
 @method("fedprox", privacy=("party",))
 def fedprox(
-    problem: Problem,
-    *,
-    strength: Annotated[float, AtLeast(0)] = 0.1,
-    local_steps: Steps = 10,
-    start: Start = COMMON,
+    problem: Problem, *, strength: Annotated[float, AtLeast(0)] = 0.1, local_steps: Steps = 10, start: Start = COMMON
 ) -> Consensus:
     """As fedavg, while parties are pulled to the shared H.
 

@@ -16,6 +16,24 @@ from partsong.evaluation.topic_quality import Cooccurrence, TopicPairs, count_pa
 from partsong.solvers.lda import word_counts
 
 
+class DocumentCounts(ProgramBase):
+    """What programs that count documents have in common: everybody takes part once, and there is no model."""
+
+    __slots__ = ()
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def solver(self) -> RowSolver:
+        raise CompositionError(f"{type(self).__name__} counts documents; it has no model to fit rows to.")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(full_participation=True)
+
+
 @state("pairs.sums")
 @dataclass(frozen=True, slots=True)
 class Counted:
@@ -35,7 +53,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class CooccurrenceSums(ProgramBase):
+class CooccurrenceSums(DocumentCounts):
     """Each party counts its documents with a word and with two words of a topic; the server adds the counts.
 
         local:   n_p, Σ_d [x_dw > 0], Σ_d [x_dv > 0][x_dw > 0]     sent: documents (1), words (u), pairs (p): whole
@@ -60,19 +78,6 @@ class CooccurrenceSums(ProgramBase):
     def of(topics: Sequence[Sequence[int]]) -> CooccurrenceSums:
         """For topics as lists of columns (`evaluation.topic_quality.top_columns`)."""
         return CooccurrenceSums(TopicPairs.of(topics))
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def solver(self) -> RowSolver:
-        raise CompositionError("CooccurrenceSums counts words; it has no model to fit rows to.")
-
-    @property
-    def traits(self) -> Traits:
-        """The coherence is that over all documents."""
-        return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Counter:
         return Counter()
@@ -135,7 +140,7 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
-class FrequencySums(ProgramBase):
+class FrequencySums(DocumentCounts):
     """Each party counts its documents with each word; the server adds the counts.
 
         local:   n_p, Σ_d [x_dw > 0]     sent: documents (1), words (V): whole
@@ -145,18 +150,6 @@ class FrequencySums(ProgramBase):
     """
 
     aggregation: Sum = Sum()
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def solver(self) -> RowSolver:
-        raise CompositionError("FrequencySums counts documents; it has no model to fit rows to.")
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(full_participation=True)
 
     def start_party(self, shard: Shard, layout: Layout) -> Sender:
         return Sender()

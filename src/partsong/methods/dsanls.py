@@ -15,7 +15,6 @@ from partsong.core.interfaces import (
     Array,
     ArraySpec,
     Layout,
-    Matrix,
     Message,
     ProgramBase,
     Shard,
@@ -24,11 +23,12 @@ from partsong.core.interfaces import (
     Turn,
     UpdateRule,
 )
-from partsong.core.parameters import SHARE, Whole
+from partsong.core.parameters import SHARE, Whole, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.blocks import TwoSided, covering, require_cover
-from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.data.conversion import columns_of
+from partsong.errors import CompositionError, PartyError
 from partsong.methods.registry import Problem, method
 from partsong.sketch import crossing
 from partsong.sketch.crossing import Proportion
@@ -168,12 +168,6 @@ def _size(penalty: Penalty, factor: Array) -> float:
     return penalty.l1 * float(factor.sum()) + 0.5 * penalty.l2 * float(kernels.of(factor).inner(factor, factor))
 
 
-def whole_columns(matrix: Matrix, H: Array) -> Array:
-    """Hᵀ (m × k) as a party computes with it."""
-    native = matrix.native(H)
-    return kernels.of(native).rows_of(native)
-
-
 LONE = (
     "every node holds columns of everybody's rows, and what it alone adds to a sum is seen in it. Sketched exchange is "
     "for the machines of one owner; parties that hide data from each other use shared statistics."
@@ -231,9 +225,7 @@ class SketchExchange(ProgramBase):
 
     def __post_init__(self) -> None:
         for name in ("rank", "iterations", "every", *(() if self.n_rows is None else ("n_rows",))):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ParameterError(f"SketchExchange needs a whole number {name} ≥ 1; got {value!r}.")
+            whole_number(f"SketchExchange: {name}", getattr(self, name))
         if not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError("Sketched steps are not extrapolated: use a solver with NoExtrapolation.")
         rule = self.solver.rule
@@ -294,7 +286,7 @@ class SketchExchange(ProgramBase):
             return party, Message({"sketched_H": turns.sketched_H(party)})
         arrays = {}
         if "H" in model.arrays:
-            Ht = whole_columns(turns.matrix, model["H"])
+            Ht = columns_of(turns.matrix, model["H"])
             is_first = party.Ht_block is None
             party, arrays["totals"] = turns.measured(party, Ht)
             if is_first:

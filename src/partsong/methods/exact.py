@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.aggregation.linear import Sum
-from partsong.core.interfaces import (
-    Array,
-    ArraySpec,
-    HalfSteps,
-    Layout,
-    Message,
-    ProgramBase,
-    Shard,
-    State,
-    Traits,
-)
+from partsong.core.interfaces import Array, ArraySpec, HalfSteps, Layout, Message, ProgramBase, Shard, State, Traits
 from partsong.core.parameters import Steps
 from partsong.core.streams import stream
 from partsong.errors import ParameterError

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-import numpy as np
-
 from partsong import kernels
 from partsong.aggregation.linear import WeightedMean
 from partsong.aggregation.server_update import SERVER_UPDATES, Replace
@@ -22,7 +20,7 @@ from partsong.core.interfaces import (
     Shard,
     State,
 )
-from partsong.core.parameters import Above, AtLeast, Choice, Steps
+from partsong.core.parameters import Above, AtLeast, Choice, Steps, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
@@ -91,8 +89,7 @@ class TopicRounds(ProgramBase):
     fits_first: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, (int, np.integer)) or self.rank < 1:
-            raise ParameterError(f"TopicRounds needs a whole number of topics ≥ 1; got {self.rank!r}.")
+        whole_number("TopicRounds: rank", self.rank)
 
     def start_party(self, shard: Shard, layout: Layout) -> TopicParty:
         return TopicParty()
@@ -139,9 +136,6 @@ class TopicRounds(ProgramBase):
 
     def components(self, server: TopicServer) -> Array:
         return server.model["H"]
-
-    def metrics(self, server: TopicServer) -> Mapping[str, float]:
-        return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         sizes = self.descent.information.sizes(layout.n_features, self.rank)

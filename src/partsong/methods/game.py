@@ -11,9 +11,10 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.linear import DisjointBlocks, breadth, cut_out, joined, span_of
 from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Message, ProgramBase, Shard, Turn
-from partsong.core.parameters import FACTOR, Above, Steps
+from partsong.core.parameters import FACTOR, Above, Steps, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
+from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
 from partsong.methods.averaging import Consensus
 from partsong.methods.registry import Problem, method
@@ -110,9 +111,7 @@ class PlayInStrata(ProgramBase):
 
     def __post_init__(self) -> None:
         for name in ("rank", "repeats"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ParameterError(f"PlayInStrata needs a whole number {name} ≥ 1; got {value!r}.")
+            whole_number(f"PlayInStrata: {name}", getattr(self, name))
 
     def directions(self, model: Message | None) -> int:
         """Each column is played once a sweep, and moves along k numbers: k in all exchanges of a sweep together."""
@@ -150,8 +149,7 @@ class PlayInStrata(ProgramBase):
                 f"Columns were dealt out among {blocks} parties, and {shard.name!r} has a seat among {party.seats}. "
                 "Parties may miss exchanges, but nobody joins a game that has begun: start again with all of them."
             )
-        H = matrix.native(model["H"])
-        Ht = kernels.of(H).rows_of(H)
+        Ht = columns_of(matrix, model["H"])
         block, is_alone = (party.seat + stratum) % blocks, blocks == 1
         is_new = not party.has_played
         party = self._begun(matrix, party, Ht) if is_new else party

@@ -24,6 +24,7 @@ from partsong.core.interfaces import (
     Traits,
     Turn,
 )
+from partsong.core.parameters import whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.conversion import values_of
@@ -179,9 +180,6 @@ class PrivateConsensus(ProgramBase):
     def components(self, server: ConsensusServer) -> Array:
         return self.program.components(server)
 
-    def metrics(self, server: ConsensusServer) -> Mapping[str, float]:
-        return {}
-
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         stated = self.program.upload_spec(layout)
         return tuple({name: replace(form, non_negative=False) for name, form in kind.items()} for kind in stated)
@@ -303,8 +301,8 @@ class PrivateStatistics(ProgramBase):
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("most", 1)):
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= least) and not (name == "most" and value is None):
-                raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+            if not (name == "most" and value is None):
+                whole_number(name, value, least=least)
         if not 0 <= self.ridge < math.inf:
             raise ParameterError(f"ridge must be a number, zero or more and finite; got {self.ridge!r}.")
         self.noise(1)

@@ -42,28 +42,7 @@ DIMENSIONS: Mapping[int, Dim] = {
     M + K + 1: "m + k + 1",
 }
 
-HEAD = '''"""The lazy table: where methods live, and what may be known of them without importing them. Generated.
-
-`python -m partsong.methods.reference --write` writes this file from the registrations; a test compares.
-"""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-
-class Entry(NamedTuple):
-    """Module, one sentence, parameters, those without a default, tasks, and the name of a method over pooled texts."""
-
-    module: str
-    summary: str
-    parameters: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ("parties",)
-    pooled_name: str = ""
-
-
-'''
+BEFORE_THE_TABLE = "TABLE: dict[str, Entry] = {"
 
 INTRODUCTION = """# Methods
 
@@ -111,9 +90,15 @@ def entry_of(one: Method) -> Entry:
 def table() -> str:
     """The text of methods/table.py."""
     known = all_methods()
-    lines = [HEAD + "TABLE: dict[str, Entry] = {"]
+    head, _, _ = TABLE_FILE.read_text(encoding="utf-8").partition(BEFORE_THE_TABLE)
+    lines = [head + BEFORE_THE_TABLE]
     for one in known:
-        shown = [_text(part) if isinstance(part, str) else _tuple(part) for part in entry_of(one)]
+        entry = entry_of(one)
+        shown = [_text(entry.module), _text(entry.summary), _tuple(entry.parameters)]
+        others = {name: getattr(entry, name) for name in Entry._fields[3:]}
+        for name, part in others.items():
+            if part != Entry._field_defaults[name]:
+                shown.append(f"{name}={_text(part) if isinstance(part, str) else _tuple(part)}")
         lines += [f'    "{one.name}": Entry(', *(f"        {part}," for part in shown), "    ),"]
     lines += ["}  # fmt: skip", "", "CHOICES: dict[str, tuple[str, ...]] = {"]
     for name, names in choices(known).items():
@@ -182,12 +167,10 @@ def _facts(one: Method) -> Iterator[str]:
 
 
 def _row(parameter: Parameter) -> str:
-    kind = "names of alignments" if False else str(parameter.kind)
     default: Any = "needed" if parameter.is_required else parameter.plain(parameter.default)
-    shown = (
-        {None: "–", True: "true", False: "false"}.get(default, default) if not isinstance(default, float) else default
-    )
-    return f"| `{parameter.name}` | {kind} | {shown} |"
+    words = {None: "–", True: "true", False: "false"}
+    shown = default if isinstance(default, float) else words.get(default, default)
+    return f"| `{parameter.name}` | {parameter.kind} | {shown} |"
 
 
 def specs_of(one: Method) -> tuple[Mapping[str, ArraySpec], ...]:

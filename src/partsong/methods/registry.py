@@ -138,11 +138,7 @@ _REGISTERED: dict[str, Method] = {}
 
 
 def method(
-    name: str,
-    *,
-    extends: Builder | None = None,
-    without: tuple[str, ...] = (),
-    **about: Any,
+    name: str, *, extends: Builder | None = None, without: tuple[str, ...] = (), **about: Any
 ) -> Callable[[Built], Built]:
     """Register a function that builds a program; `about` are fields of `Method`.
 

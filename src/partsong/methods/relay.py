@@ -26,6 +26,7 @@ from partsong.core.interfaces import (
 )
 from partsong.core.parameters import Choice, Whole
 from partsong.core.states import state
+from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.averaging import Consensus
 from partsong.methods.exact import SharedSums, accelerated_sums
@@ -156,8 +157,7 @@ class Relay(ProgramBase):
         return RelayParty(inner, True, party.Ht), upload
 
     def _fitted(self, shard: Shard, model: Message) -> RowState:
-        H = shard.matrix.native(model["H"])
-        return RowState(self.solver.solve_rows(shard.matrix, kernels.of(H).rows_of(H)))
+        return RowState(self.solver.solve_rows(shard.matrix, columns_of(shard.matrix, model["H"])))
 
     def finish(self, server: RelayServer, aggregate: Message) -> tuple[RelayServer, Message]:
         leg: Any = self.second if server.rounds >= self.rounds else self.first

@@ -12,9 +12,10 @@ from partsong import kernels
 from partsong.aggregation.linear import Mean, Sum, WeightedMean
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.interfaces import Array, ArraySpec, Layout, Message, ProgramBase, Shard, Traits, Turn, UpdateRule
-from partsong.core.parameters import SHARE, Above, Choice, Steps, Whole
+from partsong.core.parameters import SHARE, Above, Choice, Steps, Whole, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
+from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods.averaging import OWN, Consensus
 from partsong.methods.registry import Problem, method
@@ -86,9 +87,7 @@ class SketchedConsensus(ProgramBase):
 
     def __post_init__(self) -> None:
         for name in ("rank", "inner"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise ParameterError(f"SketchedConsensus needs a whole number {name} ≥ 1; got {value!r}.")
+            whole_number(f"SketchedConsensus: {name}", getattr(self, name))
         if self.rows_sketch is not None or self.columns_sketch is not None:
             warn_if_noisy(self.solver.rule)
         if not isinstance(self.solver.momentum, NoExtrapolation):
@@ -119,7 +118,7 @@ class SketchedConsensus(ProgramBase):
         outer, turn = (int(value) for value in model["turn"])
         step = outer * self.inner + turn
         if turn == 0:
-            party = self._begin(shard, party, _columns(shard, model["H"]), outer)
+            party = self._begin(shard, party, columns_of(shard.matrix, model["H"]), outer)
         else:
             _require_begun(shard, party, outer)
             party = self._row_step(shard, party, model, step - 1)
@@ -179,9 +178,6 @@ class SketchedConsensus(ProgramBase):
     def components(self, server: MeanServer) -> Array:
         return server.H
 
-    def metrics(self, server: MeanServer) -> Mapping[str, float]:
-        return {}
-
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """H_p ≥ 0, and H_p S2, which is non-negative where S2 only chooses columns."""
         m = layout.n_features
@@ -205,15 +201,10 @@ class SketchedConsensus(ProgramBase):
         return Turn(max(0, turn - self.inner + 1), 2, ends_round=turn == 0)
 
 
-def _columns(shard: Shard, H: Array) -> Array:
-    native = shard.matrix.native(H)
-    return kernels.of(native).rows_of(native)
-
-
 def _for_rows(shard: Shard, S: Operator | None, B: Array) -> NormalEquations:
     """The equations for W from H S, or from H where there is no S."""
     if S is None:
-        return exact_rows(shard.matrix, _columns(shard, B))
+        return exact_rows(shard.matrix, columns_of(shard.matrix, B))
     return sketched_rows(shard.matrix, S, shard.matrix.native(B))
 
 
@@ -350,8 +341,7 @@ class SketchedStatistics(ProgramBase):
         self, shard: Shard, party: SketchedStatisticsParty, model: Message, turn: int
     ) -> tuple[Array, RuleState]:
         matrix, m = shard.matrix, shard.matrix.shape[1]
-        H = matrix.native(model["H"])
-        Ht = kernels.of(H).rows_of(H)
+        Ht = columns_of(matrix, model["H"])
         if self.columns_sketch is None:
             equations = exact_rows(matrix, Ht)
         else:
@@ -397,9 +387,6 @@ class SketchedStatistics(ProgramBase):
 
     def components(self, server: SketchedStatisticsServer) -> Array:
         return server.Ht.T
-
-    def metrics(self, server: SketchedStatisticsServer) -> Mapping[str, float]:
-        return {}
 
     def directions(self, model: Message | None) -> int:
         """A sketch of X is d combinations of rows; the first exchange only counts rows."""

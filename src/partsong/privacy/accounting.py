@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,6 @@ from scipy import optimize, special
 
 from partsong.core.states import state
 from partsong.errors import CompositionError, FormatError, MissingExtra, ParameterError
-from partsong.privacy.randomness import Source, is_secure
 
 MARGIN, LOST_DIGITS = 1e-9, 2e-14
 """Relative: δ is taken as this much smaller than asked for, or LOST_DIGITS times the larger of μ and 1/μ. That covers
@@ -249,19 +248,9 @@ class Release:
                 f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget."
             )
 
-    def drawn_from(self, source: Source) -> Release:
-        """This release, marked if its noise came from an insecure source."""
-        return replace(self, is_secure=self.is_secure and is_secure(source))
-
     def to_json(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        return {
-            "kind": self.kind,
-            "noise_multiplier": self.noise_multiplier,
-            "unit": self.unit,
-            "relation": self.relation,
-            "is_secure": self.is_secure,
-        }
+        return asdict(self)
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Release:
@@ -342,10 +331,6 @@ class Ledger:
     def epsilon(self, delta: float) -> float:
         """ε that all releases together cost, at this δ."""
         return composed_epsilon(self.costs, delta)
-
-    def loose_epsilon(self, delta: float) -> float:
-        """An upper bound of it by zCDP, without dp-accounting."""
-        return concentrated_epsilon(self.costs, delta)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain values for a checkpoint."""

@@ -77,13 +77,6 @@ def worst(levels: Iterable[Exposure]) -> Exposure:
     return max(levels, key=lambda one: one.severity, default=Exposure.BOUNDED)
 
 
-def parse_limit(value: Any, name: str = "maximum_exposure") -> Exposure:
-    """A limit by its name."""
-    if isinstance(value, str) and value in tuple(LIMITS):
-        return Exposure(value)
-    raise ParameterError(f"{name} must be one of {', '.join(LIMITS)}; got {value!r}.")
-
-
 def per_direction(limit: Exposure) -> int:
     """Rows that must use a column for each direction that leaves, so that a limit is kept."""
     return 10 if limit is Exposure.GUESS else 2

@@ -71,7 +71,18 @@ class ClippedNoise(ABC):
     relation: str = "replace"
 
     def __post_init__(self) -> None:
-        _check_settings(self.clip, self.noise_multiplier, self.relation)
+        check_relation("party", self.relation)
+        if not SMALLEST_CLIP <= self.clip <= LARGEST_CLIP:
+            raise ParameterError(
+                f"clip must be a number from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}; got {self.clip!r}. It is the "
+                "radius around the public reference that an upload may not leave: choose it from what is public, not "
+                "from the data."
+            )
+        if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
+            raise ParameterError(
+                f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; got "
+                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll()."
+            )
 
     @property
     def grid(self) -> float:
@@ -99,7 +110,26 @@ class ClippedNoise(ABC):
     def protect(
         self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
     ) -> dict[str, Array]:
-        return _protected(arrays, reference, self.clip / self.grid, self.order, self.noise, source)
+        names, noise = sorted(arrays), self.noise
+        public = {name: _plain(reference[name]) for name in names if name in reference}
+        private = {name: _plain(arrays[name]) for name in names}
+        _check_shapes(private, public)
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = np.concatenate([(private[name] - public[name]).ravel() for name in names])
+        if not np.isfinite(difference).all():
+            raise DivergenceError(
+                f"A message with NaN or infinite numbers ({', '.join(names)}) cannot be protected; nothing was drawn "
+                "and nothing sent. Look at the party's data and step sizes."
+            )
+        cells = clipped_cells(difference, noise.grid, self.clip / self.grid, self.order)
+        noisy = cells + noise.draw(difference.size, source)
+        pieces = np.split(noisy, np.cumsum([private[name].size for name in names])[:-1])
+        return {
+            name: kernels.of(arrays[name]).cast(
+                public[name] + (noise.grid * piece).reshape(public[name].shape), arrays[name]
+            )
+            for name, piece in zip(names, pieces, strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,59 +190,13 @@ def clipped_cells(difference: Any, grid: float, radius: float, order: int) -> An
         factor *= SHRINK
 
 
-def _protected(
-    arrays: Mapping[str, Array],
-    reference: Mapping[str, Array],
-    radius: float,
-    order: int,
-    noise: RoundedGaussian | RoundedLaplace,
-    source: Source,
-) -> dict[str, Array]:
-    names = sorted(arrays)
-    public = {name: _plain(reference[name]) for name in names if name in reference}
-    private = {name: _plain(arrays[name]) for name in names}
-    _check_shapes(private, public)
-    with np.errstate(over="ignore", invalid="ignore"):
-        difference = np.concatenate([(private[name] - public[name]).ravel() for name in names])
-    if not np.isfinite(difference).all():
-        raise DivergenceError(
-            f"A message with NaN or infinite numbers ({', '.join(names)}) cannot be protected; nothing was drawn and "
-            "nothing sent. Look at the party's data and step sizes."
-        )
-    noisy = clipped_cells(difference, noise.grid, radius, order) + noise.draw(difference.size, source)
-    sizes = [private[name].size for name in names]
-    pieces = np.split(noisy, np.cumsum(sizes)[:-1])
-    return {
-        name: _like(public[name] + (noise.grid * piece).reshape(public[name].shape), arrays[name])
-        for name, piece in zip(names, pieces, strict=True)
-    }
-
-
 def _plain(array: Array) -> Any:
     return np.asarray(kernels.of(array).to_numpy(array), np.float64)
-
-
-def _like(values: Any, example: Array) -> Array:
-    return kernels.of(example).cast(values, example)
 
 
 def _power_sum(cells: Any, order: int) -> int:
     """Σ |K|^order; of numbers below 2²² squared, or below 2³⁴, so that int64 holds it."""
     return int((cells * cells).sum() if order == 2 else np.abs(cells).sum())
-
-
-def _check_settings(clip: float, noise_multiplier: float, relation: str) -> None:
-    check_relation("party", relation)
-    if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
-        raise ParameterError(
-            f"clip must be a number from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}; got {clip!r}. It is the radius around "
-            "the public reference that an upload may not leave: choose it from what is public, not from the data."
-        )
-    if not LEAST_MULTIPLIER <= noise_multiplier <= MOST_MULTIPLIER:
-        raise ParameterError(
-            f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
-            f"got {noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll()."
-        )
 
 
 def _check_shapes(private: Mapping[str, Any], public: Mapping[str, Any]) -> None:

@@ -27,19 +27,12 @@ class InsecureSource:
     same bytes, so that each message needs names of its own (party, round): noise used twice is no noise.
     """
 
-    is_secure = False
-
     def __init__(self, seed: int, *names: Name) -> None:
         self._generator = stream(seed, "insecure noise", *names)
 
     def __call__(self, count: int) -> bytes:
         """The next bytes of the stream."""
         return self._generator.bytes(count)
-
-
-def is_secure(source: Source) -> bool:
-    """Whether a source says nothing against itself; what was drawn from another has to be marked."""
-    return bool(getattr(source, "is_secure", True))
 
 
 def words(count: int, source: Source) -> Any:

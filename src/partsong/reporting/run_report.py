@@ -22,14 +22,7 @@ from partsong.errors import ShapeError
 from partsong.evaluation.metrics import AtParty, OwnParts
 from partsong.io.write import replacing
 from partsong.reporting import attack_report
-from partsong.reporting.charts import (
-    Line,
-    Quantity,
-    bar,
-    key,
-    line_chart,
-    picture,
-)
+from partsong.reporting.charts import Line, Quantity, bar, key, line_chart, picture
 from partsong.reporting.html import (
     UNKNOWN,
     Column,
@@ -394,7 +387,8 @@ def parts(report: Report) -> list[Markup]:
         components = np.nan_to_num(method.components.astype(float), posinf=0.0).clip(min=0.0)
         figures = []
         for i, (values, share) in enumerate(zip(components, method.shares, strict=True), start=1):
-            look = _portrait(values, f"Part {i} of {method.name}", report) if is_picture else _features(values, report)
+            alt = f"Part {i} of {method.name}"
+            look = picture(values.reshape(report.image_shape), alt) if is_picture else _features(values, report)
             explains = element("span", percent(share) if values.any() else "empty")
             label = element("figcaption", element("b", str(i)), explains)
             figures.append(element("figure", *((look, label) if is_picture else (label, look)), class_="part"))
@@ -403,14 +397,9 @@ def parts(report: Report) -> list[Markup]:
     return content
 
 
-def _portrait(values: npt.NDArray[Any], alt: str, report: Report) -> Markup:
-    return picture(values.reshape(report.image_shape), alt)
-
-
 def _features(values: npt.NDArray[Any], report: Report) -> Markup:
     """The strongest features with bars; a part that is zero everywhere has none."""
-    strongest = [int(i) for i in np.argsort(-values, kind="stable")[:TOP_FEATURES] if values[i] > 0]
-    names = [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
+    strongest, names = _strongest(values, report, TOP_FEATURES)
     fractions = [float(values[i] / values[strongest[0]]) for i in strongest]
     items = [
         element("li", element("span", name, title=f"{name}: {significant(fraction)} of the strongest"), bar(fraction))
@@ -419,14 +408,17 @@ def _features(values: npt.NDArray[Any], report: Report) -> Markup:
     return element("ol", *items)
 
 
+def _strongest(values: npt.NDArray[Any], report: Report, count: int) -> tuple[list[int], list[str]]:
+    """The strongest features above zero, and their names."""
+    strongest = [int(i) for i in np.argsort(-values, kind="stable")[:count] if values[i] > 0]
+    return strongest, [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
+
+
 def privacy(report: Report) -> list[Markup]:
     """About whom ε is, what each party has spent, and what is here that no party would release."""
     masked = [element("p", MASKED, class_="kept")] if report.is_masked else []
     if report.privacy is None:
-        return [
-            element("p", NO_NOISE, class_="verdict"),
-            *masked,
-        ]
+        return [element("p", NO_NOISE, class_="verdict"), *masked]
     told = report.privacy
     verdict = (
         f"ε = {significant(told['epsilon_spent'])} at δ = {told['delta']:g}, unit {told['unit']}, relation "
@@ -448,13 +440,10 @@ def voices(report: Report) -> list[Markup]:
     told = [method for method in report.methods if method.parties]
     if not told:
         return [element("p", "Nothing was computed at single parties.", class_="note")]
-    blocks = [(m, style) for m, style in zip(report.methods, styles(report.methods), strict=True) if _has_parts(m)]
+    styled = zip(report.methods, styles(report.methods), strict=True)
+    blocks = [(m, style) for m, style in styled if m.parties and not m.is_oracle and len(m.components)]
     shown = _most_telling([method for method, _ in blocks])
     return [_fits(told), *(_block(report, method, style, method is shown) for method, style in blocks)]
-
-
-def _has_parts(method: MethodResult) -> bool:
-    return bool(method.parties) and not method.is_oracle and len(method.components) > 0
 
 
 def _most_telling(methods: Sequence[MethodResult]) -> MethodResult | None:
@@ -561,8 +550,7 @@ def _look(report: Report, values: np.ndarray, about: str, style: str = "part") -
     ink = np.nan_to_num(values.astype(float), posinf=0.0).clip(min=0.0)
     if report.image_shape is not None:
         return element("div", picture(ink.reshape(report.image_shape), about), class_=style, title=about)
-    strongest = [int(i) for i in np.argsort(-ink, kind="stable")[:PARTY_TOP_FEATURES] if ink[i] > 0]
-    names = [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
+    _, names = _strongest(ink, report, PARTY_TOP_FEATURES)
     return element("div", ", ".join(names) or "empty", class_=f"{style} words", title=about)
 
 

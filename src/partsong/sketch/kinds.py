@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from partsong.data.scan import Tiles
 from partsong.kernels import sketching as compiled
 from partsong.sketch import operator
 from partsong.sketch import placed as placing
-from partsong.sketch.operator import DRAWN_ROWS, GROUP, Operator, Source, require_dimension
+from partsong.sketch.operator import DRAWN_ROWS, GROUP, Operator, Pattern, Source, require_dimension
 from partsong.sketch.placed import Placed
 
 DRAWN_TOGETHER = 4096
@@ -30,35 +31,33 @@ LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class CountSketch:
-    """Each coordinate goes to one of d random places with a random sign: E[S Sᵀ] = I without a factor.
-
-    O(entries stored) to apply (Clarkson & Woodruff, 2013). A column of A that is alone in its place, or alone there
-    in not being zero, can be read off A S.
-    """
+class Kind(ABC):
+    """A kind of sketch: how many dimensions d it has, and how its S (size × d) is drawn."""
 
     dimension: int
 
     def __post_init__(self) -> None:
         require_dimension(self.dimension)
 
+    @abstractmethod
+    def pattern(self, size: int, source: Source) -> Pattern:
+        """The entries of S (size × d)."""
+
     def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        return Operator(SignedPlaces(int(size), int(self.dimension), Source.of(seed, names)))
+        return Operator(self.pattern(int(size), Source.of(seed, names)))
 
 
-@dataclass(frozen=True, slots=True)
-class SignedPlaces:
-    """Places and signs in blocks of coordinates, each with a stream of its own."""
+class OneEntryInARow(ABC):
+    """Products with an S that `placed` describes: it has at most one entry in a row."""
+
+    __slots__ = ()
 
     size: int
     dimension: int
-    source: Source
 
+    @abstractmethod
     def placed(self, start: int, stop: int) -> Placed:
-        numbers = range(start // DRAWN_TOGETHER, -(-stop // DRAWN_TOGETHER))
-        drawn = [self.source.stream("count", n).integers(2 * self.dimension, size=DRAWN_TOGETHER) for n in numbers]
-        both = np.concatenate([np.empty(0, np.int64), *drawn])[start % DRAWN_TOGETHER :][: stop - start]
-        return Placed(np.arange(stop - start), both // 2, 1.0 - 2.0 * (both % 2))
+        """The entries of S[start:stop]."""
 
     def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
         return placing.entries(self, indices, first, last, dtype)
@@ -71,20 +70,42 @@ class SignedPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class Gaussian:
+class CountSketch(Kind):
+    """Each coordinate goes to one of d random places with a random sign: E[S Sᵀ] = I without a factor.
+
+    O(entries stored) to apply (Clarkson & Woodruff, 2013). A column of A that is alone in its place, or alone there
+    in not being zero, can be read off A S.
+    """
+
+    def pattern(self, size: int, source: Source) -> SignedPlaces:
+        return SignedPlaces(size, int(self.dimension), source)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPlaces(OneEntryInARow):
+    """Places and signs in blocks of coordinates, each with a stream of its own."""
+
+    size: int
+    dimension: int
+    source: Source
+
+    def placed(self, start: int, stop: int) -> Placed:
+        numbers = range(start // DRAWN_TOGETHER, -(-stop // DRAWN_TOGETHER))
+        drawn = [self.source.stream("count", n).integers(2 * self.dimension, size=DRAWN_TOGETHER) for n in numbers]
+        both = np.concatenate([np.empty(0, np.int64), *drawn])[start % DRAWN_TOGETHER :][: stop - start]
+        return Placed(np.arange(stop - start), both // 2, 1.0 - 2.0 * (both % 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian(Kind):
     """Entries 𝒩(0, 1/d), independent: E[S Sᵀ] = I.
 
     O(size·d) to draw, and a dense or sparse product with d columns to apply. Who sees A S and S knows of each row of
     A its projection on d random directions; further sketches add theirs (see `recover`).
     """
 
-    dimension: int
-
-    def __post_init__(self) -> None:
-        require_dimension(self.dimension)
-
-    def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        return Operator(GaussianEntries(int(size), int(self.dimension), Source.of(seed, names)))
+    def pattern(self, size: int, source: Source) -> GaussianEntries:
+        return GaussianEntries(size, int(self.dimension), source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +152,7 @@ class GaussianEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class Hadamard:
+class Hadamard(Kind):
     """Random signs, a Walsh–Hadamard transform, and d of its results: S = √(n'/d)·D·H·R, so E[S Sᵀ] = I.
 
     n' is the next power of two, D (n × n) has random signs, H the first n rows of the orthogonal n' × n' Hadamard
@@ -142,13 +163,8 @@ class Hadamard:
     Dense rows cost O(size·log d), as only d results are wanted (Ailon & Liberty, 2009); sparse ones O(entries·d).
     """
 
-    dimension: int
-
-    def __post_init__(self) -> None:
-        require_dimension(self.dimension)
-
-    def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        return Operator(SignedHadamard(int(size), int(self.dimension), Source.of(seed, names)))
+    def pattern(self, size: int, source: Source) -> SignedHadamard:
+        return SignedHadamard(size, int(self.dimension), source)
 
 
 @dataclass(frozen=True)
@@ -212,24 +228,19 @@ def _power_of_two(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Subsampling:
+class Subsampling(Kind):
     """d of the n coordinates, without replacement and in their order, each times √(n/d): E[S Sᵀ] = I.
 
     The paper prints the columns without the factor, with which E[S Sᵀ] = (d/n) I (Qian et al., 2020, Sec. 3.4).
     d = n gives S = I. O(rows·d) to apply. A S *is* d columns of A: who sees it sees those as they are.
     """
 
-    dimension: int
-
-    def __post_init__(self) -> None:
-        require_dimension(self.dimension)
-
-    def draw(self, size: int, seed: int, *names: Name) -> Operator:
-        return Operator(ChosenCoordinates(int(size), int(self.dimension), Source.of(seed, names)))
+    def pattern(self, size: int, source: Source) -> ChosenCoordinates:
+        return ChosenCoordinates(size, int(self.dimension), source)
 
 
 @dataclass(frozen=True)
-class ChosenCoordinates:
+class ChosenCoordinates(OneEntryInARow):
     """Which coordinates are kept: everybody draws all d of them, once."""
 
     size: int
@@ -246,15 +257,6 @@ class ChosenCoordinates:
         first, last = np.searchsorted(self.chosen, (start, stop))
         weights = np.full(last - first, (self.size / self.dimension) ** 0.5)
         return Placed(self.chosen[first:last] - start, np.arange(first, last), weights)
-
-    def entries(self, indices: np.ndarray, first: int, last: int, dtype: np.dtype) -> np.ndarray:
-        return placing.entries(self, indices, first, last, dtype)
-
-    def times(self, matrix: Matrix, start: int) -> Array:
-        return placing.times(self, matrix, start)
-
-    def transposed_times(self, matrix: Matrix, start: int) -> Array:
-        return placing.transposed_times(self, matrix, start)
 
 
 SKETCHES = Choice({"subsampling": Subsampling, "gaussian": Gaussian, "count": CountSketch, "hadamard": Hadamard})

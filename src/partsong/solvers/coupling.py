@@ -10,6 +10,7 @@ import numpy as np
 from partsong import kernels
 from partsong.aggregation.alignment import Assignment
 from partsong.core.interfaces import Alignment, Array, Plan, UpdateRule
+from partsong.core.parameters import whole_number
 from partsong.errors import CompositionError, ParameterError
 from partsong.kernels.fused_steps import Towards
 from partsong.solvers.normal_equations import NormalEquations, RuleState
@@ -122,8 +123,7 @@ class AlignedProximalTerm:
         _require_strength(self.strength)
         if self.prox not in ("paper", "exact"):
             raise ParameterError(f'prox must be "paper" or "exact"; got {self.prox!r}.')
-        if not isinstance(self.every, (int, np.integer)) or self.every < 1:
-            raise ParameterError(f"Alignments are found anew every 1, 2, … steps; got every={self.every!r}.")
+        whole_number("every", self.every)
 
     def check(self, rule: UpdateRule) -> None:
         """The exact form needs a rule that knows its step size."""

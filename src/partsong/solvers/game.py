@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -31,50 +32,46 @@ class NoSelfPlay:
 
 
 @dataclass(frozen=True, slots=True)
-class ShrinkSmallest:
-    """J-min: the smallest entry of every column of H is multiplied by `factor`, the first of equal ones."""
+class _Shrinking(ABC):
+    """Some entries of every column of H are multiplied by `factor`."""
 
     factor: float = 0.99
 
     def __post_init__(self) -> None:
-        _require_share(self.factor)
+        if not isinstance(self.factor, Real) or isinstance(self.factor, bool) or not 0 <= self.factor <= 1:
+            raise ParameterError(f"A shrink factor lies between 0 and 1; got {self.factor!r}.")
 
     def __call__(self, Ht: Array) -> Array:
         """Hᵀ (m × k) after it; rows of Hᵀ are columns of H."""
-        return _scaled(Ht, lambda values: values.argmin(axis=1), self.factor, is_chosen=True)
+        values = kernels.of(Ht).to_numpy(Ht)
+        moved = np.where(self._shrink(values), values * values.dtype.type(self.factor), values)
+        return kernels.of(Ht).cast(moved, Ht)
+
+    @abstractmethod
+    def _shrink(self, values: np.ndarray) -> np.ndarray:
+        """Which entries of Hᵀ shrink."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShrinkOthers:
+class ShrinkSmallest(_Shrinking):
+    """J-min: the smallest entry of every column of H is multiplied by `factor`, the first of equal ones."""
+
+    def _shrink(self, values: np.ndarray) -> np.ndarray:
+        return np.arange(values.shape[1]) == values.argmin(axis=1)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkOthers(_Shrinking):
     """J-max: all entries of every column of H but the largest, the first of equal ones, are multiplied by `factor`.
 
     Rows of H are driven towards disjoint supports. The shrinking puts a floor under the error.
     """
 
-    factor: float = 0.99
-
-    def __post_init__(self) -> None:
-        _require_share(self.factor)
-
-    def __call__(self, Ht: Array) -> Array:
-        """Hᵀ (m × k) after it; rows of Hᵀ are columns of H."""
-        return _scaled(Ht, lambda values: values.argmax(axis=1), self.factor, is_chosen=False)
+    def _shrink(self, values: np.ndarray) -> np.ndarray:
+        return np.arange(values.shape[1]) != values.argmax(axis=1)[:, None]
 
 
 SelfPlay = NoSelfPlay | ShrinkSmallest | ShrinkOthers
-
-
-def _scaled(Ht: Array, choose, factor: float, *, is_chosen: bool) -> Array:  # type: ignore[no-untyped-def]
-    values = kernels.of(Ht).to_numpy(Ht)
-    chosen = np.zeros(values.shape, bool)
-    chosen[np.arange(len(values)), choose(values)] = True
-    moved = np.where(chosen == is_chosen, values * values.dtype.type(factor), values)
-    return kernels.of(Ht).cast(moved, Ht)
-
-
-def _require_share(factor: float) -> None:
-    if not isinstance(factor, Real) or isinstance(factor, bool) or not 0 <= factor <= 1:
-        raise ParameterError(f"A shrink factor lies between 0 and 1; got {factor!r}.")
 
 
 MOST_SAFE = 1.6
@@ -119,34 +116,8 @@ class ConstantStep:
     def __post_init__(self) -> None:
         _require_positive("eta", self.eta)
 
-    def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
-        return self.eta, 0.0
-
-    def together(self, sweep: int, curvature: float, miss: float) -> float:
-        return self.eta
-
-    def in_turn(self, sweep: int, curvature: float) -> float:
-        return self.eta
-
-    def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
-        return pace
-
-
-@dataclass(frozen=True, slots=True)
-class DecayingStep:
-    """η_t = η / (1 + decay · t) in sweep t = 0, 1, …: Σ η_t diverges and Σ η_t² does not, as noise asks for."""
-
-    eta: float = 0.1
-    decay: float = 0.01
-
-    is_balanced = False
-
-    def __post_init__(self) -> None:
-        _require_positive("eta", self.eta)
-        _require_positive("decay", self.decay)
-
     def _at(self, sweep: int) -> float:
-        return self.eta / (1 + self.decay * sweep)
+        return self.eta
 
     def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
         return self._at(sweep), 0.0
@@ -159,6 +130,21 @@ class DecayingStep:
 
     def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
         return pace
+
+
+@dataclass(frozen=True, slots=True)
+class DecayingStep(ConstantStep):
+    """η_t = η / (1 + decay · t) in sweep t = 0, 1, …: Σ η_t diverges and Σ η_t² does not, as noise asks for."""
+
+    eta: float = 0.1
+    decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _require_positive("eta", self.eta)
+        _require_positive("decay", self.decay)
+
+    def _at(self, sweep: int) -> float:
+        return self.eta / (1 + self.decay * sweep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,14 +86,7 @@ class DenseBoard:
         return float(game.play_dense(self.X, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
 
     def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        width = last - first
-        order = _shuffled(draw, len(self.X) * width)
-        numbers, seen = meeting.numbers(W.dtype), 0.0
-        for start in range(0, len(order), CHUNK):
-            rows, columns = np.divmod(order[start : start + CHUNK], max(1, width))
-            columns += first
-            seen += game.play_cells(rows, columns, self.X[rows, columns], W, Ht, *numbers)
-        return seen
+        return _play_all_cells(self.X, draw, first, last, W, Ht, meeting)
 
     def arranged(self, columns: Array) -> DenseBoard:
         return DenseBoard(np.ascontiguousarray(self.X[:, columns]))
@@ -115,15 +108,7 @@ class SparseBoard:
         return float(game.play_sparse(*entries, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
 
     def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        width = last - first
-        order = _shuffled(draw, self.by_row.shape[0] * width)
-        numbers, seen = meeting.numbers(W.dtype), 0.0
-        for start in range(0, len(order), CHUNK):
-            rows, columns = np.divmod(order[start : start + CHUNK], max(1, width))
-            columns += first
-            values = np.asarray(self.by_row[rows, columns]).ravel()
-            seen += game.play_cells(rows, columns, values, W, Ht, *numbers)
-        return seen
+        return _play_all_cells(self.by_row, draw, first, last, W, Ht, meeting)
 
     def arranged(self, columns: Array) -> SparseBoard:
         return SparseBoard(_arranged(self.by_row, columns))
@@ -170,6 +155,20 @@ def _(matrix: SparseMatrix) -> Board:
 @board_of.register
 def _(matrix: ObservedMatrix) -> Board:
     return KnownBoard(matrix.by_row)
+
+
+def _play_all_cells(
+    X: Any, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting
+) -> float:
+    """All cells of an array or a CSR matrix in these columns, in a random order."""
+    width = last - first
+    order = _shuffled(draw, X.shape[0] * width)
+    numbers, seen = meeting.numbers(W.dtype), 0.0
+    for start in range(0, len(order), CHUNK):
+        rows, columns = np.divmod(order[start : start + CHUNK], max(1, width))
+        columns += first
+        seen += game.play_cells(rows, columns, np.asarray(X[rows, columns]).ravel(), W, Ht, *numbers)
+    return seen
 
 
 def _arranged(by_row: Any, columns: Array) -> Any:

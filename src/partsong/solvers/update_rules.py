@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -287,11 +286,6 @@ def warn_if_noisy(rule: Any) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def damping_grid(values: Sequence[float] = (0.1, 1.0, 10.0), *, sweeps: int = 1) -> list[CoordinateDescent]:
-    """All pairs alpha, beta of these values, in the units of the data, as Qian et al. (2020) try them."""
-    return [CoordinateDescent(sweeps, alpha, beta) for alpha in values for beta in values]
 
 
 SWEEPS = 5

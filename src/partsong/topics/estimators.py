@@ -57,15 +57,7 @@ from partsong.topics.fitting import (
     without_empty,
 )
 from partsong.topics.persistence import fill_with_topics, save_fitted_topics
-from partsong.topics.shared_vocabulary import (
-    AGREE,
-    FEWEST_MASKED,
-    HASH,
-    LONGEST,
-    Prepared,
-    prepare,
-    word_rule,
-)
+from partsong.topics.shared_vocabulary import AGREE, FEWEST_MASKED, HASH, LONGEST, Prepared, prepare, word_rule
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, Weighing, matrix_of, texts_by_party, words_of
 from partsong.training.loop import HistoryRow, StoppingRule, progress

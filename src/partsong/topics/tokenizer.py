@@ -17,6 +17,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from partsong.core.parameters import whole_number
 from partsong.errors import DataTypeError, FormatError, ParameterError
 from partsong.topics.documents import read_word_list
 
@@ -247,8 +248,7 @@ class Words:
             )
         if isinstance(self.stop_words, str) or not all(isinstance(word, str) for word in self.stop_words):
             raise DataTypeError("stop_words is a collection of words; from a file: stop_words_of('words.txt').")
-        if isinstance(self.shortest, bool) or not isinstance(self.shortest, int) or self.shortest < 1:
-            raise ParameterError(f"shortest must be a whole number of at least 1; got {self.shortest!r}.")
+        whole_number("shortest", self.shortest)
         try:
             expression = re.compile(self.pattern)
         except (re.error, TypeError):

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from partsong.core.interfaces import Matrix
+from partsong.core.parameters import whole_number
 from partsong.core.states import state
 from partsong.data.conversion import as_matrix
 from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
@@ -130,8 +131,7 @@ class HashedVocabulary:
     key: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.n_columns, bool) or not isinstance(self.n_columns, int) or self.n_columns < 1:
-            raise ParameterError(f"n_columns must be a whole number of at least 1; got {self.n_columns!r}.")
+        whole_number("n_columns", self.n_columns)
         if not isinstance(self.key, bytes) or len(self.key) > 64:
             raise ParameterError("The key of a hashed vocabulary has at most 64 bytes, such as fresh_key() gives.")
 

@@ -10,6 +10,7 @@ belong together, all others are drawn from the product of the marginals (Song & 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from partsong.core.interfaces import Array
-from partsong.core.parameters import Choice
+from partsong.core.parameters import Choice, whole_number
 from partsong.errors import ParameterError
 from partsong.methods.mutual_information.batches import Bag, operations
 
@@ -142,8 +143,7 @@ def move(theta: Theta, gradients: Theta, rate: float) -> None:
 def require_sizes(**sizes: int) -> None:
     """Refuse layers without units."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise ParameterError(f"A critic needs a whole number {name} ≥ 1; got {size!r}.")
+        whole_number(f"A critic's {name}", size)
 
 
 FAR = 60.0
@@ -151,11 +151,10 @@ FAR = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedBound:
-    """SMILE, and its own slopes: "dv", as printed in the FedNMF+MI paper (Eq. 2) but for the clip.
+class Bound(ABC):
+    """SMILE's estimate Î, and the slopes by which a critic learns.
 
         Î = (1/b) Σ_i s_ii − log[ (1/(b(b−1))) Σ_{i≠j} exp(min(max(s_ij, −τ), τ)) ]
-        ∂Î/∂s_ii = 1/b,   ∂Î/∂s_ij = −exp(s_ij) [|s_ij| < τ] / Σ_{i≠j} exp(clipped s_ij)
 
     τ is `clip`. The paper prints max(min(v, l), u), which is u for every v; the first term is not clipped.
     """
@@ -163,14 +162,29 @@ class ClippedBound:
     clip: float = 5.0
 
     def __post_init__(self) -> None:
-        _require_clip(self.clip)
+        if not 0 < self.clip <= FAR:
+            raise ParameterError(f"Scores are clipped to ±clip, with 0 < clip ≤ {FAR:g}; got {self.clip!r}.")
 
     def value(self, scores: Array) -> Array:
         """Î, a single number; needs two documents."""
-        return smile(scores, self.clip)
+        on, b = operations(scores), len(scores)
+        apart = 1.0 - on.unit(b, scores)
+        mean = (on.exp(scores.clip(-self.clip, self.clip)) * apart).sum() / (b * (b - 1))
+        return scores.diagonal().sum() / b - on.log(mean)
+
+    @abstractmethod
+    def slopes(self, scores: Array) -> Array:
+        """The gradient by the scores (b × b)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedBound(Bound):
+    """SMILE's own slopes: "dv", as printed in the FedNMF+MI paper (Eq. 2) but for the clip.
+
+    ∂Î/∂s_ii = 1/b,   ∂Î/∂s_ij = −exp(s_ij) [|s_ij| < τ] / Σ_{i≠j} exp(clipped s_ij)
+    """
 
     def slopes(self, scores: Array) -> Array:
-        """∂Î/∂s (b × b)."""
         on, b = operations(scores), len(scores)
         unit = on.unit(b, scores)
         shares = on.exp(scores.clip(-self.clip, self.clip)) * (1.0 - unit)
@@ -179,44 +193,18 @@ class ClippedBound:
 
 
 @dataclass(frozen=True, slots=True)
-class JensenShannon:
-    """SMILE's value, and the slopes of the Jensen–Shannon bound: "js", as in the code of SMILE's authors; steadier.
+class JensenShannon(Bound):
+    """The slopes of the Jensen–Shannon bound: "js", as in the code of SMILE's authors; steadier.
 
     J = −(1/b) Σ_i softplus(−s_ii) − (1/(b(b−1))) Σ_{i≠j} softplus(s_ij)
     ∂J/∂s_ii = σ(−s_ii)/b,   ∂J/∂s_ij = −σ(s_ij) / (b(b−1))
     """
 
-    clip: float = 5.0
-
-    def __post_init__(self) -> None:
-        _require_clip(self.clip)
-
-    def value(self, scores: Array) -> Array:
-        """Î as of `ClippedBound`."""
-        return smile(scores, self.clip)
-
     def slopes(self, scores: Array) -> Array:
-        """∂J/∂s (b × b)."""
         on, b = operations(scores), len(scores)
         unit = on.unit(b, scores)
         rising = 1.0 / (1.0 + on.exp(-scores.clip(-FAR, FAR)))
         return unit * (1.0 - rising) / b - (1.0 - unit) * rising / (b * (b - 1))
-
-
-Bound = ClippedBound | JensenShannon
-
-
-def smile(scores: Array, clip: float) -> Array:
-    """(1/b) Σ_i s_ii − log of the mean of e^s over i ≠ j, with these s clipped to ±clip."""
-    on, b = operations(scores), len(scores)
-    apart = 1.0 - on.unit(b, scores)
-    mean = (on.exp(scores.clip(-clip, clip)) * apart).sum() / (b * (b - 1))
-    return scores.diagonal().sum() / b - on.log(mean)
-
-
-def _require_clip(clip: float) -> None:
-    if not 0 < clip <= FAR:
-        raise ParameterError(f"Scores are clipped to ±clip, with 0 < clip ≤ {FAR:g}; got {clip!r}.")
 
 
 @dataclass(frozen=True, slots=True)

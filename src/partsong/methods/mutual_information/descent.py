@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partsong.core.interfaces import Array
+from partsong.core.parameters import whole_number
 from partsong.errors import DivergenceError, ParameterError
 from partsong.methods.mutual_information.batches import Bag, Documents, cuts_of, operations
 from partsong.methods.mutual_information.critics import MutualInformation, NoInformation, Theta
@@ -50,9 +51,7 @@ class Descent:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ParameterError(f"Descent needs a whole number {name} ≥ 1; got {value!r}.")
+            whole_number(f"Descent: {name}", getattr(self, name))
         if not isinstance(self.rate, Real) or not 0 < self.rate < float("inf"):
             raise ParameterError(f"The rate of descent must be a number above 0; got {self.rate!r}.")
         if self.weight_step not in WEIGHT_STEPS:

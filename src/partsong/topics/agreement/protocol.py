@@ -25,6 +25,7 @@ from partsong.core.interfaces import (
     Traits,
     Turn,
 )
+from partsong.core.parameters import whole_number
 from partsong.core.states import state
 from partsong.core.streams import fresh_seed
 from partsong.errors import DataError, ParameterError, PartyError
@@ -190,9 +191,7 @@ class VocabularyAgreement(ProgramBase):
 
     def __post_init__(self) -> None:
         for name in ("min_documents", "min_parties", "words_expected", "longest"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ParameterError(f"{name} must be a whole number of at least 1; got {value!r}.")
+            whole_number(name, getattr(self, name))
         if not 1e-30 <= self.false_pass < 1:
             raise ParameterError(f"false_pass must be a probability from 1e-30 to below 1; got {self.false_pass!r}.")
 

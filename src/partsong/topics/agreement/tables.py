@@ -173,11 +173,7 @@ def word_shards(
 ) -> list[Shard]:
     """Parties by name, where all of them are in one process; elsewhere each makes its own."""
     return [
-        Shard(
-            name,
-            cast(Matrix, HeldWords.of(texts, words, key)),
-            fresh_seed() if secrets is None else secrets[name],
-        )
+        Shard(name, cast(Matrix, HeldWords.of(texts, words, key)), fresh_seed() if secrets is None else secrets[name])
         for name, texts in documents.items()
     ]
 
