@@ -18,7 +18,7 @@ from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import Kit, SharedKey, write
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.setup.site_policy import POLICY, has_policy, require_policy, with_rare_columns
+from partsong.federation.setup.site_policy import POLICY, has_policy, with_rare_columns
 from partsong.federation.site.state import rare_columns, supports_of
 from partsong.privacy.exposure import MEANING, Exposure, Support, per_direction
 
@@ -100,7 +100,6 @@ class Joining:
     rare_columns: str | None = None
 
     def __post_init__(self) -> None:
-        require_policy(self.site.path)
         self.site.require_idle(self.shared)
 
     def policy(self) -> Policy:
