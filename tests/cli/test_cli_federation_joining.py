@@ -25,7 +25,6 @@ from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held
 from partsong.federation.setup import credentials, site_folder, site_policy
 from partsong.federation.setup.credentials import Card, Kit, SharedKey
-from partsong.federation.setup.joining import Joining
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports.base import InProcess
@@ -238,8 +237,7 @@ def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_
     new, number, kit = here / "anew", 0, Kit.read(here / "north.zip")
 
     def joined():
-        wanted = SiteFolder.wanted(new, kit, here / "rows.npy", {})
-        Joining(wanted, kit, SharedKey(bytes(16))).agreed()
+        SiteFolder.joining(new, kit, here / "rows.npy", {}, SharedKey(bytes(16)))
 
     while cut_off(joined, number):
         if site_policy.is_used(new):

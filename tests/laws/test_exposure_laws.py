@@ -23,8 +23,8 @@ from partsong.data.conversion import as_matrix
 from partsong.data.table import Table
 from partsong.engines.local import Sequential
 from partsong.estimators.federated_nmf import FederatedNMF
-from partsong.federation.policy import ZERO, Policy, PrivacyBudget
-from partsong.federation.setup.joining import Terms
+from partsong.federation.policy import Policy, PrivacyBudget
+from partsong.federation.setup.site_policy import Terms
 from partsong.io.party_folder import write_parts
 from partsong.methods import build
 from partsong.methods.fnmf import LONG_ROUNDS
@@ -467,7 +467,7 @@ def test_the_attack_command_never_soothes_without_a_level(name, parts, tmp_path,
 def test_the_terms_that_a_site_reads_never_soothe_without_the_level(limit, sent, density):
     X = sparse(60, 8, density)
     seen = Counter()
-    for change in ({}, {"rare_columns": ZERO}, {"privacy": PrivacyBudget(1.0, unit="row")}):
+    for change in ({}, {"rare_columns": "zero"}, {"privacy": PrivacyBudget(1.0, unit="row")}):
         terms = Terms(Policy(maximum_exposure=limit, **change), sent, uncounted=sent)
         said, _ = terms.of_table(X, range(8))
         require_level(said, Support.of(X).exposure(sent))

@@ -27,7 +27,7 @@ from partsong.federation.flower import control, server_process
 from partsong.federation.locks import held, holder_of, is_held
 from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
 from partsong.federation.server.setup_phase import require_same_sites
-from partsong.federation.setup.credentials import Card, Listed, require_name, write
+from partsong.federation.setup.credentials import Card, require_name, write
 from partsong.federation.setup.run_place import (
     TIMEOUT,
     RunPlace,
@@ -54,8 +54,6 @@ INVITE = examples("partsong federation invite north --folder liver")
 ADMIT = examples("partsong federation admit north-card.toml south-card.toml --folder liver")
 REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
-COMPARE = "Each site compares its fingerprint BY TELEPHONE with two other sites:"
-
 ENGINE = "flower: over TLS; files: through a folder that all reach, or that somebody carries."
 
 
@@ -179,14 +177,8 @@ def admit(
     else:
         for card in taken:
             server.admit(card)
-    roster = server.roster()
-    if as_json:
-        put_json({"admitted": [card.site for card in taken], **_told(roster), "file": server.path / "roster.toml"})
-        return
-    typer.echo(f"Admitted: {', '.join(card.site for card in taken)}. Sites are now: {', '.join(sorted(roster.keys))}.")
-    typer.echo(f"When all are in, send {server.path / 'roster.toml'} to all.")
-    typer.echo(COMPARE)
-    typer.echo(f"  {roster.fingerprint}")
+    names = [card.site for card in taken]
+    _put_roster(server, f"Admitted: {', '.join(names)}", {"admitted": names}, as_json)
 
 
 @guarded
@@ -198,13 +190,21 @@ def remove(
     """Take a site out: its node is not let in any more, and the roster is without it. Models that are made stay."""
     server = ServerFolder.at(folder)
     _remove_node(server, site)
-    roster = server.remove(site)
+    server.remove(site)
+    _put_roster(server, f"Removed: {site}", {"removed": site}, as_json)
+
+
+def _put_roster(server: ServerFolder, said: str, told: Mapping[str, Any], as_json: bool) -> None:
+    """What was done, and the roster that all sites need now."""
+    roster, place = server.roster(), server.path / "roster.toml"
+    sites = sorted(roster.keys)
     if as_json:
-        put_json({"removed": site, **_told(roster), "file": server.path / "roster.toml"})
+        put_json({**told, "sites": sites, "fingerprint": roster.fingerprint, "file": place})
         return
-    typer.echo(f"Removed: {site}. Sites are now: {', '.join(sorted(roster.keys)) or 'none'}.")
-    typer.echo(f"Send {server.path / 'roster.toml'} to all others.")
-    typer.echo(COMPARE)
+    typer.echo(f"{said}. Sites are now: {', '.join(sites) or 'none'}.")
+    typer.echo(
+        f"When all are in, send {place} to all. Each site compares its fingerprint BY TELEPHONE with two others:"
+    )
     typer.echo(f"  {roster.fingerprint}")
 
 
@@ -227,10 +227,6 @@ def _remove_node(server: ServerFolder, site: str) -> None:
         number = connection.known(card.node_key, site)
         if number is not None:
             connection.unregister(number)
-
-
-def _told(roster: Listed) -> dict[str, object]:
-    return {"sites": sorted(roster.keys), "fingerprint": roster.fingerprint}
 
 
 # ---- federation run report --------------------------------------------------------------------------------------
@@ -264,21 +260,16 @@ def put_end(
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
+    named = {"named_columns": _named(place, public)} if public else {}
     if as_json:
-        named = {"named_columns": _named(place, public)} if public else {}
         put_json({**told, **named, "model": model, "folder": place.folder})
         return
-    missed = missed_in(place, told)
-    typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges, {missed} times a site was not there.")
+    typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges.")
     typer.echo(f"Model: {model}")
     for site, why in sorted(told.get("without_result", {}).items()):
         warn(f"Site {site!r} has no result of this run: {why} {way_to_result(why)}")
-    if public and not _named(place, public):
-        warn(
-            f"No column is called by a name in --names ({len(public)} there), and all keep their hashes. Where sites "
-            "share a key, nobody without it can tell: names are then known at the sites alone. Else compare the file "
-            "with the names at a site, letter by letter."
-        )
+    for count in named.values():
+        typer.echo(f"{count} columns have one of the {len(public)} names in --names; the others keep their hashes.")
 
 
 def _named(place: RunPlace, public: Sequence[str]) -> int:
@@ -286,13 +277,6 @@ def _named(place: RunPlace, public: Sequence[str]) -> int:
     record, known = record_in(place.state), set(public)
     labels = () if record is None else labels_of(record.columns, record.run, public)
     return sum(label in known for label in labels)
-
-
-def missed_in(place: RunPlace, told: Mapping[str, Any]) -> int:
-    """How often a site was not there that the experiment has asked for; who was not drawn for a round was not."""
-    schedule = Experiment.read(place.experiment).schedule(len(told["parties"]))
-    asked = {index: set(schedule.participants(told["parties"], int(index))) for index in told["absent"]}
-    return sum(len(asked[index] & set(names)) for index, names in told["absent"].items())
 
 
 # ---- federation runs --------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -23,10 +22,9 @@ from partsong.federation.flower import site_process
 from partsong.federation.locks import is_held
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint, write
-from partsong.federation.setup.joining import Joining
 from partsong.federation.setup.site_data import USUAL_COLUMN, are_texts, texts_at
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.setup.site_policy import has_policy
+from partsong.federation.setup.site_policy import answer_rare_columns, has_policy, says_rare_columns, terms_in
 from partsong.federation.transports.files import answer_in
 from partsong.io.opening import Wanted
 
@@ -73,20 +71,6 @@ NO_SHARED_KEY_OF_WORDS = (
     "This site shares no key with the others, and will refuse every run over its texts: without one, whoever has a "
     f"list of words could test them. {MAKE_KEY}"
 )
-TEXTS_LEAVES = """What leaves this site, and what does not:
-  never    texts, weights of texts (W), names of files; words to the server
-  a run    in masked sums over all sites, under the key that sites share: of which hashes it has words that are in as
-           many of its texts as the experiment asks for ({documents} at least, by site.toml); then words at enough sites
-           ({parties} at least) themselves, which all sites read and the server cannot; then in how many of its texts
-           each of these is, and that there are {texts} texts; and the number type
-  a round  what the recipe sends: sums or factors of k × agreed words, of all texts; masked where site.toml says so
-           ({masked}), so that the server sees sums over at least {fewest} sites alone
-  always   names of arrays, refusals as codes, and counts; the reasons stay here, and no word is in them
-A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
-What can be computed from it:
-{exposure}
-Every message is written to {audit} before it leaves.
-{policy}"""
 
 
 def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
@@ -107,28 +91,6 @@ def check_texts(data: Path, reading: dict[str, Any]) -> None:
     empty = sum(not text.strip() for text in texts)
     if empty:
         typer.echo(f"Note: {empty} of {len(texts)} texts are empty. They are kept, with weights of zero.", err=True)
-
-
-def leaves_of_texts(wished: Joining) -> str:
-    """For people, before they join."""
-    site, policy = wished.site, wished.policy()
-    return TEXTS_LEAVES.format(
-        documents=policy.words.minimum_documents,
-        parties=policy.words.minimum_parties,
-        texts=len(texts_at(site.data, dict(site.reading))),
-        masked="it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own",
-        fewest=policy.minimum_parties,
-        exposure=wished.terms().of_texts(),
-        audit=site.path / "state" / "audit.jsonl",
-        policy=where_policy_is(wished),
-    )
-
-
-def where_policy_is(wished: Joining) -> str:
-    """Or will be: nothing is written before they have joined."""
-    place = wished.site.path / "site.toml"
-    is_there = f"is in {place}: look at it now."
-    return f"What may be asked of this site {is_there if place.exists() else f'will be in {place}, for you to change.'}"
 
 
 # ---- federation site --------------------------------------------------------------------------------------------
@@ -153,16 +115,27 @@ SEND_CARD = "\nSend {} to the coordinator, over a channel others cannot write to
 AWAITED = "Wait here for the roster that comes back, and give its path (Enter: join again later)"
 TAKEN = "The roster was taken. The node of {!r} runs already, and works with it from its next request on."
 LEAVES = """What leaves this site, and what does not:
-  never    rows, weights of rows (W), names of rows; names of columns to the server
+{lines}
+  always   names of arrays, refusals as codes, and counts; the reasons stay here
+{more}What can be computed from it:
+{exposure}
+Every message is written to {audit} before it leaves.
+What may be asked of this site {policy}"""
+OF_ROWS = """  never    rows, weights of rows (W), names of rows; names of columns to the server
   a run    a hash of the name of each column that site.toml lets out ({columns} now), {keyed}; the number type;
            {names} (tell_names)
   a round  what the recipe sends: sums or factors of k × {columns} numbers, of all {rows} rows; masked where site.toml
-           says so ({masked}), so that the server sees sums over at least {parties} sites alone
-  always   names of arrays, refusals as codes, and counts; the reasons stay here
-What can be computed from it:
-{exposure}
-Every message is written to {audit} before it leaves.
-{policy}"""
+           says so ({masked}), so that the server sees sums over at least {parties} sites alone"""
+OF_TEXTS = """  never    texts, weights of texts (W), names of files; words to the server
+  a run    in masked sums over all sites, under the key that sites share: of which hashes it has words that are in as
+           many of its texts as the experiment asks for ({documents} at least, by site.toml); then words at enough sites
+           ({least} at least) themselves, which all sites read and the server cannot; then in how many of its texts
+           each of these is, and that there are {rows} texts; and the number type
+  a round  what the recipe sends: sums or factors of k × agreed words, of all texts; masked where site.toml says so
+           ({masked}), so that the server sees sums over at least {parties} sites alone"""
+MORE_OF_TEXTS = """           and no word is in them
+A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
+"""
 
 
 @guarded
@@ -226,10 +199,16 @@ def join(
     table = None if "text_column" in options else _checked_table(data, Wanted(**options))
     if table is None:
         check_texts(data, options)
-    wished = _with_answer(Joining(SiteFolder.wanted(place, read, data, options), read, shared), rare_columns)
-    wished = _show_and_ask(wished, table, yes, as_json)
-    is_new = not has_policy(wished.site.path)
-    site = wished.agreed()
+    site = SiteFolder.wanted(place, read, data, options)
+    site.require_idle(shared)
+    if rare_columns is not None:
+        _require_answer(site, rare_columns)
+    may_ask = rare_columns is None and not says_rare_columns(site.path)
+    answer = _show_and_ask(site, table, shared or site.shared_key(), yes, may_ask, as_json) or rare_columns
+    is_new = not has_policy(site.path)
+    site = site.make(read.authority, shared)
+    if answer is not None:
+        answer_rare_columns(site.path, answer)
     if is_new:
         typer.echo(f"Read {site.path / 'site.toml'} now: it says what may be asked of this site.", err=as_json)
     before = site.roster()
@@ -323,67 +302,68 @@ def _checked_table(data: Path, wanted: Wanted) -> Table:
     return table
 
 
-def _with_answer(wished: Joining, rare_columns: str | None) -> Joining:
-    """With what was said of rare columns; refused where site.toml says something else."""
-    if rare_columns is None:
-        return wished
+def _require_answer(site: SiteFolder, rare_columns: str) -> None:
+    """Refuse what is no answer about rare columns, and another one than site.toml has."""
     if rare_columns not in ("refuse", "zero"):
         raise ParameterError(f"--rare-columns is refuse or zero; got {rare_columns!r}.")
-    if not wished.asks_of_rare_columns and wished.policy().rare_columns != rare_columns:
-        raise ParameterError(
-            f'{wished.site.path / "site.toml"} says rare_columns = "{wished.policy().rare_columns}", which stays. '
-            "Change it there."
-        )
-    return replace(wished, rare_columns=rare_columns)
+    if says_rare_columns(site.path) and (stated := site.policy().rare_columns) != rare_columns:
+        raise ParameterError(f'{site.path / "site.toml"} says rare_columns = "{stated}", which stays. Change it there.')
 
 
-def _show_and_ask(wished: Joining, table: Table | None, yes: bool, as_json: bool) -> Joining:
-    """Show what will leave, and ask; the same with the answer about columns that few rows use."""
-    site, has_rare = wished.site, False
+def _show_and_ask(
+    site: SiteFolder, table: Table | None, shared: SharedKey | None, yes: bool, may_ask: bool, as_json: bool
+) -> str | None:
+    """Show what will leave, and ask; the answer about columns that few rows use, where that was asked."""
     typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
-    if table is None:
-        typer.echo(leaves_of_texts(wished), err=as_json)
-    else:
-        said, has_rare = _leaves(wished, table)
-        typer.echo(said, err=as_json)
-    if wished.shared_key() is None:
-        warn(NO_SHARED_KEY_OF_WORDS if site.holds_texts else NO_SHARED_KEY)
-    if not yes and not typer.confirm("Join on these terms?", err=as_json):
+    said, has_rare = _leaves(site, table, shared)
+    typer.echo(said, err=as_json)
+    if shared is None:
+        warn(NO_SHARED_KEY_OF_WORDS if table is None else NO_SHARED_KEY)
+    if yes:
+        return None
+    if not typer.confirm("Join on these terms?", err=as_json):
         was = "is as it was before" if site.path.exists() else "was not made"
         raise ParameterError(f"Not joined. The folder {site.path} {was}.")
-    if has_rare and not yes and wished.rare_columns is None and wished.asks_of_rare_columns:
-        question = "May columns that too few rows use be set to zero in runs? Otherwise such runs are refused."
-        answer = "zero" if typer.confirm(question, default=False, err=as_json) else "refuse"
-        return replace(wished, rare_columns=answer)
-    return wished
+    if not (has_rare and may_ask):
+        return None
+    question = "May columns that too few rows use be set to zero in runs? Otherwise such runs are refused."
+    return "zero" if typer.confirm(question, default=False, err=as_json) else "refuse"
 
 
-def _leaves(wished: Joining, table: Table) -> tuple[str, bool]:
+def _leaves(site: SiteFolder, table: Table | None, shared: SharedKey | None) -> tuple[str, bool]:
     """What leaves, in words, and whether some columns are used by too few rows."""
-    site = wished.site
-    policy, n_columns = wished.policy(), int(table.X.shape[1])
-    leaving, names = n_columns, tuple(f"column {number}" for number in range(n_columns))
-    if table.feature_names is not None:
-        leaving, names = _require_different(table.feature_names, policy, site.data), tuple(table.feature_names)
+    policy, terms = site.policy(), terms_in(site.path)
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
-    may_leave = set(policy.leaving(names))
-    exposure, has_rare = wished.terms().of_table(table.X, [at for at, name in enumerate(names) if name in may_leave])
+    told: dict[str, Any] = {"masked": masked, "parties": policy.minimum_parties}
+    if table is None:
+        exposure, has_rare = terms.of_texts(), False
+        least = {"documents": policy.words.minimum_documents, "least": policy.words.minimum_parties}
+        lines = OF_TEXTS.format(rows=len(texts_at(site.data, site.reading)), **least, **told)
+    else:
+        rows, columns = map(int, table.X.shape)
+        names = table.feature_names or tuple(f"column {number}" for number in range(columns))
+        leaving = set(_require_different(names, policy, site.data))
+        exposure, has_rare = terms.of_table(table.X, [at for at, name in enumerate(names) if name in leaving])
+        lines = OF_ROWS.format(
+            rows=rows,
+            columns=len(leaving),
+            keyed="WITHOUT a key that sites share" if shared is None else "with the key that sites share",
+            names=NAMES_TOLD if policy.tell_names else NAMES_KEPT,
+            **told,
+        )
+    place = site.path / "site.toml"
     said = LEAVES.format(
+        lines=lines,
+        more=MORE_OF_TEXTS if table is None else "",
         exposure=exposure,
-        rows=int(table.X.shape[0]),
-        columns=leaving,
-        keyed="with the key that sites share" if wished.shared_key() else "WITHOUT a key that sites share",
-        names=NAMES_TOLD if policy.tell_names else NAMES_KEPT,
-        masked=masked,
-        parties=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
-        policy=where_policy_is(wished),
+        policy=f"is in {place}: look at it now." if place.exists() else f"will be in {place}, for you to change.",
     )
     return said, has_rare
 
 
-def _require_different(names: Sequence[str], policy: Policy, data: Path) -> int:
-    """How many columns leave; refused where two of them are one to other sites, however the two are written."""
+def _require_different(names: Sequence[str], policy: Policy, data: Path) -> tuple[str, ...]:
+    """The columns that leave; refused where two of them are one to other sites, however the two are written."""
     leaving = policy.leaving(names)
     if (same := twins(leaving)) is not None:
         first, second = (list(names).index(leaving[at]) + 1 for at in same)
@@ -391,7 +371,7 @@ def _require_different(names: Sequence[str], policy: Policy, data: Path) -> int:
             f"{data}: columns {first} and {second} (both {leaving[same[0]]!r}) {ONE_NAME} Or keep them here: columns "
             "in site.toml."
         )
-    return len(leaving)
+    return leaving
 
 
 def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -> None:

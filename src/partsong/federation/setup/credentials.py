@@ -20,7 +20,7 @@ import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shlex import quote
@@ -306,7 +306,7 @@ class Listed:
 
 def same_fingerprint(one: str, other: str) -> bool:
     """Whether two are the same to people: dashes, blanks and capitals do not count."""
-    return _letters(one) == _letters(other)
+    return re.sub(r"[-:\s]", "", one).lower() == re.sub(r"[-:\s]", "", other).lower()
 
 
 def require_name(name: str, whose: str) -> str:
@@ -317,10 +317,6 @@ def require_name(name: str, whose: str) -> str:
             "with a letter or digit."
         )
     return name
-
-
-def _letters(text: str) -> str:
-    return "".join(letter for letter in text.lower() if letter not in "- \t\n:")
 
 
 def key_in(text: str) -> bytes:
@@ -394,13 +390,7 @@ class Kit:
         """As a .zip."""
         own = (self.federation, self.site, self.address, fingerprint(self.authority), self.coordinator.hex())
         told = KitFile(*own, self.roster.fingerprint if self.roster else "")
-        readme = README.format(
-            site=self.site,
-            federation=self.federation,
-            kit=quote(path.name),
-            authority=told.authority,
-            address=self.address,
-        )
+        readme = README.format(kit=quote(path.name), **asdict(told))
         files = {"kit.toml": format_toml(told).encode(), "ca.crt": self.authority, "README.txt": readme.encode()}
         if self.roster:
             files["roster.toml"] = self.roster.written()

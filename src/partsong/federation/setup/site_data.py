@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,23 +14,23 @@ from partsong.topics.documents import read_documents
 if TYPE_CHECKING:
     from partsong.data.table import Table
 
-TEXT_READING = ("text_column", "encoding")
-USUAL_COLUMN, USUAL_ENCODING = "text", "utf-8"
+USUAL_COLUMN = "text"
 ENDINGS = (".jsonl", ".txt")
 TABLES = ("matrix.mtx", "matrix.mtx.gz")
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-def table_at(data: Path, reading: dict[str, Any]) -> Table:
+def table_at(data: Path, reading: Mapping[str, Any]) -> Table:
     """The rows."""
-    return _read_table(data, tuple(reading.items()), _stamp(data))
+    found: Table = _read(data, tuple(reading.items()), _stamp(data))
+    return found
 
 
-def texts_at(data: Path, reading: dict[str, Any]) -> tuple[str, ...]:
+def texts_at(data: Path, reading: Mapping[str, Any]) -> tuple[str, ...]:
     """The texts."""
-    column, encoding = reading.get("text_column", USUAL_COLUMN), reading.get("encoding", USUAL_ENCODING)
-    return _read_texts(data, str(column), str(encoding), _stamp(data))
+    found: tuple[str, ...] = _read(data, tuple(reading.items()), _stamp(data))
+    return found
 
 
 def are_texts(data: Path) -> bool:
@@ -47,10 +48,8 @@ def _stamp(data: Path) -> Stamp:
 
 
 @lru_cache(maxsize=1)
-def _read_table(data: Path, reading: tuple[tuple[str, Any], ...], stamp: Stamp) -> Table:
-    return read_wanted(data, Wanted(**dict(reading)))
-
-
-@lru_cache(maxsize=1)
-def _read_texts(data: Path, column: str, encoding: str, stamp: Stamp) -> tuple[str, ...]:
-    return tuple(read_documents(data, column=column, encoding=encoding))
+def _read(data: Path, reading: tuple[tuple[str, Any], ...], stamp: Stamp) -> Any:
+    options = dict(reading)
+    if "text_column" not in options:
+        return read_wanted(data, Wanted(**options))
+    return tuple(read_documents(data, column=options["text_column"], encoding=options.get("encoding", "utf-8")))

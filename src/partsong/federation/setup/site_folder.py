@@ -42,7 +42,7 @@ from partsong.federation.setup.credentials import (
     write,
 )
 from partsong.federation.setup.site_data import table_at, texts_at
-from partsong.federation.setup.site_policy import POLICY, has_policy, require_policy
+from partsong.federation.setup.site_policy import POLICY, has_policy, policy_in, require_policy
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
@@ -251,9 +251,8 @@ class SiteFolder:
         return Listed.read(place) if place.exists() else None
 
     def policy(self) -> Policy:
-        """As its steward has left it; FileError where it is gone, or empty."""
-        require_policy(self.path)
-        return Policy.read(self.path / "site.toml")
+        """As its steward has left it, or as a first join would make it; FileError where it is gone, or empty."""
+        return policy_in(self.path)
 
     def card(self) -> Card:
         """Its name and public keys; an error where a key is gone, or damaged."""
@@ -336,10 +335,10 @@ class SiteFolder:
         key = b"" if shared is None else shared.key_for("columns")
         if self.holds_texts:
             of_words = b"" if shared is None else shared.key_for("words")
-            texts = Texts(texts_at(self.data, dict(self.reading)), of_words, secret)
+            texts = Texts(texts_at(self.data, self.reading), of_words, secret)
             data = texts.unread
         else:
-            table = table_at(self.data, dict(self.reading))
+            table = table_at(self.data, self.reading)
             names = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
             data = Data(table.X, names, secret)
         own = (self.site, self.path / "state", data, self.policy(), dict(self._pinned().keys), key)
