@@ -413,6 +413,45 @@ def test_kits_that_were_tampered_with_are_refused(made, told, tmp_path, how):
     assert not (tmp_path / "site-north").exists()
 
 
+@pytest.fixture
+def written(joined, told, tmp_path):
+    """Every file that people send each other, or that a command reads again, and how it is read."""
+    told("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    shutil.unpack_archive(tmp_path / "north.zip", tmp_path / "kit")
+    return {
+        "kit.toml": (tmp_path / "kit", Kit.read),
+        "federation.toml": (joined.path, ServerFolder.at),
+        "joined.toml": (tmp_path / "site-north", SiteFolder.at),
+        "card.toml": (tmp_path / "site-north", lambda folder: Card.read(folder / "card.toml")),
+        "roster.toml": (tmp_path / "site-north", lambda folder: Listed.read(folder / "roster.toml")),
+    }
+
+
+def test_a_file_of_a_newer_version_or_with_a_mistake_is_named_with_the_way_out(written):
+    for name, (folder, read) in written.items():
+        place, kept = folder / name, (folder / name).read_text()
+        read(folder)
+        for text, said in (
+            (f"version = 2\n{kept}", "has version = 2, and this partsong reads versions up to 1. Update partsong"),
+            (f"adress = 'a.b:1'\n{kept}", "has no setting 'adress'"),
+            (kept.replace(kept.splitlines()[0].partition(" = ")[2], "3", 1), "must be a text; got 3"),
+            (f"{kept}\n= = =", "is not TOML"),
+        ):
+            place.write_text(text)
+            with pytest.raises((FormatError, ParameterError), match=said) as caught:
+                read(folder)
+            assert str(place) in str(caught.value)
+        place.write_text(kept)
+
+
+def test_a_kit_whose_authority_has_expired_is_told_so(made, told, monkeypatch):
+    kit = told("federation", "invite", "north", "--folder", made)["kit"]
+    monkeypatch.setattr(credentials, "days_left", lambda certificate: -3.0)
+    failed = told("federation", "join", kit, "--data", "rows.npy", "--yes", code=1)
+    assert failed["type"] == "FormatError"
+    assert "the authority has expired. Ask for a new kit." in failed["error"]
+
+
 def test_a_kit_as_a_folder_is_the_same_kit(made, told, tmp_path):
     told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
     shutil.unpack_archive(tmp_path / "north.zip", tmp_path / "north-kit")

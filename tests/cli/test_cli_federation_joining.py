@@ -167,7 +167,7 @@ def test_an_authority_that_is_gone_is_not_replaced_by_that_of_a_kit(here, told):
     assert said["type"] == "FileError"
     assert f"{place} cannot be read" in said["error"]
     place.write_bytes(b"")
-    assert "is not the one that site-north trusts" in told(*AGAIN, code=1)["error"]
+    assert f"{place} is damaged" in told(*AGAIN, code=1)["error"]
     place.write_bytes(kept)
     told(*AGAIN)
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.errors import FileError, FormatError
+from partsong.errors import FileError, ParameterError
 from partsong.federation.commands import server as federation_server
 from partsong.federation.commands.server import _commanding, _forget, line_of
 from partsong.federation.commands.status import _run_told
@@ -235,7 +235,7 @@ def test_memory_that_runs_out_in_a_run_is_told_in_words_of_the_experiment(admitt
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"status": "failed", "timeout": ""}'])
-@pytest.mark.parametrize("name", ["result", "settings", "number"])
+@pytest.mark.parametrize("name", ["result", "settings"])
 def test_a_damaged_file_of_a_run_is_named_with_the_way_out(admitted, told, name, content):
     place = ServerFolder.at(admitted / "liver").run("first")
     place.folder.mkdir()
@@ -243,8 +243,7 @@ def test_a_damaged_file_of_a_run_is_named_with_the_way_out(admitted, told, name,
     place.experiment.write_text(EXPERIMENT.format("1e6"))
     file = getattr(place, name)
     file.write_text(content)
-    words = ("federation", "stop", "first", "--folder", "liver") if name == "number" else (*WORDS, "--resume")
-    failed = told(*words, code=1)
+    failed = told(*WORDS, "--resume", code=1)
     assert failed["type"] == "FormatError"
     assert str(file) in failed["error"]
     assert "Remove it" in failed["error"]
@@ -272,16 +271,18 @@ def test_a_damaged_file_of_one_run_hides_no_other(admitted, told, invoke, name):
     assert re.search("run  third +done", text)
 
 
-def test_a_damaged_number_of_a_node_is_named_with_the_way_out(admitted, told):
+def test_a_number_that_is_damaged_is_as_one_that_was_never_written_down(admitted, told):
     server = ServerFolder.at(admitted / "liver")
+    for name in SITES:
+        server.set_node(name, 7)
     (server.path / "sites" / "north.node").write_text("x")
-    with pytest.raises(
-        FormatError, match=r"north\.node is damaged.*Remove it.*federation admit .*north\.toml"
-    ) as caught:
+    with pytest.raises(ParameterError, match="No node is registered for north"):
         launch.nodes_of(server)
-    (server.path / "sites" / "north.node").unlink()
-    again = shlex.split(str(caught.value).rpartition(": partsong ")[2])
-    assert told(*again, "--engine", "files")["admitted"] == ["north"]
+    place = server.run("first")
+    place.folder.mkdir()
+    place.experiment.write_text(EXPERIMENT.format("1e6"))
+    place.number.write_text("x")
+    assert "it was never started" in told("federation", "stop", "first", "--folder", "liver", code=1)["error"]
 
 
 def test_a_run_that_is_just_starting_is_not_broken_off(admitted, told, invoke):

@@ -382,15 +382,15 @@ def stop(
         told: dict[str, Any] = {"stopped": "server", "process": holder}
     else:
         place = server.known_run(name)
-        number, was_running = number_in(place), is_held(place.lock)
+        number, is_at_work = number_in(place), is_held(place.lock)
         if number is not None:
             with control.controlling(server) as connection:
                 is_stopped = not connection.status(number).is_over and connection.stop(number)
-            was_running = was_running or is_stopped
-        if not was_running:
+            is_at_work = is_at_work or is_stopped
+        if not is_at_work:
             raise _not_at_work(place, folder)
         control.end_work(place)
-        told = {"stopped": name, "was_running": True}
+        told = {"stopped": name}
     if as_json:
         put_json(told)
     else:

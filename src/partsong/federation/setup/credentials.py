@@ -124,7 +124,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def _read(certificate: bytes) -> Any:
-    """From PEM; FormatError where it is none. Whoever knows the file, and how to come by another, says so."""
+    """From PEM; FormatError where it is none."""
     try:
         return _x509().load_pem_x509_certificate(certificate)
     except ValueError as error:
@@ -189,6 +189,16 @@ def read_file(path: Path, way_out: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}. {way_out}") from error
+
+
+def read_certificate(path: Path, way_out: str) -> bytes:
+    """The certificate in a file; an error with the way out where it is gone, or damaged."""
+    found = read_file(path, way_out)
+    try:
+        _read(found)
+    except FormatError as error:
+        raise FormatError(f"{path} is damaged: no certificate is in it. {way_out}") from error
+    return found
 
 
 def make_private(path: Path) -> None:
@@ -432,7 +442,7 @@ def _is_version_6(host: str) -> bool:
 
 def _in_folder(folder: Path) -> Kit:
     told = load_toml(folder / "kit.toml", KitFile, error=FormatError, way_out=ASK_AGAIN)
-    authority = read_file(folder / "ca.crt", ASK_AGAIN)
+    authority = read_certificate(folder / "ca.crt", ASK_AGAIN)
     if days_left(authority) < 0:
         raise FormatError(f"{folder / 'ca.crt'}: the authority has expired. Ask for a new kit.")
     if fingerprint(authority) != told.authority:

@@ -115,17 +115,17 @@ def is_starting(place: RunPlace) -> bool:
     return is_held(place.command) and not is_held(place.lock) and not place.result.exists()
 
 
+def read_number(path: Path) -> int | None:
+    """The number in a file; None where there is none, or no number in it: whoever needs it makes it anew."""
+    try:
+        return int(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 def number_in(place: RunPlace) -> int | None:
     """The number that Flower gave a run last; None where it was never started there."""
-    if not place.number.exists():
-        return None
-    try:
-        return int(place.number.read_bytes())
-    except ValueError as error:
-        raise FormatError(
-            f"{place.number} is damaged: it does not hold Flower's number of the run. Remove it; run … --resume starts "
-            "the server's part anew."
-        ) from error
+    return read_number(place.number)
 
 
 def require_not_ended(place: RunPlace, record: RunState, arrivals: int) -> None:

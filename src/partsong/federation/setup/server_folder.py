@@ -30,12 +30,13 @@ from partsong.federation.setup.credentials import (
     Listed,
     Pair,
     make_private,
+    read_certificate,
     read_file,
     require_address,
     require_name,
     write,
 )
-from partsong.federation.setup.run_place import RunPlace
+from partsong.federation.setup.run_place import RunPlace, read_number
 from partsong.federation.signing import COORDINATOR, Signed, Verify, public_key, signer, verifier
 from partsong.federation.toml_files import load_toml, save_toml
 from partsong.federation.transports.base import Transport
@@ -122,12 +123,7 @@ class ServerFolder:
 
     def days_left(self) -> float:
         """Days that the certificate is still valid; negative where it is not any more."""
-        try:
-            return credentials.days_left(self._read("server.crt"))
-        except FormatError as error:
-            raise FormatError(
-                f"{self.path / 'server.crt'} is damaged: no certificate is in it. Make it anew with: {self._renewing}"
-            ) from error
+        return credentials.days_left(read_certificate(self.path / "server.crt", self._make_anew))
 
     def require_valid(self) -> float:
         """The same; FileError where it is not valid, or is not for the server's key, or the authority is gone."""
@@ -143,7 +139,8 @@ class ServerFolder:
 
     def require_pair(self) -> None:
         """FileError where the certificate is not for the server's key."""
-        if not credentials.are_pair(self._read("server.crt"), self._read("server.key")):
+        certificate, key = (read_file(self.path / name, self._make_anew) for name in ("server.crt", "server.key"))
+        if not credentials.are_pair(certificate, key):
             raise FileError(
                 f"{self.path / 'server.crt'} is not the certificate of {self.path / 'server.key'}: one of them is of "
                 f"another time, or damaged. Make both anew with: {self._renewing}"
@@ -153,20 +150,14 @@ class ServerFolder:
     def _renewing(self) -> str:
         return f"partsong federation init {quote(str(self.path))} --renew"
 
-    def _read(self, name: str) -> bytes:
-        """The server's certificate or its key."""
-        return read_file(self.path / name, f"Make it anew with: {self._renewing}")
+    @property
+    def _make_anew(self) -> str:
+        return f"Make it anew with: {self._renewing}"
 
     @property
     def authority(self) -> bytes:
         """Its certificate; an error with the way out where that is gone, or damaged."""
-        place = self.path / "ca.crt"
-        found = read_file(place, WITHOUT_AUTHORITY)
-        try:
-            credentials.fingerprint(found)
-        except FormatError as error:
-            raise FormatError(f"{place} is damaged: no certificate is in it. {WITHOUT_AUTHORITY}") from error
-        return found
+        return read_certificate(self.path / "ca.crt", WITHOUT_AUTHORITY)
 
     @property
     def serials(self) -> Path:
@@ -244,17 +235,7 @@ class ServerFolder:
 
     def node_of(self, site: str) -> int | None:
         """The number of a site's node; None before it was registered."""
-        place = self.path / "sites" / f"{site}.node"
-        if not place.exists():
-            return None
-        try:
-            return int(place.read_bytes())
-        except ValueError as error:
-            admitting = f"{quote(str(place.with_suffix('.toml')))} --folder {quote(str(self.path))}"
-            raise FormatError(
-                f"{place} is damaged: it does not hold the number of a node. Remove it, and admit the site's card once "
-                f"more while the server runs: partsong federation admit {admitting}"
-            ) from error
+        return read_number(self.path / "sites" / f"{site}.node")
 
     def set_node(self, site: str, number: int) -> None:
         """It was registered."""

@@ -35,6 +35,7 @@ from partsong.federation.setup.credentials import (
     SharedKey,
     key_in,
     make_private,
+    read_certificate,
     read_file,
     require_address,
     require_name,
@@ -243,7 +244,7 @@ class SiteFolder:
 
     def authority(self) -> bytes:
         """The certificate that it trusts."""
-        return read_file(self.path / "ca.crt", "Restore your backup, or take it from the kit that you joined with.")
+        return read_certificate(self.path / "ca.crt", "Restore it, or take it from the kit that you joined with.")
 
     def roster(self) -> Listed | None:
         """The one that was pinned."""
