@@ -22,8 +22,7 @@ from partsong.federation.flower import site_process
 from partsong.federation.locks import is_held
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint, write
-from partsong.federation.setup.site_data import USUAL_COLUMN, are_texts, texts_at
-from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.setup.site_folder import USUAL_COLUMN, SiteFolder, are_texts, texts_at
 from partsong.federation.setup.site_policy import answer_rare_columns, has_policy, says_rare_columns, terms_in
 from partsong.federation.transports.files import answer_in
 from partsong.io.opening import Wanted

@@ -22,6 +22,7 @@ import secrets
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from partsong.federation.policy import Policy
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import (
     Card,
+    Kit,
     Listed,
     SharedKey,
     key_in,
@@ -42,16 +44,18 @@ from partsong.federation.setup.credentials import (
     same_fingerprint,
     write,
 )
-from partsong.federation.setup.site_data import table_at, texts_at
 from partsong.federation.setup.site_policy import POLICY, has_policy, policy_in, require_policy
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
-from partsong.federation.toml_files import load_toml, save_toml
+from partsong.federation.toml_files import format_toml, load_toml, save_toml
+from partsong.io.opening import Wanted
+from partsong.io.read import read_wanted
+from partsong.topics.documents import read_documents
 
 if TYPE_CHECKING:
-    from partsong.federation.setup.credentials import Kit
+    from partsong.data.table import Table
 
 SECRET_BYTES = 32
 WAY_OUT = (
@@ -121,13 +125,14 @@ class SiteFolder:
     @staticmethod
     def wanted(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
         """The folder as it would be with this kit and these data; nothing is written."""
-        data = data.resolve()
-        try:
-            str(data).encode()
-        except UnicodeEncodeError as error:
-            raise ParameterError(f"The path of the data is not written in UTF-8: {str(data)!a}. Rename it.") from error
-        own = (kit.federation, kit.site, kit.address, data, dict(reading), kit.coordinator)
+        own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
         place = SiteFolder(path.resolve(), *own)
+        try:
+            format_toml(place._file()).encode()
+        except UnicodeEncodeError as error:
+            raise ParameterError(
+                f"The path of the data, or an option, is not written in UTF-8: {error.object!a}. Rename it."
+            ) from error
         require_policy(place.path)
         if not place.has_joined:
             return place
@@ -192,9 +197,13 @@ class SiteFolder:
         """Write joined.toml, with what the folder has or has had by now."""
         has_key = self.has_shared_key or (self.path / "shared.key").exists()
         has_roster = self.has_roster or (self.path / "roster.toml").exists()
+        made = replace(self, has_shared_key=has_key, has_roster=has_roster)
+        save_toml(self.path / "joined.toml", made._file())
+        return made
+
+    def _file(self) -> JoinedFile:
         own = (self.federation, self.site, self.address, str(self.data), self.coordinator.hex())
-        save_toml(self.path / "joined.toml", JoinedFile(*own, has_key, has_roster, **self.reading))
-        return replace(self, has_shared_key=has_key, has_roster=has_roster)
+        return JoinedFile(*own, self.has_shared_key, self.has_roster, **self.reading)
 
     @property
     def lock(self) -> Path:
@@ -355,3 +364,48 @@ class SiteFolder:
         """What is in the files of its keys; nothing where there is none."""
         places = [self.path / name for name in ("secret", "shared.key")]
         return [place.read_bytes() if place.exists() else b"" for place in places]
+
+
+# ---- data -------------------------------------------------------------------------------------------------------
+#
+# The table or the texts of a site, read from its own disk once in a process, as long as the files stay as they are.
+
+USUAL_COLUMN = "text"
+ENDINGS = (".jsonl", ".txt")
+TABLES = ("matrix.mtx", "matrix.mtx.gz")
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def table_at(data: Path, reading: Mapping[str, Any]) -> Table:
+    """The rows."""
+    found: Table = _read(data, tuple(reading.items()), _stamp(data))
+    return found
+
+
+def texts_at(data: Path, reading: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts."""
+    found: tuple[str, ...] = _read(data, tuple(reading.items()), _stamp(data))
+    return found
+
+
+def are_texts(data: Path) -> bool:
+    """Whether a file or folder of this kind always holds texts; a .csv can hold either."""
+    if not data.is_dir():
+        return Path(data.name.lower().removesuffix(".gz")).suffix in ENDINGS
+    held = {entry.name for entry in data.iterdir()}
+    return not held & set(TABLES) and any(name.lower().removesuffix(".gz").endswith(".txt") for name in held)
+
+
+def _stamp(data: Path) -> Stamp:
+    files = sorted(data.iterdir()) if data.is_dir() else [data]
+    found = [(file.name, file.stat()) for file in files if file.is_file()]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+
+
+@lru_cache(maxsize=1)
+def _read(data: Path, reading: tuple[tuple[str, Any], ...], stamp: Stamp) -> Any:
+    options = dict(reading)
+    if "text_column" not in options:
+        return read_wanted(data, Wanted(**options))
+    return tuple(read_documents(data, column=options["text_column"], encoding=options.get("encoding", "utf-8")))
