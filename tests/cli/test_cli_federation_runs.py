@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 
 from partsong.errors import FileError, ParameterError
 from partsong.federation.commands import server as federation_server
-from partsong.federation.commands.server import _commanding, _forget, line_of
+from partsong.federation.commands.server import _forget, line_of
 from partsong.federation.commands.status import _run_told
 from partsong.federation.flower import control
 from partsong.federation.locks import held
@@ -291,9 +291,11 @@ def test_a_run_that_is_just_starting_is_not_broken_off(admitted, told, invoke):
     place.experiment.write_text(EXPERIMENT.format("1e6"))
     place.number.write_text("7")
     status = ("federation", "status", "--folder", "liver")
-    with _commanding(place), _commanding(place):
+    with held(place.command, "busy"):
         assert told(*status)["runs"]["first"] == {"status": "starting", "rounds_done": 0}
         assert "starting" in invoke(*status).stdout
+        (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
+        assert "Another command follows run 'first'" in told(*WORDS, "--resume", code=1)["error"]
     assert told(*status)["runs"]["first"]["status"] == "broken off"
 
 
@@ -312,7 +314,7 @@ def test_a_run_that_is_just_starting_is_not_called_over_by_stop(admitted, told, 
     place.experiment.write_text(EXPERIMENT.format("1e6"))
     if number is not None:
         place.number.write_text(number)
-    with _commanding(place):
+    with held(place.command, "busy"):
         said = told(*stop, code=1)["error"]
         assert "is just starting" in said
         assert f"process {os.getpid()}" in said

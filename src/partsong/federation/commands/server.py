@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
@@ -338,7 +337,6 @@ def run(
             has_told = "every site that was in it has been told"
             typer.echo(f"Run {place.name!r} is done, and {has_told}: there is nothing to go on with.")
         return put_end(place, done, output, as_json, given)
-    write(place.settings, msgspec.json.encode(settings))
 
     def tell(line: Mapping[str, Any]) -> None:
         if not as_json:
@@ -346,21 +344,13 @@ def run(
 
     typer.echo(f"seed {seed}", err=as_json)
     try:
-        with _commanding(place):
+        with held(place.command, f"Another command follows run {place.name!r}"):
+            write(place.settings, msgspec.json.encode(settings))
             told = _run_to_end(server, place, drop, tell)
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
     put_end(place, told, output, as_json, given)
-
-
-@contextmanager
-def _commanding(place: RunPlace) -> Iterator[None]:
-    """By which `status` knows a run that is just starting; another command that follows it as well is no obstacle."""
-    with ExitStack() as stack:
-        with suppress(FileError):
-            stack.enter_context(held(place.command, "another command follows it"))
-        yield
 
 
 @guarded
