@@ -254,7 +254,7 @@ def test_one_key_under_two_names_is_refused_in_rosters_and_cards(joined, told, t
     words = ("federation", "join", "north.zip", "--roster", "forged.toml", "--yes", "--no-start")
     assert "one party under two names" in told(*words, code=1)["error"]
     card = Card.read(tmp_path / "site-south" / "card.toml")
-    fresh = Card("liver", "west", credentials.new_node_key().certificate.decode(), "ab" * 32)
+    fresh = Card("liver", "west", credentials.public_node_key(credentials.new_node_key()), "ab" * 32)
     for taken in ({"node_key": card.node_key}, {"signing_key": card.signing_key}):
         with pytest.raises(ParameterError, match="a key of 'south'"):
             joined.admit(replace(fresh, **taken))
@@ -333,7 +333,7 @@ def test_a_roster_that_nobody_has_compared_is_taken_with_a_warning(joined, invok
 def test_a_roster_that_was_edited_is_refused(joined, tmp_path):
     text = (joined.path / "roster.toml").read_text()
     edited = tmp_path / "edited.toml"
-    edited.write_text(text.replace('"east" =', '"oest" ='))
+    edited.write_text(text.replace("east =", "oest ="))
     with pytest.raises(FormatError, match="fingerprint"):
         Listed.read(edited)
     edited.write_text(text + '\n"more" = "x"\n')
@@ -413,11 +413,49 @@ def test_kits_that_were_tampered_with_are_refused(made, told, tmp_path, how):
     assert not (tmp_path / "site-north").exists()
 
 
+@pytest.fixture
+def written(joined, told, tmp_path):
+    """Every file that people send each other, or that a command reads again, and how it is read."""
+    told("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
+    shutil.unpack_archive(tmp_path / "north.zip", tmp_path / "kit")
+    return {
+        "kit.toml": (tmp_path / "kit", Kit.read),
+        "federation.toml": (joined.path, ServerFolder.at),
+        "joined.toml": (tmp_path / "site-north", SiteFolder.at),
+        "card.toml": (tmp_path / "site-north", lambda folder: Card.read(folder / "card.toml")),
+        "roster.toml": (tmp_path / "site-north", lambda folder: Listed.read(folder / "roster.toml")),
+    }
+
+
+def test_a_file_of_a_newer_version_or_with_a_mistake_is_named_with_the_way_out(written):
+    for name, (folder, read) in written.items():
+        place, kept = folder / name, (folder / name).read_text()
+        read(folder)
+        for text, said in (
+            (f"version = 2\n{kept}", "has version = 2, and this partsong reads versions up to 1. Update partsong"),
+            (f"adress = 'a.b:1'\n{kept}", "has no setting 'adress'"),
+            (kept.replace(kept.splitlines()[0].partition(" = ")[2], "3", 1), "must be a text; got 3"),
+            (f"{kept}\n= = =", "is not TOML"),
+        ):
+            place.write_text(text)
+            with pytest.raises((FormatError, ParameterError), match=said) as caught:
+                read(folder)
+            assert str(place) in str(caught.value)
+        place.write_text(kept)
+
+
+def test_a_kit_whose_authority_has_expired_is_told_so(made, told, monkeypatch):
+    kit = told("federation", "invite", "north", "--folder", made)["kit"]
+    monkeypatch.setattr(credentials, "days_left", lambda certificate: -3.0)
+    failed = told("federation", "join", kit, "--data", "rows.npy", "--yes", code=1)
+    assert failed["type"] == "FormatError"
+    assert "the authority has expired. Ask for a new kit." in failed["error"]
+
+
 def test_a_kit_as_a_folder_is_the_same_kit(made, told, tmp_path):
     told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
-    told("federation", "invite", "north", "--folder", made, "-o", "north-kit")
-    (tmp_path / "scratch").mkdir()
-    assert Kit.read(tmp_path / "north.zip", tmp_path / "scratch") == Kit.read(tmp_path / "north-kit", tmp_path)
+    shutil.unpack_archive(tmp_path / "north.zip", tmp_path / "north-kit")
+    assert Kit.read(tmp_path / "north.zip") == Kit.read(tmp_path / "north-kit")
 
 
 def test_a_kit_has_the_roster_once_the_site_is_in_it(joined, told, tmp_path):
@@ -488,7 +526,7 @@ def test_one_command_makes_the_federation_and_a_kit_for_each_site(told, invoke, 
     said = told(*words)
     assert (said["name"], sorted(said["kits"])) == ("liver", ["north", "south"])
     for name in ("north", "south"):
-        kit = Kit.read(tmp_path / said["kits"][name], tmp_path)
+        kit = Kit.read(tmp_path / said["kits"][name])
         assert (kit.site, kit.federation, kit.address) == (name, "liver", "nmf.example.org:8443")
     failed = told("federation", "init", "other", "--address", "a.b:1", "--site", "../up", code=1)
     assert "A site cannot be called '../up'" in failed["error"]

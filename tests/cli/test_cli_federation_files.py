@@ -139,7 +139,7 @@ def test_stop_ends_the_process_that_works_on_a_run_over_files_also_where_flower_
     place = server.run("experiment")
     place.folder.mkdir()
     place.experiment.write_text(EXPERIMENT)
-    assert "never started, or is over" in told("federation", "stop", "experiment", "--folder", "liver", code=1)["error"]
+    assert "never started, is over" in told("federation", "stop", "experiment", "--folder", "liver", code=1)["error"]
     place.number.write_text("7")
     requests_in(federation, server, place)
     process = subprocess.Popen([sys.executable, "-c", HOLDS, place.lock])
@@ -148,7 +148,7 @@ def test_stop_ends_the_process_that_works_on_a_run_over_files_also_where_flower_
         while holder_of(place.lock) != process.pid and time.monotonic() < until:
             time.sleep(0.01)
         said = told("federation", "stop", "experiment", "--folder", "liver")
-        assert said == {"stopped": "experiment", "was_running": True}
+        assert said == {"stopped": "experiment"}
         assert process.wait(5) != 0
     finally:
         process.kill()

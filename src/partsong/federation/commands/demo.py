@@ -18,16 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from partsong.aggregation.plaintext import InTheOpen
+from partsong.console.options import AsJson, OptionalPath, examples
+from partsong.console.output import BAD_INPUT, guarded, put_json
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
-from partsong.errors import PartsongError, PartyError
+from partsong.errors import FileError, PartsongError, PartyError
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import Control, controlling, require_flower
 from partsong.federation.flower.site_process import free_port
@@ -92,6 +96,29 @@ def processes(folder: Path) -> Iterator[Processes]:
             made.kill(name)
 
 
+DEMO = examples("partsong federation demo", "partsong federation demo --keep here")
+
+
+@guarded
+def demo(
+    keep: Annotated[
+        OptionalPath, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A federation on this machine, with one site killed on the way; ends by comparing bits with one process."""
+    if keep is not None and keep.exists():
+        raise FileError(f"--keep {keep}: there is something already. Name a new folder.")
+    with TemporaryDirectory() as scratch:
+        folder = keep or Path(scratch) / "demo"
+        folder.mkdir(parents=True)
+        told = run_demo(folder.resolve(), lambda line: typer.echo(line, err=as_json))
+    if as_json:
+        put_json(told)
+    if not told["is_same"]:
+        raise typer.Exit(BAD_INPUT)
+
+
 def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
     """In a new folder; how long it took, and whether the bits are the same."""
     require_flower()
@@ -139,7 +166,7 @@ def site_of(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
     """A site with rows and keys, which nobody knows yet."""
     kit = server.invite(name, folder / f"{name}.zip")
     np.save(folder / f"{name}.npy", rows_of(name))
-    return SiteFolder.joining(folder / f"site-{name}", _kit(kit, folder), folder / f"{name}.npy", {})
+    return SiteFolder.joining(folder / f"site-{name}", Kit.read(kit), folder / f"{name}.npy", {})
 
 
 def warm(sites: dict[str, SiteFolder]) -> None:
@@ -218,13 +245,6 @@ def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:
     rng = stream(7, "federation demo", name)
     parts = stream(7, "federation demo parts").gamma(0.5, size=(3, n_columns))
     return rng.gamma(0.5, size=(n_rows, 3)) @ parts + 0.05 * rng.random((n_rows, n_columns))
-
-
-def _kit(path: Path, folder: Path) -> Any:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        return Kit.read(path, Path(scratch))
 
 
 def _disturbed(running: Processes, server: ServerFolder, site: SiteFolder, tell: Tell) -> None:

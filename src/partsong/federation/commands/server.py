@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
+import msgspec
 import typer
 
 from partsong.console.options import AsJson, OptionalFloat, OptionalPath, OptionalText, examples
-from partsong.console.output import BAD_INPUT, guarded, put_json, require_writable, warn
-from partsong.errors import FileError, ParameterError, PartsongError
-from partsong.federation.commands import site as federation_secret
-from partsong.federation.commands import status as federation_status
-from partsong.federation.setup.run_place import TIMEOUT
-
-if TYPE_CHECKING:
-    from partsong.federation.setup.credentials import Card, Listed
-    from partsong.federation.setup.run_place import RunPlace
-    from partsong.federation.setup.server_folder import ServerFolder
-    from partsong.federation.transports.base import Transport
-
-
-# ---- federation demo --------------------------------------------------------------------------------------------
-#
-# `partsong federation demo`: a server and four sites as processes of their own, on this machine.
-
-DEMO = examples("partsong federation demo", "partsong federation demo --keep here")
-
-
-@guarded
-def demo(
-    keep: Annotated[
-        OptionalPath, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """A federation on this machine, with one site killed on the way; ends by comparing bits with one process."""
-    from partsong.federation.commands.demo import run_demo
-
-    if keep is not None and keep.exists():
-        raise FileError(f"--keep {keep}: there is something already. Name a new folder.")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = keep or Path(scratch) / "demo"
-        folder.mkdir(parents=True)
-        told = run_demo(folder.resolve(), lambda line: typer.echo(line, err=as_json))
-    if as_json:
-        put_json(told)
-    if not told["is_same"]:
-        raise typer.Exit(BAD_INPUT)
-
+from partsong.console.output import guarded, put_json, require_writable, warn
+from partsong.errors import FileError, ParameterError
+from partsong.federation.columns import labels_of
+from partsong.federation.commands.demo import DEMO, demo
+from partsong.federation.commands.site import JOIN, SECRET, join, secret
+from partsong.federation.commands.status import STATUS, status
+from partsong.federation.experiment import Experiment, with_seed
+from partsong.federation.flower import control, server_process
+from partsong.federation.locks import held, holder_of, is_held
+from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
+from partsong.federation.server.setup_phase import require_same_sites
+from partsong.federation.setup.credentials import Card, require_name, write
+from partsong.federation.setup.run_place import (
+    TIMEOUT,
+    RunPlace,
+    RunSettings,
+    is_starting,
+    number_in,
+    require_not_ended,
+    result_in,
+    settings_in,
+)
+from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.site.state import make_folder
+from partsong.federation.transports import files
+from partsong.federation.transports.base import Transport
+from partsong.federation.wire import way_to_result
 
 # ---- federation server ------------------------------------------------------------------------------------------
 
@@ -69,8 +53,6 @@ INVITE = examples("partsong federation invite north --folder liver")
 ADMIT = examples("partsong federation admit north-card.toml south-card.toml --folder liver")
 REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
-COMPARE = "Each site compares its fingerprint BY TELEPHONE with two other sites:"
-
 ENGINE = "flower: over TLS; files: through a folder that all reach, or that somebody carries."
 
 
@@ -101,10 +83,6 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Make a federation: an authority, a certificate for the server, keys, and a startup kit for each site."""
-    from partsong.federation.locks import is_held
-    from partsong.federation.setup.credentials import require_name
-    from partsong.federation.setup.server_folder import ServerFolder
-
     if renew:
         if name is not None or address is not None or site:
             raise ParameterError("--renew changes neither name, address nor sites. Leave them out.")
@@ -135,7 +113,7 @@ def init(
         typer.echo(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
     elif not renew:
         typer.echo("Next: send each site its kit. Each joins with it, and sends card.toml back:")
-        typer.echo(f"  partsong federation admit CARD … --folder {quote(str(folder))}")
+        typer.echo(f"  partsong federation admit CARD --folder {quote(str(folder))}")
 
 
 @guarded
@@ -143,13 +121,11 @@ def invite(
     site: Annotated[str, typer.Argument(help="The name of a site.", show_default=False)],
     folder: Folder = Path(),
     output: Annotated[
-        OptionalPath, typer.Option("--output", "-o", help="The kit: a .zip, or a folder.", show_default="in kits/")
+        OptionalPath, typer.Option("--output", "-o", help="The kit, a .zip.", show_default="in kits/")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a startup kit for a site: address, authority, what to do, and the roster once the site is in it."""
-    from partsong.federation.setup.server_folder import ServerFolder
-
     server = ServerFolder.at(folder)
     kit = server.invite(site, output)
     roster = server.roster()
@@ -173,9 +149,6 @@ def serve(
     ] = None,
 ) -> None:
     """Run the server, in the foreground, until Ctrl-C; nothing is left running afterwards."""
-    from partsong.federation.flower import server_process as superlink
-    from partsong.federation.setup.server_folder import ServerFolder
-
     server = ServerFolder.at(folder)
     left = server.require_valid()
     if left < 30:
@@ -183,7 +156,7 @@ def serve(
         typer.echo(f"The certificate ends in {left:.0f} days: {renewing}", err=True)
     typer.echo(f"Serving federation {server.name!r} for {server.address}; end with Ctrl-C.", err=True)
     try:
-        superlink.serve(server, host, lambda line: typer.echo(line, err=True))
+        server_process.serve(server, host, lambda line: typer.echo(line, err=True))
     except KeyboardInterrupt:
         typer.echo("The server has stopped.", err=True)
 
@@ -196,9 +169,6 @@ def admit(
     as_json: AsJson = False,
 ) -> None:
     """Take in cards of sites: their nodes are let in from now on, and the roster has their keys."""
-    from partsong.federation.setup.credentials import Card
-    from partsong.federation.setup.server_folder import ServerFolder
-
     server = ServerFolder.at(folder)
     taken = [Card.read(path) for path in cards]
     if engine is Engine.FLOWER:
@@ -206,14 +176,8 @@ def admit(
     else:
         for card in taken:
             server.admit(card)
-    roster = server.roster()
-    if as_json:
-        put_json({"admitted": [card.site for card in taken], **_told(roster), "file": server.path / "roster.toml"})
-        return
-    typer.echo(f"Admitted: {', '.join(card.site for card in taken)}. Sites are now: {', '.join(sorted(roster.keys))}.")
-    typer.echo(f"When all are in, send {server.path / 'roster.toml'} to all.")
-    typer.echo(COMPARE)
-    typer.echo(f"  {roster.fingerprint}")
+    names = [card.site for card in taken]
+    _put_roster(server, f"Admitted: {', '.join(names)}", {"admitted": names}, as_json)
 
 
 @guarded
@@ -223,69 +187,45 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Take a site out: its node is not let in any more, and the roster is without it. Models that are made stay."""
-    from partsong.federation.setup.server_folder import ServerFolder
-
     server = ServerFolder.at(folder)
     _remove_node(server, site)
-    roster = server.remove(site)
+    server.remove(site)
+    _put_roster(server, f"Removed: {site}", {"removed": site}, as_json)
+
+
+def _put_roster(server: ServerFolder, said: str, told: Mapping[str, Any], as_json: bool) -> None:
+    """What was done, and the roster that all sites need now."""
+    roster, place = server.roster(), server.path / "roster.toml"
+    sites = sorted(roster.keys)
     if as_json:
-        put_json({"removed": site, **_told(roster), "file": server.path / "roster.toml"})
+        put_json({**told, "sites": sites, "fingerprint": roster.fingerprint, "file": place})
         return
-    typer.echo(f"Removed: {site}. Sites are now: {', '.join(sorted(roster.keys)) or 'none'}.")
-    typer.echo(f"Send {server.path / 'roster.toml'} to all others.")
-    typer.echo(COMPARE)
+    typer.echo(f"{said}. Sites are now: {', '.join(sites) or 'none'}.")
+    typer.echo(
+        f"When all are in, send {place} to all. Each site compares its fingerprint BY TELEPHONE with two others:"
+    )
     typer.echo(f"  {roster.fingerprint}")
 
 
-def stop_over_files(place: RunPlace, as_json: bool) -> None:
-    """End the process that works on a run over files, as Ctrl-C does where it was started; it can be resumed."""
-    from partsong.federation.flower.control import end_work
-
-    end_work(place)
-    if as_json:
-        put_json({"stopped": place.name, "was_running": True})
-        return
-    typer.echo(f"Stopped: {place.name}. What was dropped for sites stays there: --resume hears who has answered it.")
-
-
 def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
-    """A node that is known already keeps its number, also where `admit` was killed before that was written down."""
-    from partsong.federation.flower.control import controlling
-
-    with controlling(server) as control:
+    """A node is registered before its card is taken in; one that is known already keeps its number."""
+    with control.controlling(server) as connection:
         for card in cards:
-            is_new = card.site not in server.cards()
+            server.require_admissible(card)
+            number = connection.register(card.node_key, card.site)
             server.admit(card)
-            try:
-                number = control.known(card.node_key, card.site)
-                number = control.register(card.node_key, card.site) if number is None else number
-                server.set_node(card.site, number)
-            except PartsongError:
-                if is_new:
-                    server.remove(card.site)
-                raise
+            server.set_node(card.site, number)
 
 
 def _remove_node(server: ServerFolder, site: str) -> None:
     """Also one whose number was not written down, because `admit` was killed; that takes a server that runs."""
-    from partsong.federation.locks import is_held
-
     card = server.cards().get(site)
-    if card is None:
+    if card is None or (server.node_of(site) is None and not is_held(server.path / "server.lock")):
         return
-    node = server.node_of(site)
-    if node is None and not is_held(server.path / "server.lock"):
-        return
-    from partsong.federation.flower.control import controlling
-
-    with controlling(server) as control:
-        found = control.known(card.node_key, site) if node is None else node
-        if found in control.nodes():
-            control.unregister(found)
-
-
-def _told(roster: Listed) -> dict[str, object]:
-    return {"sites": sorted(roster.keys), "fingerprint": roster.fingerprint}
+    with control.controlling(server) as connection:
+        number = connection.known(card.node_key, site)
+        if number is not None:
+            connection.unregister(number)
 
 
 # ---- federation run report --------------------------------------------------------------------------------------
@@ -303,9 +243,9 @@ def line_of(told: Mapping[str, Any]) -> str:
     heard = f"{len(told['participants'])} site{'' if len(told['participants']) == 1 else 's'}"
     refused = "".join(f"; not {name}" for name in sorted(told["refused"]))
     most = max(told["bytes_up"].values(), default=0)
-    is_step = "step" in told
-    which = f"words, step {told['step']} of at most {told['steps']}" if is_step else _exchange(told)
-    after = f"; next: {told['next']}" if is_step else ""
+    which, after = f"exchange {told.get('round')} of {told.get('rounds')}", ""
+    if "step" in told:
+        which, after = f"words, step {told['step']} of at most {told['steps']}", f"; next: {told['next']}"
     return (
         f"{which}: {heard}{refused}, at most {most} bytes up and {told['bytes_down']} down each, "
         f"{told['seconds']:.1f} s{after}"
@@ -316,49 +256,26 @@ def put_end(
     place: RunPlace, told: Mapping[str, Any], output: Path | None, as_json: bool, public: Sequence[str] = ()
 ) -> None:
     """Where the model of a run that is done goes, and how it went; `public` are names that were given for columns."""
-    from partsong.federation.wire import way_to_result
-
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
+    named = {"named_columns": _named(place, public)} if public else {}
     if as_json:
-        named = {"named_columns": _named(place, public)} if public else {}
         put_json({**told, **named, "model": model, "folder": place.folder})
         return
-    missed = missed_in(place, told)
-    typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges, {missed} times a site was not there.")
+    typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges.")
     typer.echo(f"Model: {model}")
     for site, why in sorted(told.get("without_result", {}).items()):
         warn(f"Site {site!r} has no result of this run: {why} {way_to_result(why)}")
-    if public and not _named(place, public):
-        warn(
-            f"No column is called by a name in --names ({len(public)} there), and all keep their hashes. Where sites "
-            "share a key, nobody without it can tell: names are then known at the sites alone. Else compare the file "
-            "with the names at a site, letter by letter."
-        )
+    for count in named.values():
+        typer.echo(f"{count} columns have one of the {len(public)} names in --names; the others keep their hashes.")
 
 
 def _named(place: RunPlace, public: Sequence[str]) -> int:
     """How many columns of a run are called by names that are public."""
-    from partsong.federation.columns import labels_of
-    from partsong.federation.server.launch import record_in
-
     record, known = record_in(place.state), set(public)
     labels = () if record is None else labels_of(record.columns, record.run, public)
     return sum(label in known for label in labels)
-
-
-def missed_in(place: RunPlace, told: Mapping[str, Any]) -> int:
-    """How often a site was not there that the experiment has asked for; who was not drawn for a round was not."""
-    from partsong.federation.experiment import Experiment
-
-    schedule = Experiment.read(place.experiment).schedule(len(told["parties"]))
-    asked = {index: set(schedule.participants(told["parties"], int(index))) for index in told["absent"]}
-    return sum(len(asked[index] & set(names)) for index, names in told["absent"].items())
-
-
-def _exchange(told: Mapping[str, Any]) -> str:
-    return f"exchange {told['round']} of {told['rounds']}"
 
 
 # ---- federation runs --------------------------------------------------------------------------------------------
@@ -406,46 +323,34 @@ def run(
         require_writable("--output", output, (".safetensors",))
     if (drop is None) == (engine is Engine.FILES):
         raise ParameterError("--engine files and --drop FOLDER go together.")
-    from partsong.federation.setup.credentials import write
-    from partsong.federation.setup.server_folder import ServerFolder
-
-    public = None if names is None else _names_in(names)
+    given = () if names is None else _names_in(names)
     server = ServerFolder.at(folder)
     place, seed = _prepared(server, experiment, name or experiment.stem, resume, engine)
-    settings = _settings(place, timeout, public)
-    given = public or []
-    if resume and (before := _done_before(place, settings["names"])) is not None:
+    before = settings_in(place)
+    settings = RunSettings(
+        before.timeout if timeout is None else timeout,
+        before.names if names is None else given,
+        None if drop is None else str(drop.absolute()),
+    )
+    if resume and (done := _done_before(place, settings.names)) is not None:
         if not as_json:
             has_told = "every site that was in it has been told"
             typer.echo(f"Run {place.name!r} is done, and {has_told}: there is nothing to go on with.")
-        return put_end(place, before, output, as_json, given)
-    over = {} if drop is None else {"drop": str(drop.absolute())}
-    write(place.settings, json.dumps({**settings, **over}) + "\n")
+        return put_end(place, done, output, as_json, given)
 
     def tell(line: Mapping[str, Any]) -> None:
         if not as_json:
             typer.echo(line_of(line))
 
     typer.echo(f"seed {seed}", err=as_json)
-
     try:
-        with _commanding(place):
+        with held(place.command, f"Another command follows run {place.name!r}"):
+            write(place.settings, msgspec.json.encode(settings))
             told = _run_to_end(server, place, drop, tell)
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
     put_end(place, told, output, as_json, given)
-
-
-@contextmanager
-def _commanding(place: RunPlace) -> Iterator[None]:
-    """By which `status` knows a run that is just starting; another command that follows it as well is no obstacle."""
-    from partsong.federation.locks import held
-
-    with ExitStack() as stack:
-        with suppress(FileError):
-            stack.enter_context(held(place.command, "another command follows it"))
-        yield
 
 
 @guarded
@@ -456,55 +361,42 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a run, which can be resumed, or the server."""
-    from partsong.federation.locks import holder_of, is_held
-    from partsong.federation.setup.server_folder import ServerFolder
-
     if (name is None) == (not whole_server):
         raise ParameterError("Name the run to stop, or give --server for the server itself.")
     server = ServerFolder.at(folder)
-    if whole_server:
+    if name is None:
         holder = holder_of(server.path / "server.lock")
         if holder is None:
             raise FileError("The server does not run on this machine.")
         os.kill(holder, signal.SIGTERM)
         told: dict[str, Any] = {"stopped": "server", "process": holder}
     else:
-        from partsong.federation.flower.control import controlling, end_work
-        from partsong.federation.setup.run_place import number_in
-
-        place = server.known_run(str(name))
-        number = number_in(place)
-        if number is None:
-            if is_held(place.lock):
-                return stop_over_files(place, as_json)
-            raise _not_at_work(place, f"Run {name!r} was never started, or is over.")
-        with controlling(server) as control:
-            is_over = control.status(number).is_over
-            if is_over and not is_held(place.lock):
-                raise _not_at_work(
-                    place,
-                    f"Run {name!r} is not being worked on: it is over, or was broken off and can be resumed. Which of "
-                    f"them: partsong federation status --folder {quote(str(folder))}",
-                )
-            told = {"stopped": name, "was_running": is_over or control.stop(number)}
-        end_work(place)
+        place = server.known_run(name)
+        number, is_at_work = number_in(place), is_held(place.lock)
+        if number is not None:
+            with control.controlling(server) as connection:
+                is_stopped = not connection.status(number).is_over and connection.stop(number)
+            is_at_work = is_at_work or is_stopped
+        if not is_at_work:
+            raise _not_at_work(place, folder)
+        control.end_work(place)
+        told = {"stopped": name}
     if as_json:
         put_json(told)
     else:
         typer.echo(f"Stopped: {told['stopped']}.")
 
 
-def _not_at_work(place: RunPlace, otherwise: str) -> FileError:
-    """Why a run cannot be stopped that nobody works on: a command is just starting it, or what is said otherwise."""
-    from partsong.federation.locks import holder_of
-    from partsong.federation.setup.run_place import is_starting
-
+def _not_at_work(place: RunPlace, folder: Path) -> FileError:
+    """Why a run cannot be stopped."""
     if not is_starting(place):
-        return FileError(otherwise)
-    holder = holder_of(place.command)
+        return FileError(
+            f"Nobody works on run {place.name!r}: it was never started, is over, or was broken off and can be resumed. "
+            f"Which of them: partsong federation status --folder {quote(str(folder))}"
+        )
     return FileError(
-        f"Run {place.name!r} is just starting, and there is nothing to stop yet. Try again in some seconds, or end the "
-        f"command that starts it{f' (process {holder})' if holder else ''} with Ctrl-C where it was given."
+        f"Run {place.name!r} is just starting (process {holder_of(place.command)}), and there is nothing to stop yet. "
+        "Try again in some seconds, or end the command that starts it with Ctrl-C."
     )
 
 
@@ -512,75 +404,53 @@ def _run_to_end(
     server: ServerFolder, place: RunPlace, drop: Path | None, tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
     """By the server that runs, or over files by this process."""
-    from partsong.federation.flower.control import News, run_to_end
-    from partsong.federation.server.launch import run_over
-    from partsong.federation.transports.files import requests_in
-
     if drop is None:
-        return run_to_end(server, place, tell)
+        return control.run_to_end(server, place, tell)
 
     def opened() -> Transport:
         """By `run_over`, which holds the run then."""
-        News.from_now(place).forget_failure()
-        return requests_in(drop, server, place)
+        control.News.from_now(place).forget_failure()
+        return files.requests_in(drop, server, place)
 
     return run_over(opened, server, place, tell)
 
 
-def _settings(place: RunPlace, timeout: float | None, names: list[str] | None) -> dict[str, Any]:
-    """How patiently, and which names are public; what was not given is as it was when the run was last worked on."""
-    from partsong.federation.setup.run_place import settings_in
-
-    kept = settings_in(place)
-    return {
-        "timeout": kept.get("timeout", TIMEOUT) if timeout is None else timeout,
-        "names": kept.get("names", []) if names is None else names,
-    }
-
-
-def _names_in(path: Path) -> list[str]:
+def _names_in(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"--names {path} cannot be read: {error}. Check the path.") from error
-    return list(dict.fromkeys(line for line in lines if line))
+    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine) -> tuple[RunPlace, int]:
-    """The folder of a run with its experiment, and its seed; everything that can be checked here is."""
-    from partsong.federation.experiment import Experiment, with_seed
-    from partsong.federation.flower.control import require_flower
-    from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in
-    from partsong.federation.server.setup_phase import require_same_sites
-    from partsong.federation.setup.credentials import write
-    from partsong.federation.setup.run_place import require_not_ended
-    from partsong.federation.site.state import make_folder
+    """The folder of a run with its experiment, and its seed; everything that can be checked here is.
 
+    A name is used up once a site has begun: before that, an experiment that was corrected may have it.
+    """
     before = Experiment.read(server.known_run(name).experiment) if resume else None
     wanted, written = with_seed(experiment, before)
     place = server.run(name)
-    is_free, is_other = place.is_begun and not has_begun(place.state), False
-    if before is not None:
-        is_other = before.told() != wanted.told()
-        if is_other and not is_free:
-            raise ParameterError(
-                f"Run {name!r} was begun with other settings. Resume it with its own, or name another."
-            )
-        record = record_in(place.state)
-        if record is not None and not is_other:
-            require_same_sites(record, server.cards())
-            require_not_ended(place, record, plan_for(wanted, server).exchanges)
-    elif place.is_begun and not (is_free and place.result.exists()):
+    if before is None and has_begun(place.state):
         raise FileError(f"There is a run {name!r} already. Go on with it by --resume, or choose another --name.")
+    if before is not None and before.told() != wanted.told():
+        raise ParameterError(f"Run {name!r} was begun with other settings. Resume it with its own, or name another.")
+    record = None if before is None else record_in(place.state)
+    if record is not None:
+        require_same_sites(record, server.cards())
     if engine is Engine.FLOWER:
-        require_flower()
+        control.require_flower()
         nodes_of(server)
     if not server.cards():
         admitting = f"partsong federation admit CARD --folder {quote(str(server.path))}"
         raise ParameterError(f"No site has been admitted yet. With the card of each: {admitting}")
-    with _about(experiment):
-        plan_for(wanted, server)
-    if is_free and (is_other or not resume):
+    try:
+        plan = plan_for(wanted, server)
+    except ParameterError as error:  # about keys of the file, which are no options of this command
+        raise ParameterError(f"{experiment}: {error}") from error
+    if record is not None:
+        require_not_ended(place, record, plan.exchanges)
+    if before is None and place.folder.exists():
         _forget(place)
     make_folder(place.folder)
     write(place.experiment, written)
@@ -589,8 +459,6 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
 
 def _forget(place: RunPlace) -> None:
     """Let go of a run that has begun at no site: its name is free for an experiment that was corrected."""
-    from partsong.federation.locks import held
-
     busy, locks = f"Run {place.name!r} is being worked on by another process", (place.lock, place.command)
     with held(place.lock, busy), held(place.command, busy):
         for path in place.folder.iterdir():
@@ -600,28 +468,15 @@ def _forget(place: RunPlace) -> None:
                 path.unlink()
 
 
-def _done_before(place: RunPlace, public: Sequence[str]) -> dict[str, Any] | None:
+def _done_before(place: RunPlace, names: Sequence[str]) -> dict[str, Any] | None:
     """How a run has ended that is done, with these names of columns; None where something is left to do. A site where
     it was never started is not told its end: for that nothing is left to do.
     """
-    from partsong.federation.server.launch import record_in
-    from partsong.federation.setup.run_place import result_in, settings_in
-
     told = result_in(place) if place.result.exists() else None
-    if told is None or not (place.model.exists() and place.settings.exists()):
+    if told is None or not place.model.exists() or settings_in(place).names != names:
         return None
-    names, record = settings_in(place).get("names", []), record_in(place.state)
-    is_told = told["status"] == "done" and record is not None and not record.without_result
-    return told if is_told and public == names else None
-
-
-@contextmanager
-def _about(experiment: Path) -> Iterator[None]:
-    """Errors about keys of the file are told as such: they are no options of this command."""
-    try:
-        yield
-    except ParameterError as error:
-        raise ParameterError(f"{experiment}: {error}") from error
+    record = record_in(place.state)
+    return told if told["status"] == "done" and record is not None and not record.without_result else None
 
 
 # ---- federation -------------------------------------------------------------------------------------------------
@@ -642,9 +497,9 @@ app.command(epilog=INVITE)(invite)
 app.command(epilog=ADMIT)(admit)
 app.command(epilog=REMOVE)(remove)
 app.command(epilog=SERVE)(serve)
-app.command(epilog=federation_secret.SECRET)(federation_secret.secret)
-app.command(epilog=federation_secret.JOIN)(federation_secret.join)
+app.command(epilog=SECRET)(secret)
+app.command(epilog=JOIN)(join)
 app.command(epilog=RUN)(run)
-app.command(epilog=federation_status.STATUS)(federation_status.status)
+app.command(epilog=STATUS)(status)
 app.command(epilog=STOP)(stop)
 app.command(epilog=DEMO)(demo)

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
 from partsong.console.output import as_options, guarded, put_json, visible, warn
+from partsong.console.tables import read_table
+from partsong.data.table import Table
+from partsong.data.validation import identifier_findings, inspect
 from partsong.errors import DataError, FileError, FormatError, ParameterError, PartsongError
+from partsong.federation.columns import ONE_NAME, twins
+from partsong.federation.flower import site_process
+from partsong.federation.locks import is_held
+from partsong.federation.policy import Policy
+from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint, write
+from partsong.federation.setup.site_folder import USUAL_COLUMN, SiteFolder, are_texts, texts_at
+from partsong.federation.setup.site_policy import answer_rare_columns, has_policy, says_rare_columns, terms_in
+from partsong.federation.transports.files import answer_in
 from partsong.io.opening import Wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from partsong.data.table import Table
-    from partsong.federation.policy import Policy
-    from partsong.federation.setup.credentials import Kit, Listed, SharedKey
-    from partsong.federation.setup.joining import Joining
-    from partsong.federation.setup.site_folder import SiteFolder
-
 
 # ---- federation secret ------------------------------------------------------------------------------------------
 #
 # `partsong federation secret`: what sites share, and the coordinator does not know.
 
 SECRET = examples("partsong federation secret -o sites.key")
+MAKE_KEY = (
+    "One site makes a key (partsong federation secret), tells the others by a way that does not lead through the "
+    "server, and all join with --shared-key."
+)
 
 
 @guarded
@@ -45,8 +49,6 @@ def secret(
 
     One site makes it, and tells the others by telephone or by a letter that the coordinator does not read.
     """
-    from partsong.federation.setup.credentials import SharedKey, write
-
     key = SharedKey.made()
     if output is not None:
         if output.exists():
@@ -66,29 +68,12 @@ def secret(
 OF_TABLES = ("label", "transpose", "key", "header")
 NO_SHARED_KEY_OF_WORDS = (
     "This site shares no key with the others, and will refuse every run over its texts: without one, whoever has a "
-    "list of words could test them. One site makes a key (partsong federation secret), tells the others by a way that "
-    "does not lead through the server, and all join with --shared-key."
+    f"list of words could test them. {MAKE_KEY}"
 )
-TEXTS_LEAVES = """What leaves this site, and what does not:
-  never    texts, weights of texts (W), names of files; words to the server
-  a run    in masked sums over all sites, under the key that sites share: of which hashes it has words that are in as
-           many of its texts as the experiment asks for ({documents} at least, by site.toml); then words at enough sites
-           ({parties} at least) themselves, which all sites read and the server cannot; then in how many of its texts
-           each of these is, and that there are {texts} texts; and the number type
-  a round  what the recipe sends: sums or factors of k × agreed words, of all texts; masked where site.toml says so
-           ({masked}), so that the server sees sums over at least {fewest} sites alone
-  always   names of arrays, refusals as codes, and counts; the reasons stay here, and no word is in them
-A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
-What can be computed from it:
-{exposure}
-Every message is written to {audit} before it leaves.
-{policy}"""
 
 
 def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
     """How the data are read: as texts where a column of them is named, or where they can be nothing else."""
-    from partsong.federation.setup.site_data import USUAL_COLUMN, are_texts
-
     if "text_column" not in reading and not are_texts(data):
         if "encoding" in reading:
             raise ParameterError("--encoding is for texts. Name their column as well: --text-column text.")
@@ -101,36 +86,10 @@ def reading_of(data: Path, reading: dict[str, Any]) -> dict[str, Any]:
 
 def check_texts(data: Path, reading: dict[str, Any]) -> None:
     """Whether they can be read, and how many of them are empty."""
-    from partsong.federation.setup.site_data import texts_at
-
     texts = texts_at(data, reading)
     empty = sum(not text.strip() for text in texts)
     if empty:
         typer.echo(f"Note: {empty} of {len(texts)} texts are empty. They are kept, with weights of zero.", err=True)
-
-
-def leaves_of_texts(wished: Joining) -> str:
-    """For people, before they join."""
-    from partsong.federation.setup.site_data import texts_at
-
-    site, policy = wished.site, wished.policy()
-    return TEXTS_LEAVES.format(
-        documents=policy.words.minimum_documents,
-        parties=policy.words.minimum_parties,
-        texts=len(texts_at(site.data, dict(site.reading))),
-        masked="it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own",
-        fewest=policy.minimum_parties,
-        exposure=wished.terms().of_texts(),
-        audit=site.path / "state" / "audit.jsonl",
-        policy=where_policy_is(wished),
-    )
-
-
-def where_policy_is(wished: Joining) -> str:
-    """Or will be: nothing is written before they have joined."""
-    place = wished.site.path / "site.toml"
-    is_there = f"is in {place}: look at it now."
-    return f"What may be asked of this site {is_there if place.exists() else f'will be in {place}, for you to change.'}"
 
 
 # ---- federation site --------------------------------------------------------------------------------------------
@@ -144,8 +103,7 @@ NAMES_TOLD = "to a site of the roster that lacks some of them: their names, seal
 NAMES_KEPT = "nothing to other sites, also not the names of columns that one of them lacks"
 NO_SHARED_KEY = (
     "This site shares no key with the others: a server with a list of likely names of columns can test them against "
-    "the hashes that it is sent. One site makes a key (partsong federation secret), tells the others by a way that "
-    "does not lead through the server, and all join with --shared-key."
+    f"the hashes that it is sent. {MAKE_KEY}"
 )
 OTHER_ROSTER = (
     "The roster in this kit ({}) is not the one that this site has pinned ({}), which stays. If parties have changed "
@@ -156,16 +114,27 @@ SEND_CARD = "\nSend {} to the coordinator, over a channel others cannot write to
 AWAITED = "Wait here for the roster that comes back, and give its path (Enter: join again later)"
 TAKEN = "The roster was taken. The node of {!r} runs already, and works with it from its next request on."
 LEAVES = """What leaves this site, and what does not:
-  never    rows, weights of rows (W), names of rows; names of columns to the server
+{lines}
+  always   names of arrays, refusals as codes, and counts; the reasons stay here
+{more}What can be computed from it:
+{exposure}
+Every message is written to {audit} before it leaves.
+What may be asked of this site {policy}"""
+OF_ROWS = """  never    rows, weights of rows (W), names of rows; names of columns to the server
   a run    a hash of the name of each column that site.toml lets out ({columns} now), {keyed}; the number type;
            {names} (tell_names)
   a round  what the recipe sends: sums or factors of k × {columns} numbers, of all {rows} rows; masked where site.toml
-           says so ({masked}), so that the server sees sums over at least {parties} sites alone
-  always   names of arrays, refusals as codes, and counts; the reasons stay here
-What can be computed from it:
-{exposure}
-Every message is written to {audit} before it leaves.
-{policy}"""
+           says so ({masked}), so that the server sees sums over at least {parties} sites alone"""
+OF_TEXTS = """  never    texts, weights of texts (W), names of files; words to the server
+  a run    in masked sums over all sites, under the key that sites share: of which hashes it has words that are in as
+           many of its texts as the experiment asks for ({documents} at least, by site.toml); then words at enough sites
+           ({least} at least) themselves, which all sites read and the server cannot; then in how many of its texts
+           each of these is, and that there are {rows} texts; and the number type
+  a round  what the recipe sends: sums or factors of k × agreed words, of all texts; masked where site.toml says so
+           ({masked}), so that the server sees sums over at least {parties} sites alone"""
+MORE_OF_TEXTS = """           and no word is in them
+A site that passes the shared key to the server lets it test words that it thinks of, and read the agreed ones.
+"""
 
 
 @guarded
@@ -220,30 +189,40 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Join a federation: checks the data, shows what will be sent, asks, makes keys, and starts the node."""
-    from partsong.federation.locks import is_held
-    from partsong.federation.setup.credentials import Kit, Listed
-    from partsong.federation.setup.joining import Joining
-
     shared = None if shared_key is None else _shared_key(shared_key)
-    with tempfile.TemporaryDirectory() as scratch:
-        read = Kit.read(kit, Path(scratch))
+    read = Kit.read(kit)
     place = folder or Path(f"site-{read.site}")
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
     reading |= {"text_column": text_column, "encoding": encoding}
-    options = {name: value for name, value in reading.items() if value is not None}
-    wished = Joining(_wanted(place, read, data, options, as_json), read, shared)
-    wished.shared_key()  # refused where the site has lost it
-    wished = _show_and_ask(_with_answer(wished, rare_columns), yes, as_json)
-    site = _agreed(wished, as_json)
+    data, options = _data_of(place, data, {name: value for name, value in reading.items() if value is not None})
+    table = None if "text_column" in options else _checked_table(data, Wanted(**options))
+    if table is None:
+        check_texts(data, options)
+    site = SiteFolder.wanted(place, read, data, options)
+    site.require_idle(shared)
+    if rare_columns is not None:
+        _require_answer(site, rare_columns)
+    may_ask = rare_columns is None and not says_rare_columns(site.path)
+    answer = _show_and_ask(site, table, shared or site.shared_key(), yes, may_ask, as_json) or rare_columns
+    is_new = not has_policy(site.path)
+    site = site.make(read.authority, shared)
+    if answer is not None:
+        answer_rare_columns(site.path, answer)
+    if is_new:
+        typer.echo(f"Read {site.path / 'site.toml'} now: it says what may be asked of this site.", err=as_json)
     before = site.roster()
     listed = Listed.read(roster) if roster is not None else _in_kit(read, before, fingerprint)
+    if listed is None and fingerprint is not None:
+        listed = before  # it is about the one that is pinned
+        if listed is None:
+            raise ParameterError(
+                "--fingerprint is of a roster, and this site has none yet. Give it too: --roster FILE."
+            )
     if listed is None and before is None and start and not (yes or as_json):
         listed = _awaited(site)
     if listed is not None:
         _pin(site, listed, fingerprint, yes)
     pinned = site.roster()
-    if listed is None and fingerprint is not None:
-        _compare(pinned, fingerprint)
     if as_json:
         told = {"site": site.site, "federation": site.federation, "folder": site.path, "card": site.path / "card.toml"}
         told |= {"shared_key": site.shared_key() is not None}
@@ -264,8 +243,6 @@ def join(
 
 def _awaited(site: SiteFolder) -> Listed | None:
     """The roster that comes back for the card; None where nobody waits for it."""
-    from partsong.federation.setup.credentials import Listed
-
     typer.echo(SEND_CARD.format(site.path / "card.toml"))
     while True:
         try:
@@ -284,8 +261,6 @@ def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed 
     """The roster of a kit, where none is pinned, or where its fingerprint was compared; otherwise the pinned one stays,
     for a kit may be older than it.
     """
-    from partsong.federation.setup.credentials import same_fingerprint
-
     if pinned is None or kit.roster is None:
         return kit.roster
     if fingerprint is not None and same_fingerprint(kit.roster.fingerprint, fingerprint):
@@ -295,50 +270,24 @@ def _in_kit(kit: Kit, pinned: Listed | None, fingerprint: str | None) -> Listed 
     return None
 
 
-def _wanted(place: Path, kit: Kit, data: Path | None, reading: dict[str, Any], as_json: bool) -> SiteFolder:
-    """The site's folder as it would be, with data that were checked."""
-    from partsong.federation.setup.site_folder import SiteFolder
-
+def _data_of(place: Path, data: Path | None, reading: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The data that were given, or those that the site has joined with, and how they are read."""
     if data is None:
         if not (place / "joined.toml").exists():
             raise ParameterError("Give the rows of this site the first time: --data FILE.")
         before = SiteFolder.at(place)
         data, reading = before.data, {**before.reading, **reading}
-    reading = reading_of(data, reading)
-    if "text_column" in reading:
-        check_texts(data, reading)
-    else:
-        _check(data, Wanted(**reading), as_json)
-    return SiteFolder.wanted(place, kit, data, reading)
-
-
-def _agreed(wished: Joining, as_json: bool) -> SiteFolder:
-    """The site's folder, as it is now."""
-    from partsong.federation.setup.site_policy import has_policy
-
-    is_new = not has_policy(wished.site.path)
-    site = wished.agreed()
-    if is_new:
-        typer.echo(f"Read {site.path / 'site.toml'} now: it says what may be asked of this site.", err=as_json)
-    return site
+    return data, reading_of(data, reading)
 
 
 def _shared_key(place: Path) -> SharedKey:
-    from partsong.federation.setup.credentials import SharedKey
-
-    try:
-        return SharedKey.read(sys.stdin.readline() if str(place) == "-" else place.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"--shared-key {place} cannot be read: {error}. Check the path.") from error
+    if str(place) == "-":
+        return SharedKey.read(sys.stdin.readline())
+    return SharedKey.read(read_file(place, "Check the path.").decode(errors="replace"))
 
 
-def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
+def _checked_table(data: Path, wanted: Wanted) -> Table:
     """What `partsong check` says; data that cannot be factorized are refused."""
-    from partsong.console.tables import read_table
-    from partsong.data.validation import identifier_findings, inspect
-
     try:
         table = read_table(data, wanted)
     except (DataError, FormatError) as error:
@@ -352,72 +301,68 @@ def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     return table
 
 
-def _with_answer(wished: Joining, rare_columns: str | None) -> Joining:
-    """With what was said of rare columns; refused where site.toml says something else."""
-    if rare_columns is None:
-        return wished
+def _require_answer(site: SiteFolder, rare_columns: str) -> None:
+    """Refuse what is no answer about rare columns, and another one than site.toml has."""
     if rare_columns not in ("refuse", "zero"):
         raise ParameterError(f"--rare-columns is refuse or zero; got {rare_columns!r}.")
-    if not wished.asks_of_rare_columns and wished.policy().rare_columns != rare_columns:
-        raise ParameterError(
-            f'{wished.site.path / "site.toml"} says rare_columns = "{wished.policy().rare_columns}", which stays. '
-            "Change it there."
-        )
-    return replace(wished, rare_columns=rare_columns)
+    if says_rare_columns(site.path) and (stated := site.policy().rare_columns) != rare_columns:
+        raise ParameterError(f'{site.path / "site.toml"} says rare_columns = "{stated}", which stays. Change it there.')
 
 
-def _show_and_ask(wished: Joining, yes: bool, as_json: bool) -> Joining:
-    """Show what will leave, and ask; the same with the answer about columns that few rows use."""
-    site, has_rare = wished.site, False
+def _show_and_ask(
+    site: SiteFolder, table: Table | None, shared: SharedKey | None, yes: bool, may_ask: bool, as_json: bool
+) -> str | None:
+    """Show what will leave, and ask; the answer about columns that few rows use, where that was asked."""
     typer.echo(f"Site {site.site!r} of federation {site.federation!r}; server: {site.address}", err=as_json)
-    if site.holds_texts:
-        typer.echo(leaves_of_texts(wished), err=as_json)
-    else:
-        said, has_rare = _leaves(wished)
-        typer.echo(said, err=as_json)
-    if wished.shared_key() is None:
-        warn(NO_SHARED_KEY_OF_WORDS if site.holds_texts else NO_SHARED_KEY)
-    if not yes and not typer.confirm("Join on these terms?", err=as_json):
+    said, has_rare = _leaves(site, table, shared)
+    typer.echo(said, err=as_json)
+    if shared is None:
+        warn(NO_SHARED_KEY_OF_WORDS if table is None else NO_SHARED_KEY)
+    if yes:
+        return None
+    if not typer.confirm("Join on these terms?", err=as_json):
         was = "is as it was before" if site.path.exists() else "was not made"
         raise ParameterError(f"Not joined. The folder {site.path} {was}.")
-    if has_rare and not yes and wished.rare_columns is None and wished.asks_of_rare_columns:
-        question = "May columns that too few rows use be set to zero in runs? Otherwise such runs are refused."
-        answer = "zero" if typer.confirm(question, default=False, err=as_json) else "refuse"
-        return replace(wished, rare_columns=answer)
-    return wished
+    if not (has_rare and may_ask):
+        return None
+    question = "May columns that too few rows use be set to zero in runs? Otherwise such runs are refused."
+    return "zero" if typer.confirm(question, default=False, err=as_json) else "refuse"
 
 
-def _leaves(wished: Joining) -> tuple[str, bool]:
+def _leaves(site: SiteFolder, table: Table | None, shared: SharedKey | None) -> tuple[str, bool]:
     """What leaves, in words, and whether some columns are used by too few rows."""
-    from partsong.io.read import read_wanted
-
-    site = wished.site
-    table = read_wanted(site.data, Wanted(**site.reading))
-    policy, n_columns = wished.policy(), int(table.X.shape[1])
-    leaving, names = n_columns, tuple(f"column {number}" for number in range(n_columns))
-    if table.feature_names is not None:
-        leaving, names = _require_different(table.feature_names, policy, site.data), tuple(table.feature_names)
+    policy, terms = site.policy(), terms_in(site.path)
     masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
-    may_leave = set(policy.leaving(names))
-    exposure, has_rare = wished.terms().of_table(table.X, [at for at, name in enumerate(names) if name in may_leave])
+    told: dict[str, Any] = {"masked": masked, "parties": policy.minimum_parties}
+    if table is None:
+        exposure, has_rare = terms.of_texts(), False
+        least = {"documents": policy.words.minimum_documents, "least": policy.words.minimum_parties}
+        lines = OF_TEXTS.format(rows=len(texts_at(site.data, site.reading)), **least, **told)
+    else:
+        rows, columns = map(int, table.X.shape)
+        names = table.feature_names or tuple(f"column {number}" for number in range(columns))
+        leaving = set(_require_different(names, policy, site.data))
+        exposure, has_rare = terms.of_table(table.X, [at for at, name in enumerate(names) if name in leaving])
+        lines = OF_ROWS.format(
+            rows=rows,
+            columns=len(leaving),
+            keyed="WITHOUT a key that sites share" if shared is None else "with the key that sites share",
+            names=NAMES_TOLD if policy.tell_names else NAMES_KEPT,
+            **told,
+        )
+    place = site.path / "site.toml"
     said = LEAVES.format(
+        lines=lines,
+        more=MORE_OF_TEXTS if table is None else "",
         exposure=exposure,
-        rows=int(table.X.shape[0]),
-        columns=leaving,
-        keyed="with the key that sites share" if wished.shared_key() else "WITHOUT a key that sites share",
-        names=NAMES_TOLD if policy.tell_names else NAMES_KEPT,
-        masked=masked,
-        parties=policy.minimum_parties,
         audit=site.path / "state" / "audit.jsonl",
-        policy=where_policy_is(wished),
+        policy=f"is in {place}: look at it now." if place.exists() else f"will be in {place}, for you to change.",
     )
     return said, has_rare
 
 
-def _require_different(names: Sequence[str], policy: Policy, data: Path) -> int:
-    """How many columns leave; refused where two of them are one to other sites, however the two are written."""
-    from partsong.federation.columns import ONE_NAME, twins
-
+def _require_different(names: Sequence[str], policy: Policy, data: Path) -> tuple[str, ...]:
+    """The columns that leave; refused where two of them are one to other sites, however the two are written."""
     leaving = policy.leaving(names)
     if (same := twins(leaving)) is not None:
         first, second = (list(names).index(leaving[at]) + 1 for at in same)
@@ -425,7 +370,7 @@ def _require_different(names: Sequence[str], policy: Policy, data: Path) -> int:
             f"{data}: columns {first} and {second} (both {leaving[same[0]]!r}) {ONE_NAME} Or keep them here: columns "
             "in site.toml."
         )
-    return len(leaving)
+    return leaving
 
 
 def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -> None:
@@ -445,29 +390,12 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
         )
 
 
-def _compare(pinned: Listed | None, fingerprint: str) -> None:
-    """A fingerprint without a roster is about the one that is pinned."""
-    from partsong.federation.setup.credentials import same_fingerprint
-
-    if pinned is None:
-        raise ParameterError("--fingerprint is of a roster, and this site has none yet. Give it too: --roster FILE.")
-    if not same_fingerprint(pinned.fingerprint, fingerprint):
-        raise ParameterError(
-            f"The roster that this site has pinned has the fingerprint {pinned.fingerprint}, and not the one that was "
-            "given. If parties have changed, give the new roster as well (--roster); otherwise call the other sites."
-        )
-
-
 def _start(site: SiteFolder, drop: Path | None) -> None:
-    from partsong.federation.flower import site_process as supernode
-    from partsong.federation.flower.site_process import STOPPED
-    from partsong.federation.transports.files import answer_in
-
     way = f"calls {site.address}" if drop is None else f"answers what is dropped in {drop / site.site / 'in'}"
     typer.echo(f"Starting the node of {site.site!r}; it {way}. End with Ctrl-C.", err=True)
-    with contextlib.suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         if drop is None:
-            supernode.join(site)
+            site_process.join(site)
         else:
             answer_in(drop, site, lambda word: typer.echo(word, err=True))
-    typer.echo(STOPPED, err=True)
+    typer.echo(site_process.STOPPED, err=True)

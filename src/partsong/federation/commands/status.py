@@ -425,7 +425,7 @@ def _resuming(place: RunPlace) -> str | None:
 
     settings = settings_in(place)
     experiment, folder = quote(str(place.experiment)), quote(str(place.folder.parent.parent))
-    if (drop := settings.get("drop")) is not None:
+    if (drop := settings.drop) is not None:
         return (
             f"partsong federation run {experiment} --folder {folder} --name {place.name} --engine files --drop "
             f"{quote(drop)} --resume"

@@ -27,7 +27,7 @@ from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
 from partsong.federation.server.early_checks import out_of_memory, require_room, require_together
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import TIMEOUT, RunPlace, settings_in
+from partsong.federation.setup.run_place import RunPlace, settings_in
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.plan import Build, Plan, plan_of
 from partsong.federation.transports.base import Transport
@@ -152,17 +152,16 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
 
 def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
     experiment, settings = Experiment.read(place.experiment), settings_in(place)
-    timeout = float(settings.get("timeout", TIMEOUT))
     plan = plan_for(experiment, server)
     progress = ProgressFile(place.progress, plan.exchanges)
     progress.catch_up(record_in(place.state))
     own = (experiment, transport, place.state, place.name)
-    for done in run_experiment(*own, roster=server.roster().keys, timeout=timeout, serials=server.serials):
+    for done in run_experiment(*own, roster=server.roster().keys, timeout=settings.timeout, serials=server.serials):
         tell(progress.note(done))
     record = record_in(place.state)
     if record is None:
         raise FileError(f"{place.state} holds no run after its end. Check the disk.")
-    save_model(place.model, model_of(experiment, plan, record, settings.get("names", ())))
+    save_model(place.model, model_of(experiment, plan, record, settings.names))
     return summary_of(record)
 
 

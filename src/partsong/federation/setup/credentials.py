@@ -15,25 +15,24 @@ import base64
 import hashlib
 import io
 import ipaddress
-import json
 import re
 import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from partsong.core.parameters import only, read_toml
 from partsong.errors import FileError, FormatError, MissingExtra, ParameterError
 from partsong.federation.site.state import make_folder
+from partsong.federation.toml_files import format_toml, load_toml, save_toml
 from partsong.federation.transports.files import NAME
 from partsong.io.write import replacing
 from partsong.secure_aggregation import crypto
-from partsong.secure_aggregation.crypto import fingerprint as key_fingerprint
 
 # ---- certificates -----------------------------------------------------------------------------------------------
 #
@@ -52,21 +51,15 @@ class Pair:
     key: bytes = field(repr=False)
 
 
-def require() -> None:
-    """Say at once that the package is not there."""
-    _x509()
-
-
 def new_authority(federation: str) -> Pair:
     """A self-signed certificate that can sign others."""
     x509 = _x509()
     key, subject = _new_key(), _name(f"partsong federation {federation}"[:64])
-    public = key.public_key()
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    known = x509.SubjectKeyIdentifier.from_public_key(public)
-    built = _built(subject, subject, public, AUTHORITY_DAYS)
+    built = _built(subject, subject, key.public_key(), AUTHORITY_DAYS)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    built = built.add_extension(usage, critical=True).add_extension(known, critical=False)
+    built = built.add_extension(usage, critical=True)
+    built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     return _signed(built, key, key)
 
 
@@ -74,7 +67,6 @@ def new_server_certificate(authority: Pair, host: str) -> Pair:
     """For a server that is reached as `host`, and by those on its own machine; of an authority that is a pair."""
     x509 = _x509()
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     signing = load_pem_private_key(authority.key, None)
     issuer = _read(authority.certificate)
@@ -84,33 +76,28 @@ def new_server_certificate(authority: Pair, host: str) -> Pair:
     built = _built(_name(host[:64]), issuer.subject, key.public_key(), SERVER_DAYS)
     built = built.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     built = built.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    built = built.add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     return _signed(built.add_extension(identifier, critical=False), key, signing)
 
 
-def new_node_key() -> Pair:
-    """A P-384 key by which a node is known, in the forms of SSH: public part first."""
+def new_node_key() -> bytes:
+    """A P-384 key by which a node is known, in the form of SSH."""
+    _x509()
     from cryptography.hazmat.primitives import serialization as forms
 
-    _x509()
-    key = _new_key()
-    private = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption())
-    return Pair(key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH), private)
+    return bytes(_new_key().private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()))
 
 
-def require_node_key(text: str) -> bytes:
-    """The public key of a node, checked; FormatError where it is none."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+def public_node_key(private: bytes) -> str:
+    """The public part of a node's key; FormatError where it is none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as forms
 
-    _x509()
     try:
-        is_sound = isinstance(load_ssh_public_key(text.encode()), ec.EllipticCurvePublicKey)
-    except Exception as error:
-        raise FormatError("The key of a node cannot be read. Ask the site for its card once more.") from error
-    if not is_sound:
-        raise FormatError("The key of a node is not one on a NIST curve. Ask the site for its card once more.")
-    return text.encode()
+        public = forms.load_ssh_private_key(private, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise FormatError(f"This is not the key of a node: {error}.") from error
+    return public.public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
 
 
 def days_left(certificate: bytes) -> float:
@@ -124,23 +111,20 @@ def are_pair(certificate: bytes, key: bytes) -> bool:
     from cryptography.hazmat.primitives import serialization as forms
 
     try:
-        public = _read(certificate).public_key()
-        own = forms.load_pem_private_key(key, None).public_key()
+        return bool(_read(certificate).public_key() == forms.load_pem_private_key(key, None).public_key())
     except (FormatError, ValueError, TypeError):
         return False
-    return bool(public == own)
 
 
 def fingerprint(certificate: bytes) -> str:
     """SHA-256 of a certificate, in hexadecimal, for reading out."""
     from cryptography.hazmat.primitives import hashes
 
-    found: bytes = _read(certificate).fingerprint(hashes.SHA256())
-    return found.hex()
+    return str(_read(certificate).fingerprint(hashes.SHA256()).hex())
 
 
 def _read(certificate: bytes) -> Any:
-    """From PEM; FormatError where it is none. Whoever knows the file, and how to come by another, says so."""
+    """From PEM; FormatError where it is none."""
     try:
         return _x509().load_pem_x509_certificate(certificate)
     except ValueError as error:
@@ -164,18 +148,15 @@ def _new_key() -> Any:
 
 
 def _name(common: str) -> Any:
-    from cryptography.x509.oid import NameOID
-
     x509 = _x509()
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
 
 
 def _alternative(host: str) -> Any:
-    x509 = _x509()
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return _x509().IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        return _x509().DNSName(host)
 
 
 def _built(subject: Any, issuer: Any, public: Any, days: int) -> Any:
@@ -193,19 +174,7 @@ def _signed(built: Any, key: Any, signing: Any) -> Pair:
     return Pair(built.sign(signing, hashes.SHA256()).public_bytes(forms.Encoding.PEM), private)
 
 
-# ---- toml text --------------------------------------------------------------------------------------------------
-#
-# Small TOML files that we write ourselves, whole or not at all; they are read by `core.parameters.read_toml`.
-
-
-def toml_of(table: Mapping[str, Any]) -> str:
-    """Texts, numbers, truth values, lists of these, and tables of them; None is left out."""
-    plain = {name: value for name, value in table.items() if value is not None and not isinstance(value, Mapping)}
-    lines = [f"{_key(name)} = {_value(value)}" for name, value in plain.items()]
-    for name, inner in table.items():
-        if isinstance(inner, Mapping):
-            lines += ["", f"[{_key(name)}]", *(f"{_key(key)} = {_value(value)}" for key, value in inner.items())]
-    return "\n".join(lines) + "\n"
+# ---- files ------------------------------------------------------------------------------------------------------
 
 
 def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
@@ -214,14 +183,33 @@ def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _key(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
+def read_file(path: Path, way_out: str) -> bytes:
+    """What is in a file; FileError with the way out where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}. {way_out}") from error
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+def read_certificate(path: Path, way_out: str) -> bytes:
+    """The certificate in a file; an error with the way out where it is gone, or damaged."""
+    found = read_file(path, way_out)
+    try:
+        _read(found)
+    except FormatError as error:
+        raise FormatError(f"{path} is damaged: no certificate is in it. {way_out}") from error
+    return found
+
+
+def make_private(path: Path) -> None:
+    """Make a folder that its owner alone can read, or take what others may do in it away."""
+    make_folder(path)
+    try:
+        path.chmod(0o700)
+    except OSError as error:
+        raise FileError(
+            f"{path} cannot be kept from other accounts: {error.strerror or error}. Choose a folder of your own."
+        ) from error
 
 
 # ---- roster -----------------------------------------------------------------------------------------------------
@@ -244,18 +232,38 @@ class Card:
     signing_key: str
 
     def __post_init__(self) -> None:
+        _x509()
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
         require_name(self.site, "A site")
-        require_node_key(self.node_key)
         key_in(self.signing_key)
+        try:
+            is_sound = isinstance(load_ssh_public_key(self.node_key.encode()), ec.EllipticCurvePublicKey)
+        except Exception:
+            is_sound = False
+        if not is_sound:
+            raise FormatError("node_key is not a key on a NIST curve. Ask the site for its card once more.")
 
     @staticmethod
     def read(path: Path) -> Card:
         """From a file."""
-        return Card(**_texts(read_toml(path), ("federation", "site", "node_key", "signing_key"), path))
+        return load_toml(path, Card, error=FormatError, way_out="Ask the site for its card once more.")
 
     def save(self, path: Path) -> None:
         """To a file."""
-        write(path, toml_of({name: getattr(self, name) for name in ("federation", "site", "node_key", "signing_key")}))
+        save_toml(path, self)
+
+
+@dataclass(frozen=True, slots=True)
+class RosterFile:
+    """roster.toml: keys in hexadecimal, and the fingerprint that they have."""
+
+    federation: str
+    fingerprint: str
+    coordinator: str
+    authority: str
+    sites: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,29 +300,23 @@ class Listed:
     @staticmethod
     def read(path: Path) -> Listed:
         """From a file; one whose fingerprint is not that of its keys is damaged."""
-        heading = ("federation", "fingerprint", "coordinator", "authority")
-        table = dict(only(read_toml(path), (*heading, "sites"), str(path)))
-        sites = table.pop("sites", None)
-        told = _texts(table, heading, path)
-        if not isinstance(sites, dict) or not all(isinstance(key, str) for key in sites.values()):
-            raise FormatError(f"{path} lists no sites. Ask the coordinator for the roster once more.")
-        keys = {name: key_in(key) for name, key in sorted(sites.items())}
-        found = Listed(told["federation"], keys, key_in(told["coordinator"]), told["authority"])
-        if found.fingerprint != told["fingerprint"]:
+        file = load_toml(path, RosterFile, error=FormatError, way_out="Ask the coordinator for the roster once more.")
+        keys = {name: key_in(key) for name, key in sorted(file.sites.items())}
+        found = Listed(file.federation, keys, key_in(file.coordinator), file.authority)
+        if found.fingerprint != file.fingerprint:
             raise FormatError(f"{path}: its fingerprint is not that of its keys: it was changed. Do not use it.")
         return found
 
     def written(self) -> bytes:
         """As the contents of a file."""
         sites = {name: self.keys[name].hex() for name in sorted(self.keys)}
-        told = {"federation": self.federation, "fingerprint": self.fingerprint}
-        told |= {"coordinator": self.coordinator.hex(), "authority": self.authority}
-        return toml_of({**told, "sites": sites}).encode()
+        file = RosterFile(self.federation, self.fingerprint, self.coordinator.hex(), self.authority, sites)
+        return format_toml(file).encode()
 
 
 def same_fingerprint(one: str, other: str) -> bool:
     """Whether two are the same to people: dashes, blanks and capitals do not count."""
-    return _letters(one) == _letters(other)
+    return re.sub(r"[-:\s]", "", one).lower() == re.sub(r"[-:\s]", "", other).lower()
 
 
 def require_name(name: str, whose: str) -> str:
@@ -325,18 +327,6 @@ def require_name(name: str, whose: str) -> str:
             "with a letter or digit."
         )
     return name
-
-
-def _letters(text: str) -> str:
-    return "".join(letter for letter in text.lower() if letter not in "- \t\n:")
-
-
-def _texts(table: Mapping[str, Any], names: tuple[str, ...], path: Path) -> dict[str, str]:
-    only(table, names, str(path))
-    for name in names:
-        if not isinstance(table.get(name), str):
-            raise FormatError(f"{path} does not say {name}. Take it from its source again.")
-    return {name: str(table[name]) for name in names}
 
 
 def key_in(text: str) -> bytes:
@@ -352,11 +342,10 @@ def key_in(text: str) -> bytes:
 
 # ---- kit --------------------------------------------------------------------------------------------------------
 
-KEYS = ("federation", "site", "address", "authority", "coordinator", "roster")
 FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
 MOST_BYTES = 1 << 20
-UNNAMED = Path("KIT")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
+ASK_AGAIN = "Ask for the kit once more."
 HOST = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 README = """You are invited as {site!r} to the federation {federation!r}.
@@ -379,6 +368,24 @@ Server:              {address}    (your node calls out to it; nobody calls in)
 
 
 @dataclass(frozen=True, slots=True)
+class KitFile:
+    """kit.toml: fingerprints of the authority and of the roster, and the key that the coordinator signs requests with,
+    in hexadecimal.
+    """
+
+    federation: str
+    site: str
+    address: str
+    authority: str
+    coordinator: str
+    roster: str = ""
+
+    def __post_init__(self) -> None:
+        require_name(self.site, "A site")
+        require_address(self.address)
+
+
+@dataclass(frozen=True, slots=True)
 class Kit:
     """Where to go, whom to trust, and under which name."""
 
@@ -387,29 +394,16 @@ class Kit:
     address: str
     authority: bytes
     coordinator: bytes
-    """The key that the coordinator signs requests with."""
     roster: Listed | None = None
-    place: Path = field(default=UNNAMED, compare=False)
-    """Where it was read from, as a command calls it."""
-
-    def __post_init__(self) -> None:
-        require_name(self.site, "A site")
-        require_address(self.address)
 
     def save(self, path: Path) -> None:
-        """As a .zip, or as a folder."""
-        told = {"federation": self.federation, "site": self.site, "address": self.address}
-        told |= {"authority": fingerprint(self.authority), "coordinator": self.coordinator.hex()}
-        told["roster"] = self.roster.fingerprint if self.roster else ""
-        files = {"kit.toml": toml_of(told).encode(), "ca.crt": self.authority}
-        files["README.txt"] = README.format(kit=quote(path.name), **told).encode()
+        """As a .zip."""
+        own = (self.federation, self.site, self.address, fingerprint(self.authority), self.coordinator.hex())
+        told = KitFile(*own, self.roster.fingerprint if self.roster else "")
+        readme = README.format(kit=quote(path.name), **asdict(told))
+        files = {"kit.toml": format_toml(told).encode(), "ca.crt": self.authority, "README.txt": readme.encode()}
         if self.roster:
             files["roster.toml"] = self.roster.written()
-        if path.suffix.lower() != ".zip":
-            path.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                write(path / name, content)
-            return
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
@@ -417,22 +411,24 @@ class Kit:
         write(path, packed.getvalue())
 
     @staticmethod
-    def read(path: Path, scratch: Path) -> Kit:
-        """From a .zip or a folder; `scratch` is a folder for what has to be unpacked."""
-        if not path.is_dir():
-            _unpack(path, scratch)
-        return replace(_in_folder(path if path.is_dir() else scratch), place=path)
+    def read(path: Path) -> Kit:
+        """From a .zip, or from the folder that it was unpacked to."""
+        if path.is_dir():
+            return _in_folder(path)
+        with TemporaryDirectory() as scratch:
+            _unpack(path, Path(scratch))
+            return _in_folder(Path(scratch))
 
 
 def require_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port"."""
     host, _, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     if not is_port or not (_is_version_6(inner) if inner else HOST.fullmatch(host)):
         raise ParameterError(
             f"{address[:100]!r} is no address. Give host:port, such as nmf.example.org:8443, 192.0.2.1:8443 or "
-            f"[2001:db8::1]:8443, without https://.{_in_ascii(host, port)}"
+            "[2001:db8::1]:8443, without https://, and other letters as in xn--mnchen-3ya.de:8443."
         )
     return inner or host, int(port)
 
@@ -444,66 +440,32 @@ def _is_version_6(host: str) -> bool:
         return False
 
 
-def _in_ascii(host: str, port: str) -> str:
-    """How a name with other letters is written in certificates."""
-    if host.isascii():
-        return ""
-    try:
-        return f" Other letters are written as {host.encode('idna').decode()}:{port}."
-    except UnicodeError:
-        return ""
-
-
 def _in_folder(folder: Path) -> Kit:
-    table = only(read_toml(folder / "kit.toml"), KEYS, str(folder / "kit.toml"))
-    if not all(isinstance(table.get(name), str) for name in KEYS):
-        raise FormatError(f"{folder / 'kit.toml'} does not say all of {', '.join(KEYS)}. Ask for the kit once more.")
-    try:
-        authority = (folder / "ca.crt").read_bytes()
-    except OSError as error:
-        raise FileError(f"{folder / 'ca.crt'} cannot be read. Ask for the kit once more.") from error
+    told = load_toml(folder / "kit.toml", KitFile, error=FormatError, way_out=ASK_AGAIN)
+    authority = read_certificate(folder / "ca.crt", ASK_AGAIN)
     if days_left(authority) < 0:
         raise FormatError(f"{folder / 'ca.crt'}: the authority has expired. Ask for a new kit.")
-    if fingerprint(authority) != table["authority"]:
-        raise FormatError(f"{folder / 'ca.crt'} is not the certificate that kit.toml names. Ask for the kit once more.")
-    listed = folder / "roster.toml"
-    roster = Listed.read(listed) if listed.exists() else None
-    return Kit(table["federation"], table["site"], table["address"], authority, key_in(table["coordinator"]), roster)
+    if fingerprint(authority) != told.authority:
+        raise FormatError(f"{folder / 'ca.crt'} is not the certificate that kit.toml names. {ASK_AGAIN}")
+    roster = Listed.read(folder / "roster.toml") if (folder / "roster.toml").exists() else None
+    return Kit(told.federation, told.site, told.address, authority, key_in(told.coordinator), roster)
 
 
-def _unpack(path: Path, scratch: Path) -> None:
+def _unpack(path: Path, folder: Path) -> None:
     """Only files that a kit has, none longer than they can be, and none by a path of its own."""
     try:
         with zipfile.ZipFile(path) as archive:
-            listed = archive.infolist()
-            if any(one.filename not in FILES or one.file_size > MOST_BYTES for one in listed):
-                raise FormatError(f"{path} holds what no kit holds. Ask for the kit once more.")
-            for one in listed:
+            for one in archive.infolist():
+                if one.filename not in FILES or one.file_size > MOST_BYTES:
+                    raise FormatError(f"{path} holds what no kit holds. {ASK_AGAIN}")
                 with archive.open(one) as file:
-                    content = file.read(MOST_BYTES + 1)
-                write(scratch / one.filename, content[:MOST_BYTES])
+                    (folder / one.filename).write_bytes(file.read(MOST_BYTES))
     except FileNotFoundError as error:
         raise FileError(f"{path}: there is no such kit. Check the path.") from error
     except DAMAGED as error:
         if isinstance(error, FileError):
             raise
-        raise FormatError(f"{path} is neither a kit's folder nor its .zip: {error}. Ask for it once more.") from error
-
-
-# ---- private folder ---------------------------------------------------------------------------------------------
-#
-# Folders that their owner alone can read, also where they were there before.
-
-
-def make_private(path: Path) -> None:
-    """Make a folder, or take what others may do in it away."""
-    make_folder(path)
-    try:
-        path.chmod(0o700)
-    except OSError as error:
-        raise FileError(
-            f"{path} cannot be kept from other accounts: {error.strerror or error}. Choose a folder of your own."
-        ) from error
+        raise FormatError(f"{path} is neither a kit's folder nor its .zip: {error}. {ASK_AGAIN}") from error
 
 
 # ---- shared key -------------------------------------------------------------------------------------------------
@@ -558,7 +520,7 @@ class SharedKey:
 
     def key_for(self, purpose: str) -> bytes:
         """32 bytes for one purpose, such as "columns"; keys for different purposes tell nothing of each other."""
-        return key_fingerprint("partsong shared key", purpose, self.secret)
+        return crypto.fingerprint("partsong shared key", purpose, self.secret)
 
 
 def _check(secret: bytes) -> bytes:

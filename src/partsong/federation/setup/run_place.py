@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from partsong.errors import FormatError, ParameterError
 from partsong.federation.locks import is_held
 from partsong.federation.server.state import AsyncRunState, RunState
 
-TIMEOUT = 600.0  # seconds that a site may take to answer, where nobody says otherwise
+TIMEOUT = 600.0
+"""Seconds that a site may take to answer, where nobody says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """settings.json: seconds that a site may take to answer, public names of columns, and the folder for files."""
+
+    timeout: float = TIMEOUT
+    names: tuple[str, ...] = ()
+    drop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +41,6 @@ class RunPlace:
     def experiment(self) -> Path:
         """What is run."""
         return self.folder / "experiment.toml"
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is anything in it; drafts of a process that was killed are nothing."""
-        return self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
 
     @property
     def settings(self) -> Path:
@@ -78,73 +85,47 @@ class RunPlace:
 
 def result_in(place: RunPlace) -> dict[str, Any]:
     """How a run has ended: its `status` is done, or failed with `type`, `error` and `notes`."""
-    found = _object(place.result) or {}
-    is_failed = found.get("status") == "failed" and isinstance(found.get("notes"), list)
-    is_told = is_failed and all(isinstance(text, str) for text in (found.get("type"), found.get("error")))
-    if found.get("status") == "done" or is_told:
-        return found
+    try:
+        found = json.loads(place.result.read_bytes())
+        if found["status"] == "done" or {"type", "error", "notes"} <= found.keys():
+            return dict(found)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
     raise FormatError(
         f"{place.result} is damaged: it does not say how the run has ended. Remove it; run … --resume goes on from the "
         "run's own journal, and writes it anew."
     )
 
 
-def settings_in(place: RunPlace) -> dict[str, Any]:
-    """`timeout`, public `names` of columns and the folder `drop` of a run, as they were last given; none at first."""
+def settings_in(place: RunPlace) -> RunSettings:
+    """How a run is worked on, as it was last given."""
     if not place.settings.exists():
-        return {}
-    found = _object(place.settings)
-    if found is not None and _are_settings(found):
-        return found
-    raise FormatError(
-        f"{place.settings} is damaged: it does not say how the run is worked on. Remove it; --timeout, --names and "
-        "--drop then have to be given once more with --resume, if they were given before."
-    )
+        return RunSettings()
+    try:
+        return msgspec.json.decode(place.settings.read_bytes(), type=RunSettings)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"{place.settings} is damaged: it does not say how the run is worked on ({error}). Remove it; --timeout, "
+            "--names and --drop then have to be given once more with --resume, if they were given before."
+        ) from error
 
 
 def is_starting(place: RunPlace) -> bool:
-    """Whether a command is about to have a run worked on: it holds the run, and nobody works on it yet, or any more.
-    A result that came after its settings, which each command writes first, is of this command: the run is over then.
-    """
-    settings, result = _written(place.settings), _written(place.result)
-    is_over = settings is not None and result is not None and result >= settings
-    return is_held(place.command) and not is_held(place.lock) and not is_over
+    """Whether a command is about to have a run worked on: it holds the run, and nobody works on it yet."""
+    return is_held(place.command) and not is_held(place.lock) and not place.result.exists()
+
+
+def read_number(path: Path) -> int | None:
+    """The number in a file; None where there is none, or no number in it: whoever needs it makes it anew."""
+    try:
+        return int(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def number_in(place: RunPlace) -> int | None:
     """The number that Flower gave a run last; None where it was never started there."""
-    if not place.number.exists():
-        return None
-    try:
-        return int(place.number.read_bytes())
-    except ValueError as error:
-        raise FormatError(
-            f"{place.number} is damaged: it does not hold Flower's number of the run. Remove it; run … --resume starts "
-            "the server's part anew."
-        ) from error
-
-
-def _are_settings(found: dict[str, Any]) -> bool:
-    names, timeout = found.get("names", []), found.get("timeout", 1.0)
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return is_list and type(timeout) in (int, float) and isinstance(found.get("drop", ""), str)
-
-
-def _written(path: Path) -> int | None:
-    """When, in nanoseconds; None where there is no such file."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """What is in a file of JSON; None where that is no object."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_number(place.number)
 
 
 def require_not_ended(place: RunPlace, record: RunState, arrivals: int) -> None:
@@ -152,14 +133,10 @@ def require_not_ended(place: RunPlace, record: RunState, arrivals: int) -> None:
 
     Where sites have not heard the end, they are told again, and no more.
     """
-    if not isinstance(record, AsyncRunState) or not place.result.exists():
+    if not isinstance(record, AsyncRunState) or record.without_result or not place.result.exists():
         return
     arrived = record.index - len(record.faults)
-    if arrived >= arrivals:
-        return
-    if record.without_result:
-        return
-    if result_in(place)["status"] == "done":
+    if arrived < arrivals and result_in(place)["status"] == "done":
         raise ParameterError(
             f"Run {place.name!r} is over: it has ended by time_budget or tol after {arrived} of {arrivals} "
             f"arrivals, and its sites have its model and answer no more of it. The model is {place.model}. To go on "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from partsong.core.parameters import nearest, only, read_toml
+from partsong.core.parameters import nearest
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.locks import is_held
 from partsong.federation.setup import credentials
@@ -30,18 +30,21 @@ from partsong.federation.setup.credentials import (
     Listed,
     Pair,
     make_private,
+    read_certificate,
+    read_file,
     require_address,
     require_name,
-    toml_of,
     write,
 )
-from partsong.federation.setup.run_place import RunPlace
+from partsong.federation.setup.run_place import RunPlace, read_number
 from partsong.federation.signing import COORDINATOR, Signed, Verify, public_key, signer, verifier
+from partsong.federation.toml_files import load_toml, save_toml
 from partsong.federation.transports.base import Transport
 from partsong.federation.transports.files import Folders
 from partsong.federation.wire import RUN
 
 CONTROL_BYTES = 32
+CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}".encode())
 WITHOUT_AUTHORITY = (
     "Put your own copy back, or the ca.crt of any kit of this federation, which is the same file. No other can replace "
     "it: sites trust this one alone."
@@ -50,7 +53,23 @@ WITHOUT_KEY = (
     "If it is gone or damaged, put your own copy back: nothing can replace it, for sites trust its authority alone. "
     "Without it the federation has to be made anew before the server's certificate expires."
 )
-CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}")
+WITHOUT_COORDINATOR = "Without it no site answers: take it from a copy, or make the federation anew."
+WITHOUT_CONTROL = (
+    "Whoever reaches the port could start runs. Take the key from a copy, or write "
+    f"{2 * CONTROL_BYTES} random hexadecimal letters there."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FederationFile:
+    """federation.toml."""
+
+    name: str
+    address: str
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "A federation")
+        require_address(self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +83,19 @@ class ServerFolder:
     @staticmethod
     def made(path: Path, name: str, address: str) -> ServerFolder:
         """A new one, with an authority, a certificate and a key for starting runs."""
-        credentials.require()
-        require_name(name, "A federation")
-        host, _ = require_address(address)
-        if (path / "federation.toml").exists():
-            raise FileError(f"{path} holds a federation already; nothing was touched. Choose another folder.")
+        file = FederationFile(name, address)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise FileError(f"{path} is not an empty folder; nothing was touched. Choose another name.")
+        authority = credentials.new_authority(name)
         for folder in (path, path / "sites", path / "kits", path / "runs", path / "flower"):
             make_private(folder)
-        authority = credentials.new_authority(name)
         write(path / "ca.crt", authority.certificate)
         write(path / "ca.key", authority.key, private=True)
         write(path / "control.key", secrets.token_hex(CONTROL_BYTES), private=True)
         write(path / "coordinator.key", secrets.token_bytes(32), private=True)
         made = ServerFolder(path, name, address)
-        made._certify(authority, host)
-        write(path / "federation.toml", toml_of({"name": name, "address": address}))
+        made._certify(authority)
+        save_toml(path / "federation.toml", file)
         return made
 
     @staticmethod
@@ -91,38 +106,24 @@ class ServerFolder:
                 f"{path} holds no federation. Give its folder with --folder, or make one: "
                 f"partsong federation init {quote(str(path))} --name NAME --address HOST:PORT"
             )
-        table = only(read_toml(path / "federation.toml"), ("name", "address"), str(path / "federation.toml"))
-        if not all(isinstance(table.get(key), str) for key in ("name", "address")):
-            raise FormatError(f"{path / 'federation.toml'} needs name and address. Correct it there.")
-        require_address(table["address"])
-        return ServerFolder(path.resolve(), require_name(table["name"], "A federation"), table["address"])
+        file = load_toml(path / "federation.toml", FederationFile)
+        return ServerFolder(path.resolve(), file.name, file.address)
 
     def renewed(self) -> None:
         """A new key and certificate for the server, by the same authority: sites notice nothing. Whoever is killed
         between the two files leaves a pair that is none, which `require_valid` notices; renewing once more mends it.
         """
-        host, _ = require_address(self.address)
-        authority, place = self.authority, self.path / "ca.key"
-        try:
-            key = place.read_bytes()
-        except OSError as error:
-            why = error.strerror or error
-            raise FileError(f"{place} cannot be read ({why}), and only its owner can renew. {WITHOUT_KEY}") from error
-        if not credentials.are_pair(authority, key):
+        authority = Pair(self.authority, read_file(self.path / "ca.key", WITHOUT_KEY))
+        if not credentials.are_pair(authority.certificate, authority.key):
             raise FormatError(
-                f"{place} is not the key of {self.path / 'ca.crt'}: one of them is of another time, or damaged. "
-                f"Nothing was made. {WITHOUT_KEY}"
+                f"{self.path / 'ca.key'} is not the key of {self.path / 'ca.crt'}: one of them is of another time, or "
+                f"damaged. Nothing was made. {WITHOUT_KEY}"
             )
-        self._certify(Pair(authority, key), host)
+        self._certify(authority)
 
     def days_left(self) -> float:
         """Days that the certificate is still valid; negative where it is not any more."""
-        try:
-            return credentials.days_left(self._read("server.crt"))
-        except FormatError as error:
-            raise FormatError(
-                f"{self.path / 'server.crt'} is damaged: no certificate is in it. Make it anew with: {self._renewing}"
-            ) from error
+        return credentials.days_left(read_certificate(self.path / "server.crt", self._make_anew))
 
     def require_valid(self) -> float:
         """The same; FileError where it is not valid, or is not for the server's key, or the authority is gone."""
@@ -138,7 +139,8 @@ class ServerFolder:
 
     def require_pair(self) -> None:
         """FileError where the certificate is not for the server's key."""
-        if not credentials.are_pair(self._read("server.crt"), self._read("server.key")):
+        certificate, key = (read_file(self.path / name, self._make_anew) for name in ("server.crt", "server.key"))
+        if not credentials.are_pair(certificate, key):
             raise FileError(
                 f"{self.path / 'server.crt'} is not the certificate of {self.path / 'server.key'}: one of them is of "
                 f"another time, or damaged. Make both anew with: {self._renewing}"
@@ -148,26 +150,14 @@ class ServerFolder:
     def _renewing(self) -> str:
         return f"partsong federation init {quote(str(self.path))} --renew"
 
-    def _read(self, name: str) -> bytes:
-        """The server's certificate or its key."""
-        try:
-            return (self.path / name).read_bytes()
-        except OSError as error:
-            why = error.strerror or error
-            raise FileError(f"{self.path / name} cannot be read: {why}. Make it anew with: {self._renewing}") from error
+    @property
+    def _make_anew(self) -> str:
+        return f"Make it anew with: {self._renewing}"
 
     @property
     def authority(self) -> bytes:
         """Its certificate; an error with the way out where that is gone, or damaged."""
-        place = self.path / "ca.crt"
-        try:
-            found = place.read_bytes()
-            credentials.fingerprint(found)
-        except FormatError as error:
-            raise FormatError(f"{place} is damaged: no certificate is in it. {WITHOUT_AUTHORITY}") from error
-        except OSError as error:
-            raise FileError(f"{place} cannot be read: {error.strerror or error}. {WITHOUT_AUTHORITY}") from error
-        return found
+        return read_certificate(self.path / "ca.crt", WITHOUT_AUTHORITY)
 
     @property
     def serials(self) -> Path:
@@ -177,17 +167,10 @@ class ServerFolder:
     @property
     def control_key(self) -> str:
         """For starting and stopping runs; not for sites. FileError where it is not whole."""
-        place = self.path / "control.key"
-        try:
-            key = place.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError):
-            key = ""
+        key = read_file(self.path / "control.key", WITHOUT_CONTROL)
         if not CONTROL_KEY.fullmatch(key):
-            raise FileError(
-                f"{place} does not hold the key of this federation: whoever reaches the port could start runs. Take it "
-                f"from a copy, or write {2 * CONTROL_BYTES} random hexadecimal letters there."
-            )
-        return key
+            raise FileError(f"{self.path / 'control.key'} is not the key of this federation. {WITHOUT_CONTROL}")
+        return key.decode()
 
     @property
     def coordinator(self) -> bytes:
@@ -213,21 +196,14 @@ class ServerFolder:
         return {name: verifier(key) for name, key in self.roster().keys.items()}
 
     def _secret(self) -> int:
-        try:
-            return int.from_bytes((self.path / "coordinator.key").read_bytes(), "little")
-        except OSError as error:
-            raise FileError(
-                f"{self.path / 'coordinator.key'} cannot be read, and without it no site answers: take it from a copy, "
-                "or make the federation anew."
-            ) from error
+        return int.from_bytes(read_file(self.path / "coordinator.key", WITHOUT_COORDINATOR), "little")
 
     def cards(self) -> dict[str, Card]:
         """All that were taken in; drafts that a process has left which was killed are none."""
-        found = (path for path in sorted((self.path / "sites").glob("*.toml")) if not path.name.startswith("."))
-        return {path.stem: Card.read(path) for path in found}
+        return {path.stem: Card.read(path) for path in sorted((self.path / "sites").glob("[!.]*.toml"))}
 
-    def admit(self, card: Card) -> None:
-        """Take a card in; another one under the same name is refused."""
+    def require_admissible(self, card: Card) -> None:
+        """Refuse a card of another federation, with a key of another site, or with other keys than this site's."""
         if card.federation != self.name:
             raise ParameterError(f"This card is for federation {card.federation!r}, and this is {self.name!r}.")
         for site, other in self.cards().items():
@@ -236,14 +212,17 @@ class ServerFolder:
                     f"The card of {card.site!r} has a key of {site!r}, and two sites never have one in common. Ask "
                     "both, by telephone, for the cards that they have made."
                 )
-        place = self.path / "sites" / f"{card.site}.toml"
-        if place.exists() and Card.read(place) != card:
-            raise ParameterError(
-                f"Site {card.site!r} is known here by other keys. Ask its steward, by telephone, whether they were "
-                f"made anew; if so: partsong federation remove {card.site}, and admit the new card. All sites need "
-                "the new roster."
-            )
-        card.save(place)
+            if site == card.site and other != card:
+                raise ParameterError(
+                    f"Site {site!r} is known here by other keys. Ask its steward, by telephone, whether they were made "
+                    f"anew; if so: partsong federation remove {site}, and admit the new card. All sites need the new "
+                    "roster."
+                )
+
+    def admit(self, card: Card) -> None:
+        """Take a card in; the roster has its signing key from now on."""
+        self.require_admissible(card)
+        card.save(self.path / "sites" / f"{card.site}.toml")
         self.roster()
 
     def remove(self, site: str) -> Listed:
@@ -256,17 +235,7 @@ class ServerFolder:
 
     def node_of(self, site: str) -> int | None:
         """The number of a site's node; None before it was registered."""
-        place = self.path / "sites" / f"{site}.node"
-        if not place.exists():
-            return None
-        try:
-            return int(place.read_bytes())
-        except ValueError as error:
-            admitting = f"{quote(str(place.with_suffix('.toml')))} --folder {quote(str(self.path))}"
-            raise FormatError(
-                f"{place} is damaged: it does not hold the number of a node. Remove it, and admit the site's card once "
-                f"more while the server runs: partsong federation admit {admitting}"
-            ) from error
+        return read_number(self.path / "sites" / f"{site}.node")
 
     def set_node(self, site: str, number: int) -> None:
         """It was registered."""
@@ -311,7 +280,7 @@ class ServerFolder:
         """Names of all."""
         return tuple(sorted(path.parent.name for path in (self.path / "runs").glob("*/experiment.toml")))
 
-    def _certify(self, authority: Pair, host: str) -> None:
-        server = credentials.new_server_certificate(authority, host)
+    def _certify(self, authority: Pair) -> None:
+        server = credentials.new_server_certificate(authority, require_address(self.address)[0])
         write(self.path / "server.key", server.key, private=True)
         write(self.path / "server.crt", server.certificate)

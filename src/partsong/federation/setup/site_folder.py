@@ -3,7 +3,7 @@
 joined.toml       federation, site, address, the coordinator's key, where the data are, and what must not get lost
 site.toml         the policy
 ca.crt            the authority of the federation            roster.toml     pinned
-node, node.pub    the key of its node                        secret          behind streams and signatures
+node              the key of its node                        secret          behind streams and signatures
 card.toml         its name and public keys, for the others   shared.key      known to sites alone
 state/            ledger, audit log, runs
 results/RUN/      model and weights of a run that is over; over texts, its words as well
@@ -11,52 +11,88 @@ flower/           Flower's own files
 
 To move a site, end its node and copy the folder. Never use both copies: the coordinator's server has seen the releases
 of one, and the other refuses to answer it (code `behind`).
+
+Others know a site by `secret` and `node`. A first join makes them once; a site that has joined and lost one cannot make
+it again, because nobody would accept its answers.
 """
 
 from __future__ import annotations
 
+import secrets
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partsong.core.parameters import only, read_toml
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError
 from partsong.federation.locks import held, is_held
 from partsong.federation.policy import Policy
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import (
     Card,
+    Kit,
     Listed,
     SharedKey,
     key_in,
     make_private,
+    read_certificate,
+    read_file,
     require_address,
     require_name,
     same_fingerprint,
-    toml_of,
     write,
 )
-from partsong.federation.setup.site_data import TEXT_READING, table_at, texts_at
-from partsong.federation.setup.site_keys import make_own_keys, read_secret, require_own_keys
-from partsong.federation.setup.site_policy import POLICY, has_policy, require_policy
+from partsong.federation.setup.site_policy import POLICY, has_policy, policy_in, require_policy
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
+from partsong.federation.toml_files import format_toml, load_toml, save_toml
+from partsong.io.opening import Wanted
+from partsong.io.read import read_wanted
+from partsong.topics.documents import read_documents
 
 if TYPE_CHECKING:
-    from partsong.federation.setup.credentials import Kit
+    from partsong.data.table import Table
 
-READING = ("label", "transpose", "key", "header", *TEXT_READING)
-TEXT_KEYS = ("federation", "site", "address", "data", "coordinator")
-HAD = ("has_shared_key", "has_roster")
+SECRET_BYTES = 32
+WAY_OUT = (
+    "Restore your backup. Without one, copy site.toml, shared.key and state/ to a new folder, join there, and send the "
+    "coordinator the new card."
+)
 UNSAID = "What it says could be words of texts, and is not written down. To see it: partsong federation join KIT"
 CHANGED = (
     "joined.toml, shared.key or secret in {} changed after this node was started. Restore them, or end the node and "
     "join again."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFile:
+    """joined.toml: of the kit, of the data and how they are read, and what the site has had."""
+
+    federation: str
+    site: str
+    address: str
+    data: str
+    coordinator: str
+    has_shared_key: bool = False
+    has_roster: bool = False
+    label: str | None = None
+    transpose: bool | None = None
+    key: str | None = None
+    header: bool | None = None
+    text_column: str | None = None
+    encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        require_name(self.site, "A site")
+        require_address(self.address)
+
+
+READING = ("label", "transpose", "key", "header", "text_column", "encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,87 +115,95 @@ class SiteFolder:
     @staticmethod
     def at(path: Path) -> SiteFolder:
         """One that is there."""
-        place = path / "joined.toml"
-        if not place.exists():
+        if not (path / "joined.toml").exists():
             raise FileError(f"{path} is not the folder of a site. Run: partsong federation join KIT --data FILE")
-        table = only(read_toml(place), (*TEXT_KEYS, *HAD, *READING), str(place))
-        is_text = all(isinstance(table.get(name), str) for name in TEXT_KEYS)
-        if not is_text or not all(isinstance(table.get(name, False), bool) for name in HAD):
-            raise FormatError(f"{place} needs {', '.join(TEXT_KEYS)} as texts. Join again.")
-        require_address(table["address"])
-        require_name(table["site"], "A site")
-        reading = {name: table[name] for name in READING if name in table}
-        coordinator, data = key_in(table["coordinator"]), Path(table["data"])
-        own = (path.resolve(), table["federation"], table["site"], table["address"], data, reading, coordinator)
-        return SiteFolder(*own, *(table.get(name, False) for name in HAD))
+        file = load_toml(path / "joined.toml", JoinedFile, error=FormatError, way_out="Restore your backup.")
+        reading = {name: getattr(file, name) for name in READING if getattr(file, name) is not None}
+        own = (path.resolve(), file.federation, file.site, file.address, Path(file.data), reading)
+        return SiteFolder(*own, key_in(file.coordinator), file.has_shared_key, file.has_roster)
 
     @staticmethod
     def wanted(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
         """The folder as it would be with this kit and these data; nothing is written."""
-        credentials.require()
-        _require_utf8({"data": str(data.resolve()), **reading})
         own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
         place = SiteFolder(path.resolve(), *own)
-        if place._has_joined():
-            before = SiteFolder.at(path)
-            if (before.federation, before.site) != (kit.federation, kit.site):
-                raise ParameterError(
-                    f"{path} is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
-                    f"{kit.site!r} in {kit.federation!r}. Choose another folder."
-                )
-            if not before.trusts(kit.authority) or before.coordinator != kit.coordinator:
-                raise ParameterError(
-                    f"The authority or the coordinator's key in this kit is not the one that {path} trusts. Ask the "
-                    "coordinator, by phone, whether the federation was made again. If so, copy site.toml, shared.key "
-                    "and state/ to a new folder and join there, so that earlier releases still count."
-                )
-            place = replace(place, has_shared_key=before.has_shared_key, has_roster=before.has_roster)
-        require_own_keys(place.path, has_joined=place._has_joined() or (path / "card.toml").exists())
-        return place
+        try:
+            format_toml(place._file()).encode()
+        except UnicodeEncodeError as error:
+            raise ParameterError(
+                f"The path of the data, or an option, is not written in UTF-8: {error.object!a}. Rename it."
+            ) from error
+        require_policy(place.path)
+        if not place.has_joined:
+            return place
+        before = SiteFolder.at(path)
+        if (before.federation, before.site) != (kit.federation, kit.site):
+            raise ParameterError(
+                f"{path} is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
+                f"{kit.site!r} in {kit.federation!r}. Choose another folder."
+            )
+        if (before.authority(), before.coordinator) != (kit.authority, kit.coordinator):
+            raise ParameterError(
+                f"The authority or the coordinator's key in this kit is not the one that {path} trusts. Ask the "
+                "coordinator, by phone, whether the federation was made again. If so, copy site.toml, shared.key "
+                "and state/ to a new folder and join there, so that earlier releases still count."
+            )
+        before.require_own_keys()
+        return replace(place, has_shared_key=before.has_shared_key, has_roster=before.has_roster)
 
     @staticmethod
-    def joining(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
+    def joining(
+        path: Path, kit: Kit, data: Path, reading: Mapping[str, Any], shared: SharedKey | None = None
+    ) -> SiteFolder:
         """Make it, or bring it up to date."""
-        return SiteFolder.wanted(path, kit, data, reading).make(kit.authority)
+        return SiteFolder.wanted(path, kit, data, reading).make(kit.authority, shared)
 
     def make(self, authority: bytes, shared: SharedKey | None = None) -> SiteFolder:
         """Write the folder; keys and policy that are there stay. While its node runs, nothing may change.
 
         The policy comes first and joined.toml after the keys: a first join that is cut off can be run again.
         """
-        require_policy(self.path)
-        require_own_keys(self.path, has_joined=self._has_joined())
-        if shared is None:
-            self.shared_key()
         if is_held(self.lock):
             self.require_idle(shared)
             return self
         for folder in (self.path, self.path / "state", self.path / "flower"):
             make_private(folder)
         with held(self.lock, f"The node of {self.path} has just been started. Join again"):
-            if not has_policy(self.path):
-                write(self.path / "site.toml", POLICY)
-            write(self.path / "ca.crt", authority)
-            make_own_keys(self.path)
+            if not self.has_joined:
+                if not has_policy(self.path):
+                    write(self.path / "site.toml", POLICY)
+                write(self.path / "ca.crt", authority)
+                self._make_own_keys()
+            card = self.card()
             if shared is not None:
                 write(self.path / "shared.key", shared.text + "\n", private=True)
             made = self._write_down()
-            self.card().save(self.path / "card.toml")
+            card.save(self.path / "card.toml")
         return made
 
-    def _has_joined(self) -> bool:
+    @property
+    def has_joined(self) -> bool:
+        """Whether a first join has come to its end, but for the card."""
         return (self.path / "joined.toml").exists()
+
+    def _make_own_keys(self) -> None:
+        """Make those that a join has not made before it was cut off."""
+        if not (self.path / "secret").exists():
+            write(self.path / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
+        if not (self.path / "node").exists():
+            write(self.path / "node", credentials.new_node_key(), private=True)
 
     def _write_down(self) -> SiteFolder:
         """Write joined.toml, with what the folder has or has had by now."""
-        before = SiteFolder.at(self.path) if self._has_joined() else self
-        has_key = before.has_shared_key or (self.path / "shared.key").exists()
-        has_roster = before.has_roster or (self.path / "roster.toml").exists()
+        has_key = self.has_shared_key or (self.path / "shared.key").exists()
+        has_roster = self.has_roster or (self.path / "roster.toml").exists()
         made = replace(self, has_shared_key=has_key, has_roster=has_roster)
-        facts = {name: getattr(made, name) for name in (*TEXT_KEYS, *HAD)}
-        facts |= {"data": str(self.data), "coordinator": self.coordinator.hex()}
-        write(self.path / "joined.toml", toml_of({**facts, **self.reading}))
+        save_toml(self.path / "joined.toml", made._file())
         return made
+
+    def _file(self) -> JoinedFile:
+        own = (self.federation, self.site, self.address, str(self.data), self.coordinator.hex())
+        return JoinedFile(*own, self.has_shared_key, self.has_roster, **self.reading)
 
     @property
     def lock(self) -> Path:
@@ -171,13 +215,10 @@ class SiteFolder:
         if not is_held(self.lock):
             return
         before = SiteFolder.at(self.path)
-        changes = [name for name in (*TEXT_KEYS, "reading") if getattr(before, name) != getattr(self, name)]
-        if shared not in (None, before.shared_key()):
-            changes.append("shared key")
-        if changes:
+        if before != self or shared not in (None, before.shared_key()):
             raise FileError(
-                f"The node of {self.path} runs, and this would be another value of {' and of '.join(changes)}. "
-                "Nothing was changed. End the node where it runs (Ctrl-C), and join again."
+                f"The node of {self.path} runs, and this would change its data, how they are read, or a key. Nothing "
+                "was changed. End the node where it runs (Ctrl-C), and join again."
             )
 
     def pin(self, roster: Listed, spoken: str | None = None) -> None:
@@ -189,7 +230,7 @@ class SiteFolder:
                 f"Site {self.site!r} is not in this roster under the key that was made here. Send the coordinator "
                 f"{self.path / 'card.toml'}, and ask for a new roster."
             )
-        authority = credentials.fingerprint((self.path / "ca.crt").read_bytes())
+        authority = credentials.fingerprint(self.authority())
         if (roster.coordinator, roster.authority) != (self.coordinator, authority):
             raise ParameterError(
                 "The coordinator's key or the authority in this roster is not that of the kit that this site has "
@@ -200,8 +241,8 @@ class SiteFolder:
                 f"The fingerprint of this roster is {roster.fingerprint}, and not the one that was given. Somebody has "
                 "changed it, or it is an old one: do not use it, and call the other sites."
             )
-        has_pinned = SiteFolder.at(self.path).has_roster or self.roster() is not None
-        if spoken is None and has_pinned and self.roster() != roster:
+        pinned = self.roster()
+        if spoken is None and (self.has_roster or pinned is not None) and pinned != roster:
             raise ParameterError(
                 "This site has pinned another roster, or the one that it has pinned is gone. If parties have changed, "
                 "have the new fingerprint read to you by two other sites, by phone, and give what you hear with "
@@ -210,13 +251,9 @@ class SiteFolder:
         write(self.path / "roster.toml", roster.written())
         self._write_down()
 
-    def trusts(self, authority: bytes) -> bool:
-        """Whether it is the one in ca.crt; where that is gone, or empty, the one that a pinned roster names."""
-        place = self.path / "ca.crt"
-        if place.exists() and (found := place.read_bytes()):
-            return found == authority
-        pinned = self.roster()
-        return pinned is None or pinned.authority == credentials.fingerprint(authority)
+    def authority(self) -> bytes:
+        """The certificate that it trusts."""
+        return read_certificate(self.path / "ca.crt", "Restore it, or take it from the kit that you joined with.")
 
     def roster(self) -> Listed | None:
         """The one that was pinned."""
@@ -224,18 +261,31 @@ class SiteFolder:
         return Listed.read(place) if place.exists() else None
 
     def policy(self) -> Policy:
-        """As its steward has left it; FileError where it is gone, or empty."""
-        require_policy(self.path)
-        return Policy.read(self.path / "site.toml")
+        """As its steward has left it, or as a first join would make it; FileError where it is gone, or empty."""
+        return policy_in(self.path)
 
     def card(self) -> Card:
-        """Its name and public keys."""
-        node_key = (self.path / "node.pub").read_text().strip()
+        """Its name and public keys; an error where a key is gone, or damaged."""
+        place = self.path / "node"
+        try:
+            node_key = credentials.public_node_key(read_file(place, WAY_OUT))
+        except FormatError as error:
+            raise FormatError(f"{place}: {error} {WAY_OUT}") from error
         return Card(self.federation, self.site, node_key, public_key(self.secret(), self.site).hex())
 
+    def require_own_keys(self) -> None:
+        """Refuse keys other than those of the card, by which others know the site."""
+        card, place = self.card(), self.path / "card.toml"
+        if place.exists() and Card.read(place) != card:
+            raise FormatError(f"{self.path / 'node'} or {self.path / 'secret'} is not the key in {place}. {WAY_OUT}")
+
     def secret(self) -> int:
-        """Behind its streams and signatures; FileError where it is not whole."""
-        return read_secret(self.path)
+        """Behind its streams and signatures; an error where it is gone, or not whole."""
+        place = self.path / "secret"
+        found = read_file(place, WAY_OUT)
+        if len(found) != SECRET_BYTES:
+            raise FormatError(f"{place} has {len(found)} bytes, and a secret has {SECRET_BYTES}. {WAY_OUT}")
+        return int.from_bytes(found, "little")
 
     @property
     def holds_texts(self) -> bool:
@@ -258,11 +308,6 @@ class SiteFolder:
                 "key, and join with --shared-key FILE."
             )
         return None
-
-    def take(self, key: SharedKey) -> None:
-        """Keep a shared key; it is never sent."""
-        write(self.path / "shared.key", key.text + "\n", private=True)
-        self._write_down()
 
     def answering(self) -> SignedSite:
         """The party as it answers over a network: what its coordinator has signed, and nothing else, with the data and
@@ -300,10 +345,10 @@ class SiteFolder:
         key = b"" if shared is None else shared.key_for("columns")
         if self.holds_texts:
             of_words = b"" if shared is None else shared.key_for("words")
-            texts = Texts(texts_at(self.data, dict(self.reading)), of_words, secret)
+            texts = Texts(texts_at(self.data, self.reading), of_words, secret)
             data = texts.unread
         else:
-            table = table_at(self.data, dict(self.reading))
+            table = table_at(self.data, self.reading)
             names = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
             data = Data(table.X, names, secret)
         own = (self.site, self.path / "state", data, self.policy(), dict(self._pinned().keys), key)
@@ -321,14 +366,46 @@ class SiteFolder:
         return [place.read_bytes() if place.exists() else b"" for place in places]
 
 
-def _require_utf8(values: Mapping[str, Any]) -> None:
-    """Refuse what joined.toml cannot hold: a path, or an option, whose bytes are not UTF-8."""
-    for name, value in values.items():
-        try:
-            str(value).encode()
-        except UnicodeEncodeError as error:
-            what = "The path of the data" if name == "data" else f"--{name.replace('_', '-')}"
-            raise ParameterError(
-                f"{what} is not written in UTF-8, as joined.toml is: {value!a}. Rename the file, its folder, or the "
-                "column, and join again."
-            ) from error
+# ---- data -------------------------------------------------------------------------------------------------------
+#
+# The table or the texts of a site, read from its own disk once in a process, as long as the files stay as they are.
+
+USUAL_COLUMN = "text"
+ENDINGS = (".jsonl", ".txt")
+TABLES = ("matrix.mtx", "matrix.mtx.gz")
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def table_at(data: Path, reading: Mapping[str, Any]) -> Table:
+    """The rows."""
+    found: Table = _read(data, tuple(reading.items()), _stamp(data))
+    return found
+
+
+def texts_at(data: Path, reading: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts."""
+    found: tuple[str, ...] = _read(data, tuple(reading.items()), _stamp(data))
+    return found
+
+
+def are_texts(data: Path) -> bool:
+    """Whether a file or folder of this kind always holds texts; a .csv can hold either."""
+    if not data.is_dir():
+        return Path(data.name.lower().removesuffix(".gz")).suffix in ENDINGS
+    held = {entry.name for entry in data.iterdir()}
+    return not held & set(TABLES) and any(name.lower().removesuffix(".gz").endswith(".txt") for name in held)
+
+
+def _stamp(data: Path) -> Stamp:
+    files = sorted(data.iterdir()) if data.is_dir() else [data]
+    found = [(file.name, file.stat()) for file in files if file.is_file()]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+
+
+@lru_cache(maxsize=1)
+def _read(data: Path, reading: tuple[tuple[str, Any], ...], stamp: Stamp) -> Any:
+    options = dict(reading)
+    if "text_column" not in options:
+        return read_wanted(data, Wanted(**options))
+    return tuple(read_documents(data, column=options["text_column"], encoding=options.get("encoding", "utf-8")))

@@ -1,11 +1,27 @@
-"""site.toml as a first join writes it. From then on it belongs to the site, and is never written again."""
+"""site.toml as a first join writes it, and what it lets be computed from a site's uploads, for people to read before.
+
+From then on the file belongs to the site, and is not written again but for the answer about columns that few rows use.
+"""
 
 from __future__ import annotations
 
 import codecs
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from partsong.core.parameters import read_toml
 from partsong.errors import FileError
+from partsong.federation.exposure_limit import REFUSE, allowed, counted
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.policy import Policy
+from partsong.federation.setup.credentials import write
+from partsong.federation.site.state import rare_columns, supports_of
+from partsong.privacy.exposure import MEANING, Exposure, Support, per_direction
 
 POLICY = """# What this site lets itself be asked for. It is read here alone, and no message can change it.
 # Remove the # before a line to set it; an unknown key is an error.
@@ -52,15 +68,9 @@ def is_used(folder: Path) -> bool:
 
 
 def has_policy(folder: Path) -> bool:
-    """Whether site.toml says anything, were it a comment. A full disk leaves an empty one, which would allow more than
-    the usual policy.
-    """
-    try:
-        return bool((folder / "site.toml").read_bytes().removeprefix(codecs.BOM_UTF8).strip())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True  # the reader of the policy reports it
+    """Whether site.toml says anything, were it a comment: an empty one would allow more than the usual policy."""
+    place = folder / "site.toml"
+    return place.exists() and bool(place.read_bytes().removeprefix(codecs.BOM_UTF8).strip())
 
 
 def require_policy(folder: Path) -> None:
@@ -77,3 +87,99 @@ def with_rare_columns(policy: str, answer: str) -> str:
     """The text of a site.toml that also says what to do about columns that few rows use."""
     line, commented = f'rare_columns = "{answer}"', '# rare_columns = "refuse"'
     return policy.replace(commented, line, 1) if commented in policy else f"{line}\n{policy}"
+
+
+def policy_in(folder: Path) -> Policy:
+    """The one that is there, or that a first join would make; FileError where it is gone."""
+    require_policy(folder)
+    if has_policy(folder):
+        return Policy.read(folder / "site.toml")
+    return Policy.from_table(tomllib.loads(POLICY))
+
+
+def says_rare_columns(folder: Path) -> bool:
+    """Whether site.toml says what to do about columns that few rows use."""
+    return has_policy(folder) and "rare_columns" in read_toml(folder / "site.toml")
+
+
+def answer_rare_columns(folder: Path, answer: str) -> None:
+    """Write it into a site.toml that does not say it yet."""
+    if not says_rare_columns(folder):
+        place = folder / "site.toml"
+        write(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), answer))
+
+
+# ---- terms ------------------------------------------------------------------------------------------------------
+
+LIMITED = """  Of {most} combinations of your rows that may leave, {sent} have left; a run that needs more is refused.
+  (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.)
+  This holds for a coordinator that follows the protocol. One that sends models it crafted can read single rows, and
+  only noise (epsilon) prevents that. Masks hide which site a row is from, and nothing else here.
+  Exposure {level}"""
+UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): from enough rounds your rows can be computed
+  back, with masks too. {sent} combinations of them have left. Only noise (epsilon) prevents that."""
+OF_TEXTS = """  Most words are in few texts, so that sums of texts without noise give the texts away. Methods that send
+  sums ("exact", "fnmf", "fedlda") are refused unless site.toml says maximum_exposure = "rows"; "fednmf" sends H alone,
+  for which no law is known."""
+PLANS = (10, 40, 100)
+"""Rounds × rank for which a site reads how many of its columns too few rows use."""
+
+
+def terms_in(folder: Path) -> Terms:
+    """Of the site in a folder, for it to read."""
+    policy, books = policy_in(folder), SiteLedger(folder / "state" / "ledger.jsonl").books()
+    stated = policy.directions_before
+    sent = books.directions(policy.other_rows_since) + (stated or 0)
+    return Terms(policy, sent, books.uncounted(policy.other_rows_since) if stated is None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A site's policy, the combinations of rows that have left, and releases that the ledger has not counted."""
+
+    policy: Policy
+    sent: int
+    uncounted: int
+
+    def of_texts(self) -> str:
+        """For a site that holds texts."""
+        if self.policy.maximum_exposure is Exposure.ROWS:
+            return UNLIMITED.format(sent=self.sent)
+        return OF_TEXTS
+
+    def of_table(self, X: Any, columns: Sequence[int]) -> tuple[str, bool]:
+        """For a site that holds a table of which these columns may leave; and whether too few rows use some of them."""
+        if self.policy.privacy is not None:
+            return f"  site.toml has a budget: uploads without noise are refused. {MEANING[Exposure.BOUNDED]}", False
+        counts, limit = supports_of(X)[list(columns)], self.policy.maximum_exposure
+        support = Support.from_counts(int(X.shape[0]), counts)
+        if (most := support.most_directions(limit)) is None:
+            return UNLIMITED.format(sent=self.sent), False
+        now = support.exposure(self.sent)
+        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
+        masked = "; under masks their number is rounded up to a power of two" if self.policy.masked else ""
+        numbers = {"most": allowed(most, self.policy.masked), "sent": self.sent, "rarest": support.rarest}
+        said = [LIMITED.format(**numbers, rows=support.rows, masked=masked, level=level)]
+        rare = self._of_rare(X, columns, counts)
+        if rare:
+            refuses = self.policy.rare_columns == REFUSE
+            said += [*rare, f"  Such columns {'make this site refuse the run' if refuses else 'are zero in runs'}."]
+        if self.uncounted:
+            said.append(
+                f"  {self.uncounted} releases of partsong 0.1.0 are in the ledger, which does not say how many "
+                "combinations they\n  sent. Runs without noise are refused until site.toml says it (directions_before)."
+            )
+        return "\n".join(said), bool(rare)
+
+    def _of_rare(self, X: Any, columns: Sequence[int], counts: np.ndarray) -> list[str]:
+        """A line for each plan for which some columns, and not all of them, are used by too few rows."""
+        said, each = [], per_direction(self.policy.maximum_exposure)
+        for plan in PLANS:
+            least = each * counted(self.sent + plan, self.policy.masked)
+            count, share = rare_columns(X, tuple(columns), least)
+            if count and bool((counts >= least).any()):
+                said.append(
+                    f"  For {plan} more, fewer than {least} rows use {count} of {len(counts)} columns, which hold "
+                    f"{share:.2%} of the squared norm."
+                )
+        return said
