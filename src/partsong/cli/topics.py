@@ -11,8 +11,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from partsong import methods
-from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS, one_of, positive
-from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
+from partsong.console.options import (
+    MODEL_ENDINGS,
+    WEIGHT_ENDINGS,
+    AsJson,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    examples,
+    one_of,
+    positive,
+)
 from partsong.console.output import (
     as_topic_options,
     exit_code,

@@ -30,7 +30,7 @@ from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.spending import Spending, releases_of
-from partsong.training.loop import Fit, HistoryRow, ProgressByCohort, ResumePoint
+from partsong.training.loop import Exclusion, Fit, HistoryRow, ProgressByCohort, ResumePoint
 from partsong.training.traffic import TrafficRecorder
 
 Sent = tuple[int, str, int, int]
@@ -149,6 +149,15 @@ def require_same_run(
     differences += _different_data(run.about["data"], data)
     if differences:
         raise another_run(path, differences)
+
+
+def left_out_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]:
+    """The parties left out of the rounds of a run so far."""
+    try:
+        found = [Exclusion(int(at), str(party), str(reason)) for at, party, reason in run.about.get("left_out", [])]
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{path}: its list of parties left out is unreadable. Start a new run.") from error
+    return [entry for entry in found if entry.iteration <= run.checkpoint.index]
 
 
 def another_run(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:
