@@ -10,8 +10,8 @@ from scipy import sparse
 import partsong
 from partsong.console import options
 from partsong.estimators.validation import MISSING
-from partsong.solvers.game import SELF_PLAYS, ConstantStep, DecayingStep, Game, ShrinkOthers, ShrinkSmallest
-from partsong.solvers.game_orders import ORDERS, Raster, Shuffled, Simultaneous
+from partsong.solvers.game import ConstantStep, DecayingStep, Game, ShrinkOthers, ShrinkSmallest
+from partsong.solvers.game_orders import Raster, Shuffled, Simultaneous
 
 PLAIN = {
     "play": "stratified", "step": "safe", "step_decay": None, "self_play": "none", "shrink": None, "leader": None,

@@ -28,6 +28,7 @@ from partsong.console.options import (
     Transpose,
     examples,
     one_of,
+    positive,
 )
 from partsong.console.output import guarded, option
 from partsong.training.distributed_settings import RANK_SOLVERS
@@ -110,7 +111,7 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
         raise typer.BadParameter("only for --solver sanls.", param_hint=", ".join(map(option, unused)))
     if options.output is None and options.run_folder is None:
         raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
-    for name, other in NEEDS.items():
+    for name, other in NEEDS.items() if options.resume is None else ():
         if name in given and getattr(options, other) in (None, False):
             raise typer.BadParameter(f"needs {option(other)}.", param_hint=option(name))
 
@@ -221,6 +222,7 @@ class FitOptions:
         OptionalFloat,
         _o(
             panel=STOPPING,
+            callback=positive,
             help="Stop after this many seconds and keep the model so far. A resumed run counts its earlier parts.",
         ),
     ] = None

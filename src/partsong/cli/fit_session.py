@@ -141,7 +141,8 @@ def inherited(options: FitOptions, given: Collection[str], saved: SavedRun, kind
     """The options of a resumed run: as given, else as its checkpoint has them."""
     stored: Mapping[str, Any] = saved.about["settings"]
     if (stored["method"] == CENTRALISED) != (kind == TABLE):
-        raise another_run(options.resume, [f"method ({stored['method']} there, {kind} here)"])
+        here = CENTRALISED if kind == TABLE else options.method
+        raise another_run(options.resume, [f"method ({stored['method']} there, {here} here)"])
     privacy = {("noise" if name == "kind" else name): value for name, value in (stored.get("privacy") or {}).items()}
     known = {**stored, **privacy, "order": stored.get("play")}
     named = {name: known[name] for name in PARAMETERS if known.get(name) is not None}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from partsong.console.output import warn
 from partsong.console.tables import read_table
 from partsong.data.party_columns import Columns, of_other_columns, require_somebody
-from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few
+from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few, reworded
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import (
     LISTING,
@@ -51,7 +51,7 @@ def with_known_cells(table: Table, missing: str | None) -> Table:
     try:
         return replace(table, X=known_cells(table.X))
     except PartsongError as error:
-        raise type(error)(f"{table.source}: {error}") from error
+        raise reworded(error, f"{table.source}: {error}") from error
 
 
 def require_known(tables: Iterable[Table]) -> None:
@@ -200,7 +200,7 @@ def named_source(table: Table) -> Iterator[None]:
         yield
     except PartsongError as error:
         hint = "`partsong check` shows all that is wrong with a file."
-        raise type(error)(f"{table.source}: {_with_names(table, error)} {hint}") from error
+        raise reworded(error, f"{table.source}: {_with_names(table, error)} {hint}") from error
 
 
 def _with_names(table: Table, error: PartsongError) -> str:

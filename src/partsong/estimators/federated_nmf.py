@@ -317,9 +317,11 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """
         folder = None if run_folder is None else RunFolder(Path(run_folder))
         if folder is None and (resume or (record and observer is None)):
-            raise ParameterError("resume and record need run_folder, where the run is kept.")
+            raise ParameterError("resume and record need run_folder, where the run is kept.", parameter="run_folder")
         if folder is not None and observer is not None:
-            raise ParameterError("A run is kept in run_folder or by an observer. Pass one of them.")
+            raise ParameterError(
+                "A run is kept in run_folder or by an observer. Pass one of them.", parameter="run_folder"
+            )
         with held() as interrupts:
             seed = None if folder is None or not resume else seed_of(folder)
             job = self._prepare(X, names, parties, seed=seed, record=record)
@@ -409,8 +411,6 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         elif self.n_samples_ is not None:
             told |= {"n_samples": self.n_samples_}
         told |= {"masked": True} if self.masked else {}
-        if isinstance(self.privacy, RowPrivacy):
-            told.pop("local_steps")
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
     @classmethod
@@ -470,7 +470,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
             raise ParameterError(
                 'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
-                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps."
+                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps.",
+                parameter="missing",
             )
 
     def _program(self, shape: tuple[int, int]) -> Program:
@@ -479,7 +480,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             if self.n_components is not None and self.n_components != rank:
                 raise ParameterError(
                     f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
-                    "Leave n_components out, or make both the same."
+                    "Leave n_components out, or make both the same.",
+                    parameter="n_components",
                 )
             return self.method
         problem = Problem(rank_of(self.n_components, shape), rounds=self._rounds())
@@ -502,6 +504,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         told: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
             told = {"method": self.method, **methods.method(self.method).settings(self._options(), COMMON_OPTIONS)}
+        if isinstance(self.privacy, RowPrivacy):
+            told.pop("local_steps", None)  # noisy sums are of one step
         told |= {"rounds": self._rounds(), "tol": float(self.tol), "faulty": self.faulty}
         return told if self.missing == "refuse" else {**told, "missing": self.missing}
 

@@ -369,9 +369,11 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         require_squared_error(self.beta_loss, self.solver)
         require_missing(self.missing, self.solver)
         if not isinstance(self.shuffle, (bool, np.bool_)):
-            raise ParameterError(f"shuffle must be True or False; got {self.shuffle!r}.")
+            raise ParameterError(f"shuffle must be True or False; got {self.shuffle!r}.", parameter="shuffle")
         if self.init is not None:
             one_of("init", self.init, INITS)
+        if self.missing == "ignore" and self.init not in (None, "auto", "random", "custom"):
+            raise ParameterError(f"init={self.init!r} needs all cells of X. Use init='random'.", parameter="init")
         whole_number("max_iter", self.max_iter)
         threads_of(self.n_threads)
         require_verbosity(self.verbose)
