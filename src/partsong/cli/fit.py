@@ -62,6 +62,11 @@ EPILOG = examples(
 # ---- which options go together ----------------------------------------------------------------------------------
 
 TABLE, PARTIES, RANKS = "one table", "a folder of parts", "ranks (--engine mpi or torch)"
+HERE = {
+    TABLE: "DATA is a file, another folder, or not there",
+    PARTIES: "DATA is a folder of parts",
+    RANKS: "--engine splits one file over ranks",
+}
 PRIVACY = ("epsilon", "delta", "unit", "row_bound", "clip", "noise", "relation")
 READING = ("label", "transpose", "key", "header")
 PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
@@ -102,7 +107,7 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
     if idle:
         where = " or ".join(FOR[idle[0]])
         hint = next((INSTEAD[name, kind] for name in idle if (name, kind) in INSTEAD), "Leave it out.")
-        raise typer.BadParameter(f"for {where}, and this is {kind}. {hint}", param_hint=", ".join(map(option, idle)))
+        raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
     players = (*GAMES, "missing")
     is_game = options.solver == GAME if kind == TABLE else options.method in (GAME, "game-consensus")
     if kind == TABLE and not is_game and (unplayed := [name for name in players if name in given]):
@@ -111,8 +116,9 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
         raise typer.BadParameter("only for --solver sanls.", param_hint=", ".join(map(option, unused)))
     if options.output is None and options.run_folder is None:
         raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
-    for name, other in NEEDS.items() if options.resume is None else ():
-        if name in given and getattr(options, other) in (None, False):
+    for name, other in NEEDS.items():
+        other_value = getattr(options, other)
+        if name in given and (other_value is None or other_value is False):
             raise typer.BadParameter(f"needs {option(other)}.", param_hint=option(name))
 
 

@@ -71,13 +71,13 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
 
         return run_over_ranks(options, given)
     kind = PARTIES if is_parts_folder(place_of(options.data)) else TABLE
+    saved = None if options.resume is None else load_run(options.resume)
+    if saved is not None:
+        options = inherited(options, given, saved, kind)
     require_fitting(options, given, kind)
     if kind == TABLE:
         require_meaningful(options.data, reading_of(options))
     require_outputs(options)
-    saved = None if options.resume is None else load_run(options.resume)
-    if saved is not None:
-        options = inherited(options, given, saved, kind)
     if options.seed is None:
         options = replace(options, seed=fresh_seed() >> 32)
     with usage_errors():

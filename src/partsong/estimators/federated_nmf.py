@@ -454,6 +454,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Refuse all that can be refused without data; return when to stop."""
         options = self._options()
         require_method(self.method, options)
+        if isinstance(self.method, str):
+            methods.method(self.method).build(Problem(2, rounds=self._rounds()), options)
         if self.rounds is not None:
             whole_number("rounds", self.rounds)
         require_privacy(self.privacy, self.masked, self.method, options=options, time_budget=self.time_budget)

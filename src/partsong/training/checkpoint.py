@@ -140,15 +140,21 @@ def require_same_run(
 
     `data` has a fingerprint for each party, and `name_of` says how users know a setting.
     """
-    there = run.about["settings"]
+    there, here = _flat(run.about["settings"]), _flat(settings)
     differences = [
         f"{name_of(name)} ({there.get(name)} there, {value} here)"
-        for name, value in settings.items()
+        for name, value in here.items()
         if name not in may_change and there.get(name) != as_json(value)
     ]
     differences += _different_data(run.about["data"], data)
     if differences:
         raise another_run(path, differences)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of privacy and of the method beside the others."""
+    nested = [value for value in settings.values() if isinstance(value, Mapping)]
+    return {name: value for one in (settings, *nested) for name, value in one.items() if not isinstance(value, Mapping)}
 
 
 def left_out_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]:
