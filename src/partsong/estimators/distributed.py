@@ -41,6 +41,8 @@ from partsong.estimators.validation import (
 from partsong.io.opening import Wanted
 from partsong.io.weights import require_weight_ending, shard_path
 from partsong.io.write import require_writable_file
+from partsong.methods.registry import Problem
+from partsong.solvers.game import compose_game
 from partsong.solvers.squared_error import solver_of
 from partsong.training.distributed import (
     DistributedFit,
@@ -56,7 +58,6 @@ from partsong.training.distributed import (
     require_usable,
 )
 from partsong.training.distributed_settings import (
-    GAME_DEFAULTS,
     IGNORE,
     RANK_SOLVERS,
     DistributedSettings,
@@ -291,7 +292,8 @@ class Arguments:
         named = {ours: option for option, ours in OWN_SETTINGS.items()} if self.method == GAME else {}
         named |= {name: name for name in SKETCH_OPTIONS}
         known = {ours: None if method is None else method.value(name, self.options) for ours, name in named.items()}
-        known |= {ours: usual for ours, usual in GAME_DEFAULTS.items() if self.method == GAME and known[ours] is None}
+        if method is not None and self.method == GAME:
+            known |= compose_game(**method.parse(self.options)).settings()
         rest = {name: value for name, value in self.options.items() if name not in named.values()}
         return DistributedSettings(
             method=self.method,
@@ -342,7 +344,7 @@ def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if not given:
         return {}
     found = methods.method(method)
-    found.parse(given)
+    found.build(Problem(2, rounds=1), given)
     return {name: found.value(name, given) for name in given}
 
 
