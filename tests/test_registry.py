@@ -111,7 +111,7 @@ def shown(tmp_path):
 
 
 def test_a_method_in_one_file_is_everywhere(shown):
-    told, help_page = shown("fit", "--help")
+    told, help_page = shown("fit", "--help-all")
     assert told["names"]
     assert told["changed"]
     assert told["private"]
@@ -129,7 +129,7 @@ def test_a_method_in_one_file_is_fitted_from_the_command_line(shown, tmp_path):
     shown("split", tmp_path / "X.csv", "--parties", 3, "-o", tmp_path / "parts")
     fit = ("fit", tmp_path / "parts", "-k", 2, "--method", "toy", "--rounds", 2, "--seed", 1, "--json")
     _, plain = shown(*fit, "-o", tmp_path / "plain.safetensors")
-    _, other = shown(*fit, "-o", tmp_path / "other.safetensors", "--method-option", "patience=5")
+    _, other = shown(*fit, "-o", tmp_path / "other.safetensors", "--patience", 5)
     assert json.loads(plain)["relative_error"] != json.loads(other)["relative_error"]
     assert partsong.load_model(tmp_path / "other.safetensors").settings["method_options"] == {"patience": 5.0}
 

@@ -84,7 +84,7 @@ class TestTrouble:
     def test_a_step_that_is_too_large(self, data):
         done = mpiexec(2, data, "fit", "x.npy", *FIT, "--step", 50, "--engine", "mpi", "--json", "-o", "m.safetensors")
         assert done.returncode != 0
-        assert "Take a smaller step, or --step safe." in done.stderr
+        assert "Take a smaller step, or a safe one." in done.stderr
 
     def test_rows_and_columns_of_which_nothing_is_known(self, data):
         """A rank without a known cell goes along; if no rank knows any, that is an error of all."""
@@ -138,11 +138,11 @@ def test_over_torch(data):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--method", "exact", "--play", "random"], "--play: only for games"),
-        (["--method", "game", "--play", "simultaneous"], "Between parties"),
+        (["--method", "exact", "--play", "random"], "has no options"),
+        (["--method", "game", "--play", "simultaneous"], "moves all players at once"),
         (["--method", "game", "--alpha-w", 0.1], "no penalties"),
-        (["--method", "game", "--step-decay", 0.1], "needs a number as --step"),
-        (["--solver", "game"], "Choose by --method instead"),
+        (["--method", "game", "--step-decay", 0.1], "--step-decay needs a number"),
+        (["--solver", "game"], "Use --method"),
     ],
 )
 def test_wrong_options(invoke, data, words, why):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import CENTRALISED, DTYPES, METHODS, one_of
-from partsong.cli.inputs import Holdings, with_known_cells
-from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
+from partsong.cli.inputs import with_known_cells
+from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples, one_of
 from partsong.console.output import guarded, put_json, require_writable, visible
 from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
@@ -24,10 +21,11 @@ from partsong.io.party_folder import is_parts_folder, read_parts
 if TYPE_CHECKING:
     from partsong.attacks.findings import PartyFindings
     from partsong.attacks.runner import RecordedRun
-    from partsong.cli.fit_settings import FederationSettings
     from partsong.data.table import Table
+    from partsong.estimators.federated_nmf import FederatedNMF
     from partsong.training.traffic import TrafficRecord
 
+CENTRALISED = "centralised"
 ATTACKERS = ("server", "colluders")
 SEEN = {
     "server": ("every upload", "sums alone: uploads were masked"),
@@ -105,7 +103,7 @@ def attack(
     for run in runs:
         folder = place_of(run)
         require_recorded(folder)
-        settings, record = settings_of(folder), read_record(folder)
+        settings, record = estimator_of(folder), read_record(folder)
         if party is not None and party not in record.parties:
             raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(record.parties[:5])}.")
         rows = truth_of(data, Truth(folder, record, party, settings.missing), wanted)
@@ -294,50 +292,33 @@ def require_recorded(folder: Path) -> None:
         )
 
 
-def settings_of(folder: Path) -> FederationSettings:
-    """What settings.json says of a fit between parties; everything that is not as we write it is a FormatError."""
-    from partsong.cli.fit_settings import FederationSettings
-    from partsong.training.run_folder import SETTINGS
+def estimator_of(folder: Path) -> FederatedNMF:
+    """The estimator of a recorded run, from its settings.json; whatever is not as we write it is a FormatError."""
+    from partsong.estimators.federated_nmf import FederatedNMF
+    from partsong.training.run_folder import SETTINGS, RunFolder
 
-    path = folder / SETTINGS
-    try:
-        told = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: cannot be read as JSON. Take it from the run again.") from error
-    if not isinstance(told, dict):
-        raise FormatError(f"{path}: not the settings of a run. Take it from the run again.")
+    told, path = RunFolder(folder).settings(), folder / SETTINGS
     if told.get("method") == CENTRALISED:
         raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
-    if told.get("method") not in METHODS:
-        raise FormatError(f"{path}: names no method between parties ({str(told.get('method'))[:40]!r}).")
-    kinds = get_type_hints(FederationSettings)
-    missing = [
-        entry.name for entry in fields(FederationSettings) if entry.default is MISSING and entry.name not in told
-    ]
-    known = {name: told[name] for name in kinds if name in told}
-    wrong = [name for name, value in known.items() if not _is_a(value, kinds[name])]
-    if told.get("dtype") not in DTYPES:
-        wrong.append("dtype")
-    if missing or wrong:
-        what = f"lacks {', '.join(missing)}" if missing else f"has values of another kind for {', '.join(wrong)}"
-        raise FormatError(f"{path}: {what}. Take it from the run again.")
-    return FederationSettings(**known)
+    if lacking := [name for name in ("method", "n_components", "dtype", "seed", "rounds") if name not in told]:
+        raise FormatError(f"{path}: lacks {', '.join(lacking)}. Restore it, or record the run again.")
+    try:
+        return FederatedNMF.from_settings(told).set_params(n_jobs=1, dtype=str(told["dtype"]))
+    except (PartsongError, *BROKEN) as error:
+        raise FormatError(f"{path}: not the settings of a run: {error} Restore it, or record the run again.") from error
 
 
 def recorded_run(
-    folder: Path, settings: FederationSettings, record: TrafficRecord, rows: Mapping[str, Table]
+    folder: Path, estimator: FederatedNMF, record: TrafficRecord, rows: Mapping[str, Table]
 ) -> RecordedRun:
-    """The run as `partsong fit` set it up; a party whose rows are not at hand has a blank one in their place."""
+    """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
     from partsong.attacks.runner import RecordedRun
-    from partsong.cli.fit_session import federated_fit
     from partsong.data.table import Table
     from partsong.engines.virtual_clock import Asynchronous
 
-    blank = with_known_cells(Table(_blank(folder, settings, record)), settings.missing)
-    tables = {name: rows.get(name, blank) for name in record.parties}
+    blank = with_known_cells(Table(_blank(folder, estimator, record)), estimator.missing)
     try:
-        alone = replace(settings, engine="sequential", threads=1)
-        fit = federated_fit(alone, Holdings(tables, is_federation=True), record=True)
+        fit = estimator.simulation({name: rows.get(name, blank).X for name in record.parties})
         layout = Layout.of(fit.shards, fit.schedule.seed)
         if not fit.reduction.hides_uploads:
             _require_uploads(record, fit.program, layout)
@@ -348,7 +329,7 @@ def recorded_run(
     return RecordedRun(record.traffic, fit.program, layout, fit.reduction, is_asynchronous, shards)
 
 
-def _blank(folder: Path, settings: FederationSettings, record: TrafficRecord) -> Any:
+def _blank(folder: Path, settings: FederatedNMF, record: TrafficRecord) -> Any:
     """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
     import numpy as np
 
@@ -356,10 +337,9 @@ def _blank(folder: Path, settings: FederationSettings, record: TrafficRecord) ->
     numbers = sum(int(array.size) for sent in record.traffic for _, _, m in sent for array in m.arrays.values())
     if width is None:
         raise FormatError(f"{folder}: its record does not tell the number of columns. TrafficRecord the run anew.")
-    if settings.n_components < 1 or settings.n_components * width > MOST_BLANK * max(1, numbers):
-        raise FormatError(
-            f"{folder}: {settings.n_components} components of {width} columns are not what this traffic is about."
-        )
+    rank = settings.n_components
+    if not isinstance(rank, int) or rank < 1 or rank * width > MOST_BLANK * max(1, numbers):
+        raise FormatError(f"{folder}: {rank} components of {width} columns are not what this traffic is about.")
     return np.ones((1, width), settings.dtype)
 
 
@@ -384,13 +364,3 @@ def _require_uploads(record: TrafficRecord, program: Any, layout: Any) -> None:
             if phase:
                 raise FormatError(f"round {index + 1} has a phase {phase}, and uploads in the open have one phase.")
             check_upload(party, message, expected)
-
-
-def _is_a(value: object, kind: Any) -> bool:
-    """Whether a JSON value is of an annotated kind; whole numbers pass for real ones, and truth values for neither."""
-    if get_origin(kind) in (Union, types.UnionType):
-        return any(_is_a(value, one) for one in get_args(kind))
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    kind = get_origin(kind) or kind
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong import methods
-from partsong.cli.choices import FAULTY, faulty_named, unknown
-from partsong.console.options import AsJson, OptionalInt, OptionalPath, examples
+from partsong.console.options import FAULTY, AsJson, OptionalInt, OptionalPath, examples, one_of, unknown
 from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
 
@@ -64,7 +63,7 @@ def compare(
         typer.Option(
             help="stop: a party with bad data, or whose work or upload fails, ends the comparison; leave-out: it goes "
             "on without that party, and says so.",
-            callback=faulty_named,
+            callback=one_of(FAULTY),
         ),
     ] = FAULTY[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
@@ -81,11 +80,11 @@ def compare(
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
-    from partsong.training.loop import LEAVE_OUT, LeftOutWarning
+    from partsong.training.loop import LeftOutWarning
 
     missing: dict[str, str] = {}
-    if faulty == LEAVE_OUT:
-        from partsong.cli.fit_report import read_sound_parties
+    if faulty == "leave-out":
+        from partsong.cli.inputs import read_sound_parties
 
         holdings, missing = read_sound_parties(place, None, ())
         tables = dict(holdings.tables)
@@ -110,7 +109,7 @@ def compare(
             rounds=rounds,
             local_steps=local_steps,
             random_state=seed,
-            faulty=faulty,
+            faulty=faulty.replace("-", " "),
             verbose=0 if as_json else 1,
         )
     for warning in told:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import MISSING, one_of, positive
 from partsong.cli.inputs import (
     FIT_WITHOUT_THEM,
     header_notes,
@@ -19,6 +18,7 @@ from partsong.cli.inputs import (
     with_known_cells,
 )
 from partsong.console.options import (
+    MISSING,
     AsJson,
     Data,
     Header,
@@ -30,10 +30,11 @@ from partsong.console.options import (
     OptionalText,
     Transpose,
     examples,
+    one_of,
+    positive,
 )
 from partsong.console.output import (
     BAD_INPUT,
-    as_options,
     failure,
     guarded,
     plain,
@@ -104,7 +105,7 @@ def check(
     if report is not None:
         _write_report(report, table)
     if as_json:
-        listed = [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings]
+        listed = [asdict(finding) for finding in findings]
         found: dict[str, Any] = {
             "factorizable": is_factorizable,
             "summary": summary,
@@ -147,7 +148,7 @@ def _print_check(
         typer.echo(f"{name.replace('_', ' '):<24}{_shown(value)}")
     for finding in findings:
         mark = "Error" if finding.severity == "error" else "Note"
-        typer.echo(f"{mark}: {visible(finding.message)} {visible(as_options(finding.remedy))}")
+        typer.echo(f"{mark}: {visible(finding.message)} {visible(finding.remedy)}")
     if report is not None:
         typer.echo(f"All rows concerned are in {report}.")
     typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")

@@ -11,13 +11,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from partsong import methods
-from partsong.cli.choices import MODEL_ENDINGS, WEIGHT_ENDINGS, one_of, positive
-from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
+from partsong.console.options import (
+    MODEL_ENDINGS,
+    WEIGHT_ENDINGS,
+    AsJson,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    examples,
+    one_of,
+    positive,
+)
 from partsong.console.output import (
-    as_topic_options,
     exit_code,
     guarded,
-    in_options,
     put_json,
     require_distinct,
     require_writable,
@@ -536,20 +544,12 @@ def fit(
 
 
 def _learned(n_topics: int, by_party: dict[str, list[str]], settings: dict[str, Any]) -> Any:
-    import warnings
-
     from partsong.topics.estimators import FederatedTopicModel, TopicModel
 
-    with warnings.catch_warnings(record=True) as told, in_options():
-        warnings.simplefilter("always", UserWarning)
-        if len(by_party) > 1:
-            model: Any = FederatedTopicModel(n_topics, **settings).fit(by_party)
-        else:
-            rounds = settings.pop("rounds", None)
-            model = TopicModel(n_topics, max_iter=rounds, **settings).fit(next(iter(by_party.values())))
-    for warning in told:
-        warn(as_topic_options(str(warning.message)))
-    return model
+    if len(by_party) > 1:
+        return FederatedTopicModel(n_topics, **settings).fit(by_party)
+    rounds = settings.pop("rounds", None)
+    return TopicModel(n_topics, max_iter=rounds, **settings).fit(next(iter(by_party.values())))
 
 
 # ---- topics show ------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Parallel(InProcess):
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.")
+            raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.", parameter="workers")
 
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
         return side_by_side(work, names, self.workers or runtime.available())

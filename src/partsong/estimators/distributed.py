@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 
 from partsong import methods
-from partsong.core.interfaces import Outcome
+from partsong.core.interfaces import Engine, Outcome
 from partsong.core.parameters import nearest, whole_number
 from partsong.core.runtime import using_threads
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.observed import observed
 from partsong.data.scan import extremes
+from partsong.data.table import Table
 from partsong.data.validation import require_transformable
 from partsong.engines.collective import Communicator, failing_together, heard, share, together
 from partsong.engines.mpi import launched_ranks
 from partsong.engines.torch_distributed import is_launched
-from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartsongError, ShapeError, reworded
 from partsong.estimators.validation import (
     MISSING,
     columns_of,
@@ -40,6 +41,8 @@ from partsong.estimators.validation import (
 from partsong.io.opening import Wanted
 from partsong.io.weights import require_weight_ending, shard_path
 from partsong.io.write import require_writable_file
+from partsong.methods.registry import Problem
+from partsong.solvers.game import compose_game
 from partsong.solvers.squared_error import solver_of
 from partsong.training.distributed import (
     DistributedFit,
@@ -55,7 +58,6 @@ from partsong.training.distributed import (
     require_usable,
 )
 from partsong.training.distributed_settings import (
-    GAME_DEFAULTS,
     IGNORE,
     RANK_SOLVERS,
     DistributedSettings,
@@ -152,21 +154,45 @@ def fit_distributed(
         open_engine(name, sums if sums in SUMS else SUMS[0]) as (network, communicator),
         failing_together(communicator),
     ):
-        arguments = together(communicator, lambda: Arguments.of(name, communicator.size, asked, files))
-        _require_same(communicator, arguments)
-        together(communicator, lambda: _require_writable(files, communicator.rank, communicator.size))
-        seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))
-        folder = None if run_folder is None else RunFolder(Path(run_folder))
-        with using_threads(arguments.n_threads):
-            if _is_path(X, communicator):
-                data, settings = _from_file(X, arguments, seed, communicator)
-            else:
-                data, settings = _from_rows(X, arguments, seed, communicator)
-            together(communicator, lambda: _make_usable(folder, overwrite, communicator))
-            fit = fit_over_ranks(data, settings, network, communicator, folder=folder, verbose=verbose)
-            fit.save(communicator, model=model, weights=weights, folder=folder)
-        together(communicator, lambda: _warn(fit))
-        return fit
+        known: dict[str, Any] = {"random_state": random_state, "overwrite": overwrite}
+        return fit_on_ranks(network, communicator, X, {**asked, "engine": name}, files, **known)
+
+
+def fit_on_ranks(
+    network: Engine,
+    communicator: Communicator,
+    X: Any,
+    asked: Mapping[str, Any],
+    files: Mapping[str, Any],
+    *,
+    random_state: Any = None,
+    overwrite: bool = False,
+    reading: Wanted = Wanted(),
+    look: Callable[[Table], None] = lambda table: None,
+    note: str = "",
+) -> DistributedFit:
+    """`fit_distributed` over ranks that are connected already; `asked` are its other arguments by name.
+
+    `reading` says how a file is read. The first rank with rows has a `look` at its own; `note` is shown at Ctrl-C.
+    """
+    name, ranks = asked["engine"], communicator.size
+    arguments = together(communicator, lambda: Arguments.of(name, ranks, asked, files))
+    _require_same(communicator, arguments)
+    together(communicator, lambda: _require_writable(files, communicator.rank, ranks))
+    seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))
+    folder = None if files["run_folder"] is None else RunFolder(Path(files["run_folder"]))
+    with using_threads(arguments.n_threads):
+        if _is_path(X, communicator):
+            data, settings = _from_file(X, arguments, seed, communicator, reading, look)
+        else:
+            data, settings = _from_rows(X, arguments, seed, communicator)
+        together(communicator, lambda: _make_usable(folder, overwrite, communicator))
+        kept: dict[str, Any] = {"folder": folder, "verbose": asked["verbose"], "note": note}
+        kept["asked"] = {key: getattr(reading, key) for key in ("label", "transpose", "key", "header")}
+        fit = fit_over_ranks(data, settings, network, communicator, **kept)
+        fit.save(communicator, model=files["model"], weights=files["weights"], folder=folder)
+    together(communicator, lambda: _warn(fit))
+    return fit
 
 
 def _engine_of_launcher(engine: str | None) -> str:
@@ -213,25 +239,32 @@ class Arguments:
         """Refuse all that can be refused now."""
         if asked["engine"] is not None and one_of("engine", asked["engine"], ENGINES) != engine:
             launcher = "mpiexec" if engine == "mpi" else "torchrun"
-            raise ParameterError(f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.")
+            raise ParameterError(
+                f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.", parameter="engine"
+            )
         for name, place in files.items():
             if not isinstance(place, str | os.PathLike | None):
-                raise ParameterError(f"{name} must be a path, or None; got {place!r}.")
+                raise ParameterError(f"{name} must be a path, or None; got {place!r}.", parameter=name)
         method, options = asked["method"], asked["method_options"] or {}
         if method not in METHODS:
             known = f"{', '.join(METHODS)}.{nearest(str(method), METHODS)}"
-            raise ParameterError(f"method={method!r} is not one of {known}")
+            raise ParameterError(f"method={method!r} is not one of {known}", parameter="method")
         if not isinstance(options, Mapping):
-            raise ParameterError(f"method_options must be a mapping of names to values, or None; got {options!r}.")
+            raise ParameterError(
+                f"method_options must be a mapping of names to values; got {options!r}.",
+                parameter="method_options",
+            )
         if one_of("missing", asked["missing"], MISSING) == IGNORE and method != GAME:
-            raise ParameterError(f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.')
+            raise ParameterError(
+                f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
+            )
         _require_ranks(method, engine, ranks)
         require_verbosity(asked["verbose"])
         stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
         solver_of("cd", asked["alpha_W"], asked["alpha_H"], asked["l1_ratio"])
         alpha_W, alpha_H = asked["alpha_W"], asked["alpha_H"]
         if method == GAME and (alpha_W or alpha_H not in (0, "same")):
-            raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.")
+            raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.", parameter="alpha_W")
         return Arguments(
             engine,
             one_of("sums", asked["sums"], SUMS),
@@ -259,7 +292,8 @@ class Arguments:
         named = {ours: option for option, ours in OWN_SETTINGS.items()} if self.method == GAME else {}
         named |= {name: name for name in SKETCH_OPTIONS}
         known = {ours: None if method is None else method.value(name, self.options) for ours, name in named.items()}
-        known |= {ours: usual for ours, usual in GAME_DEFAULTS.items() if self.method == GAME and known[ours] is None}
+        if method is not None and self.method == GAME:
+            known |= compose_game(**method.parse(self.options)).settings()
         rest = {name: value for name, value in self.options.items() if name not in named.values()}
         return DistributedSettings(
             method=self.method,
@@ -290,22 +324,27 @@ def _require_ranks(method: str, engine: str, ranks: int) -> None:
     if engine != "mpi":
         raise ParameterError(
             f'method={method!r} is asynchronous and needs engine="mpi": its server waits for any rank, and torch has '
-            'only exchanges of all. Start it with mpiexec, or use method="syn-sd".'
+            'only exchanges of all. Start it with mpiexec, or use method="syn-sd".',
+            parameter="method",
         )
     if ranks < 2:
         raise ParameterError(
-            f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more."
+            f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more.",
+            parameter="method",
         )
 
 
 def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the method as plain data; exact sums have none over ranks."""
     if method in RANK_SOLVERS and given:
-        raise ParameterError(f"method={method!r} over ranks has no options. Leave {', '.join(map(str, given))} out.")
+        raise ParameterError(
+            f"method={method!r} over ranks has no options. Leave {', '.join(map(str, given))} out.",
+            parameter="method_options",
+        )
     if not given:
         return {}
     found = methods.method(method)
-    found.parse(given)
+    found.build(Problem(2, rounds=1), given)
     return {name: found.value(name, given) for name in given}
 
 
@@ -314,7 +353,8 @@ def _require_same(communicator: Communicator, arguments: Arguments) -> None:
     if found is not None:
         name, rank, first, other = found
         raise ParameterError(
-            f"{name} is {first!r} at rank 0 and {other!r} at rank {rank}. Pass the same arguments at every rank."
+            f"{name} is {first!r} at rank 0 and {other!r} at rank {rank}. Pass the same arguments at every rank.",
+            parameter=name,
         )
 
 
@@ -328,13 +368,18 @@ def _is_path(X: Any, communicator: Communicator) -> bool:
 
 
 def _from_file(
-    path: str | os.PathLike[str], arguments: Arguments, seed: int, communicator: Communicator
+    path: str | os.PathLike[str],
+    arguments: Arguments,
+    seed: int,
+    communicator: Communicator,
+    reading: Wanted,
+    look: Callable[[Table], None],
 ) -> tuple[RankData, DistributedSettings]:
     """This rank's block of rows of a file, and the settings of all."""
-    source = open_on_all_ranks(path, communicator, Wanted(gaps=arguments.missing == IGNORE))
+    source = open_on_all_ranks(path, communicator, replace(reading, gaps=arguments.missing == IGNORE))
     require_enough(str(source.path), source.shape, arguments.method, communicator.size)
     settings = together(communicator, lambda: arguments.settings(source.shape, source.dtype, seed))
-    return read_rows(source, settings, communicator), settings
+    return read_rows(source, settings, communicator, look), settings
 
 
 def _from_rows(
@@ -366,7 +411,7 @@ def _from_rows(
         try:
             require_transformable(rows, names, settings.dtype)
         except PartsongError as error:
-            raise type(error)(f"Rows of rank {communicator.rank}: {error}") from error
+            raise reworded(error, f"Rows of rank {communicator.rank}: {error}") from error
         return as_matrix(rows, settings.dtype), extremes(rows)[1]
 
     matrix, high = together(communicator, made)
@@ -382,12 +427,14 @@ def _own_rows(X: Any, arguments: Arguments, rank: int) -> tuple[Any, list[str] |
     if traits.needs_columns:
         raise ParameterError(
             f"method={arguments.method!r} needs columns of all rows at every rank. Pass the path of a file as X, or "
-            "use another method."
+            "use another method.",
+            parameter="method",
         )
     if traits.asynchronous and rank == 0:
         if X is not None:
             raise ParameterError(
-                f"method={arguments.method!r} has a server at rank 0, without rows. Pass X=None there."
+                f"method={arguments.method!r} has a server at rank 0, without rows. Pass X=None there.",
+                parameter="method",
             )
         return None, None
     if X is None:

@@ -76,12 +76,14 @@ class ClippedNoise(ABC):
             raise ParameterError(
                 f"clip must be a number from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}; got {self.clip!r}. It is the "
                 "radius around the public reference that an upload may not leave: choose it from what is public, not "
-                "from the data."
+                "from the data.",
+                parameter="clip",
             )
         if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ParameterError(
                 f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; got "
-                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll()."
+                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll().",
+                parameter="noise_multiplier",
             )
 
     @property

@@ -27,7 +27,7 @@ from partsong.solvers.initialization import (
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, Multiplicative, NoExtrapolation
-from partsong.training.loop import Fit, Step, StoppingRule, Training, Watch, run
+from partsong.training.loop import Fit, FitObserver, HistoryRow, Step, StoppingRule, Training, Watch, run
 from partsong.training.result import (
     NOTHING,
     EmptyModelWarning,
@@ -78,7 +78,7 @@ class CentralizedConfig:
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
-            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
+            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.", parameter="init")
 
 
 def iterations(
@@ -133,6 +133,10 @@ class CentralizedFit:
         return self.config.stop
 
     @property
+    def rank(self) -> int:
+        return self.config.rank
+
+    @property
     def last(self) -> int:
         return self.config.max_iter
 
@@ -173,16 +177,23 @@ def fit_centralized(
     began: float | None = None,
     watch: Watch = lambda done, row: None,
     build: Build = CentralizedFit,
+    observer: FitObserver = FitObserver(),
 ) -> tuple[Training, FitResult]:
     """Fit X ≈ W H from start to end; a penalised fit that ends at zero is tried again from another start.
 
-    `init` replaces the start that the configuration names.
+    `init` replaces the start that the configuration names. The observer sees the first of these fits only.
     """
     began = time.perf_counter() if began is None else began
+
+    def watch_all(done: Round, row: HistoryRow) -> None:
+        observer.watch(done, row)
+        watch(done, row)
+
     fit = build(matrix, config, init)
     warn_if_ill_posed(config.solver)
     with held() as interrupts, runtime.kernels_on(config.threads):
-        training = run(fit, began=began, watch=watch, interrupts=interrupts)
+        with observer.begin(fit, []) as earlier:
+            training = run(fit, resume=earlier, began=began, watch=watch_all, interrupts=interrupts)
         warn_of_divergence(training)
         result = finish(fit, training)
         if not is_zero(result):
@@ -236,7 +247,9 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
     generator, init = stream(config.seed, "start"), config.init
     is_partly_known = isinstance(matrix, ObservedMatrix)
     if is_partly_known and init not in ("auto", "random"):
-        raise ParameterError(f"init={init!r} needs all cells of X, and some are unknown. Take init='random'.")
+        raise ParameterError(
+            f"init={init!r} needs all cells of X, and some are unknown. Take 'random'.", parameter="init"
+        )
     if init == "auto" and config.sketch is None and not is_partly_known and is_mostly_zero(matrix):
         init = "random" if config.rank > min(matrix.shape) else "nndsvda"
     if init == "random" or is_partly_known:
@@ -245,7 +258,8 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
         if config.rank > min(matrix.shape):
             raise ParameterError(
                 f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
-                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'."
+                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use 'random'.",
+                parameter="init",
             )
         fill = FILLS[init] * matrix.mean
         return double_svd(matrix, config.rank, generator, fill, is_random=init == "nndsvdar")

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -22,7 +22,7 @@ from partsong.core.interfaces import Array, Checkpoint, Outcome, Round, RowSolve
 from partsong.core.runtime import Interrupts
 from partsong.core.streams import key
 from partsong.errors import BudgetSpent, DivergenceError, ParameterError
-from partsong.training.result import FinalizationTimer
+from partsong.training.result import FinalizationTimer, FitResult
 
 if TYPE_CHECKING:
     from partsong.privacy.spending import Spending
@@ -93,16 +93,19 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         if not self.tol >= 0:
-            raise ParameterError(f"tol must be zero or more; got {self.tol}.")
+            raise ParameterError(f"tol must be zero or more; got {self.tol}.", parameter="tol")
         if self.time_budget is not None and not self.time_budget > 0:
-            raise ParameterError(f"time_budget must be more than 0 seconds (or None); got {self.time_budget}.")
+            raise ParameterError(
+                f"time_budget must be more than 0 seconds; got {self.time_budget}.", parameter="time_budget"
+            )
 
     def without_metrics(self) -> StoppingRule:
         """The rule for a run with differential privacy: the time that rounds take can depend on data as well."""
         if self.time_budget is not None:
             raise ParameterError(
                 "With differential privacy a run has the rounds that its noise was planned for: how long they take can "
-                "tell of the data. Leave time_budget out, and give a number of rounds."
+                "tell of the data. Leave time_budget out, and give a number of rounds.",
+                parameter="time_budget",
             )
         return StoppingRule(0.0, None, True)
 
@@ -420,6 +423,8 @@ class Fit(Protocol):
     @property
     def solver(self) -> RowSolver: ...
     @property
+    def rank(self) -> int: ...
+    @property
     def stop(self) -> StoppingRule: ...
     @property
     def last(self) -> int: ...
@@ -488,6 +493,23 @@ def run(
     training = training_of(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
     exhaust(steps_of(fit, training, resume))
     return training
+
+
+class FitObserver:
+    """Observes a fit before its first step, after each step and at its end. This one does nothing."""
+
+    def begin(self, fit: Fit, left_out: list[Exclusion]) -> AbstractContextManager[ResumePoint | None]:
+        """Hold open whatever the steps need; yield the point to resume from, or None for a new run.
+
+        `left_out` lists the parties left out so far and grows during the run. Those of a resumed run go in front.
+        """
+        return nullcontext()
+
+    def watch(self, done: Round, row: HistoryRow) -> None:
+        """See one more step, with its line of the history."""
+
+    def end(self, training: Training, result: FitResult) -> None:
+        """See how it ended, and with which model."""
 
 
 def exhaust(steps: Iterator[Step]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.console.output import as_options, guarded, put_json, visible, warn
+from partsong.console.output import guarded, put_json, visible, warn
 from partsong.console.tables import read_table
 from partsong.data.table import Table
 from partsong.data.validation import identifier_findings, inspect
@@ -296,8 +296,8 @@ def _checked_table(data: Path, wanted: Wanted) -> Table:
     findings = inspect(table.X, table.feature_names, table.sample_names)
     for finding in (*findings, *identifier_findings(table.X, table.feature_names)):
         if finding.severity == "error":
-            raise DataError(f"{data}: {finding.message} {as_options(finding.remedy)}")
-        typer.echo(f"Note: {visible(finding.message)} {visible(as_options(finding.remedy))}", err=True)
+            raise DataError(f"{data}: {finding.message} {finding.remedy}")
+        typer.echo(f"Note: {visible(finding.message)} {visible(finding.remedy)}", err=True)
     return table
 
 
