@@ -6,7 +6,7 @@ import pytest
 from scipy import sparse
 
 import partsong
-from partsong.cli import fit
+from partsong.cli import fit_options
 from partsong.console import options
 from partsong.io import weights
 from partsong.io.write import as_json
@@ -21,8 +21,8 @@ CONTRACT = {
 
 
 def test_names_on_the_command_line_are_those_of_the_library():
-    assert (*RULES.values, "game") == fit.SOLVERS
-    assert fit.INITS == INITS
+    assert (*RULES.values, "game") == fit_options.SOLVERS
+    assert fit_options.INITS == INITS
     assert set(options.WEIGHT_ENDINGS) == set(weights._WRITERS)
 
 
@@ -41,7 +41,7 @@ def test_json_holds_no_nan():
     assert as_json({"a": [float("nan"), np.float32("inf"), np.int64(3)]}) == {"a": [None, None, 3]}
 
 
-@pytest.mark.parametrize("solver", fit.SOLVERS[:-1])
+@pytest.mark.parametrize("solver", fit_options.SOLVERS[:-1])
 def test_same_bits_as_the_estimator(invoke, data_npy, X, solver):
     options = ["--alpha-w", 0.01, "--l1-ratio", 0.5, "--max-iter", 7, "--init", "random", "--threads", 2]
     invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--seed", 5, "--solver", solver, *options)

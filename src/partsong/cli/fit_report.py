@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from partsong import methods
-from partsong.cli.fit import FitOptions
+from partsong.cli.fit_options import FitOptions
 from partsong.cli.inputs import Holdings
 from partsong.console.output import put_json, visible
 from partsong.core.interfaces import Layout, Message, Outcome, Round

@@ -16,7 +16,16 @@ import numpy as np
 import typer
 
 from partsong import methods
-from partsong.cli.fit import GAME, PARAMETERS, PARTIES, RANKED, READING, SKETCHES, TABLE, FitOptions, require_fitting
+from partsong.cli.fit_options import (
+    GAME,
+    PARAMETERS,
+    PARTIES,
+    READING,
+    SKETCHES,
+    TABLE,
+    FitOptions,
+    require_fitting,
+)
 from partsong.cli.fit_report import Result, Witness, report, write_fit_report
 from partsong.cli.inputs import ALONE, Holdings, read_holdings, read_sound_parties
 from partsong.console import output
@@ -66,10 +75,6 @@ Estimator = NMF | FederatedNMF
 
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and report; end with exit code 130 after Ctrl-C, with 143 after SIGTERM."""
-    if options.engine in RANKED:
-        from partsong.cli.ranks import run_over_ranks
-
-        return run_over_ranks(options, given)
     kind = PARTIES if is_parts_folder(place_of(options.data)) else TABLE
     saved = None if options.resume is None else load_run(options.resume)
     if saved is not None:

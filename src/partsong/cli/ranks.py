@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from partsong.cli.fit import RANK_METHODS, RANKS, READING, FitOptions, require_fitting
+from partsong.cli.fit_options import RANK_METHODS, RANKS, READING, FitOptions, require_fitting
 from partsong.cli.fit_report import ENDINGS, common_lines, places, report
 from partsong.cli.fit_session import method_options_of, usage_errors
 from partsong.cli.inputs import header_notes, warn_of, warn_of_identifiers, warn_of_unknown_columns, with_known_cells

@@ -82,7 +82,7 @@ class ClippedNoise(ABC):
         if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ParameterError(
                 f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; got "
-                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll().",
+                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; KeepAll() adds no noise.",
                 parameter="noise_multiplier",
             )
 
