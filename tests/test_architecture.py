@@ -41,7 +41,7 @@ OPTIONAL = {
     "httpx": {"federation.flower"},
     "matplotlib": set(),
     "mpi4py": {"engines.mpi"},
-    "msgspec": {"federation"},
+    "msgspec": {"cli.attack", "federation"},
     "pandas": {"io.weights"},
     "polars": set(),
     "pyarrow": {"io.columnar", "io.weights"},

@@ -89,8 +89,11 @@ def check(
         if not as_json:
             raise
         tell(error)
-        told = {"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None}
-        put_failure({**told, **failure(error, BAD_INPUT)})
+        hints = getattr(error, "__notes__", ())
+        finding = {"kind": "unreadable", "severity": "error", "message": plain(error)}
+        finding |= {"remedy": " ".join(hints)} if hints else {}
+        unreadable = {"factorizable": False, "summary": None, "findings": [finding], "report": None}
+        put_failure({**unreadable, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
     from partsong.data.summary import summary_of
     from partsong.data.validation import identifier_findings, inspect
@@ -104,26 +107,21 @@ def check(
     if report is not None:
         _write_report(report, table)
     if as_json:
-        listed = [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings]
-        found: dict[str, Any] = {
-            "factorizable": is_factorizable,
-            "summary": summary,
-            "findings": listed,
-            "report": report,
-        }
-        put_json({**found, "exposure": None if support is None else support.as_dict()})
+        put_json(
+            {
+                "factorizable": is_factorizable,
+                "summary": summary,
+                "findings": [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings],
+                "report": report,
+                "exposure": None if support is None else support.as_dict(),
+            }
+        )
     else:
         _print_check(summary, findings, is_factorizable, report)
         if support is not None:
             typer.echo(str(support))
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
-
-
-def _unreadable(error: PartsongError) -> dict[str, Any]:
-    told = {"kind": "unreadable", "severity": "error", "message": plain(error)}
-    hints = getattr(error, "__notes__", ())
-    return {**told, "remedy": " ".join(hints)} if hints else told
 
 
 def _with_hint(finding: Finding) -> Finding:
@@ -230,10 +228,8 @@ def split(
         raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
     from partsong.core.streams import fresh_seed
 
-    wanted, label_option = (
-        Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE),
-        "--label" if by is None else "--by",
-    )
+    wanted = Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE)
+    label_option = "--label" if by is None else "--by"
     require_meaningful(data, wanted, label_option)
     folder = place_of(output)
     require_free(folder)
@@ -247,7 +243,7 @@ def split(
     skew = next((given for given in (sizes, concentration) if given is not None), CONCENTRATION)
     rows = shares_of(table, parties, how, skew, seed)
     about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
-    about["concentration"] = skew if how in ("by", "sizes") else None
+    about |= {"concentration": skew if how in ("by", "sizes") else None}
     listing = write_parts(folder, table, rows, about)
     if as_json:
         put_json({"output": output, **listing})

@@ -135,7 +135,7 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     entered = candidates(20 if quick else 80)
     console.print("Warming up: what is used for the first time is compiled now, and kept for later runs …")
     warm_up((candidate.program for candidate in entered), shards)
-    found = _run_all(entered, shards, pooled, seed, console)
+    found = _run_all(entered, shards, pooled, seed, verbose=0 if console.quiet else 1)
     parties = tuple(
         Party(name, len(rows), {str(d): int((labels[rows] == d).sum()) for d in range(10)})
         for name, rows in zip(names, owned, strict=True)
@@ -152,29 +152,17 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
 
 def _run_all(
-    entered: tuple[Candidate, ...], shards: list[Shard], pooled: Shard, seed: int, console: Any
+    entered: tuple[Candidate, ...], shards: list[Shard], pooled: Shard, seed: int, verbose: int
 ) -> tuple[MethodResult, ...]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from partsong.estimators.compare import in_the_order_of, run_candidate
+    from partsong.training.loop import progress
 
     found: list[MethodResult] = []
-    columns = (
-        TextColumn("{task.description:<26}"),
-        BarColumn(),
-        TextColumn("{task.fields[error]}"),
-        TimeRemainingColumn(),
-    )
-    with held() as interrupts, Progress(*columns, console=console) as bar:
+    with held() as interrupts:
         for candidate in entered:
-            task = bar.add_task(candidate.name, total=candidate.rounds, error="")
-
-            def watch(done: Any, row: Any, task: Any = task) -> None:
-                bar.update(task, completed=row.iteration, error=f"error {100 * row.relative_error:5.1f} %")
-
-            found.append(
-                run_candidate(candidate, shards, seed, watch, pooled if candidate.is_oracle else None, interrupts)
-            )
+            all_rows = pooled if candidate.is_oracle else None
+            with progress(verbose, candidate.rounds, None, candidate.name) as watch:
+                found.append(run_candidate(candidate, shards, seed, watch, all_rows, interrupts))
             if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
     reference = next(method.components for method in found if method.is_oracle)

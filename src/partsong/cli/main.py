@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -104,13 +105,8 @@ PLACES = {
 class Loaded(Mapping[str, Any]):
     """The commands by name, each loaded when it is first asked for."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
-            self._known[name] = PLACES[name].load(name)
-        return self._known[name]
+        return _loaded(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The command, or the default; a KeyError while it is loaded is not taken for a name that there is not."""
@@ -121,6 +117,11 @@ class Loaded(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(PLACES)
+
+
+@cache
+def _loaded(name: str) -> Any:
+    return PLACES[name].load(name)
 
 
 # ---- usage ------------------------------------------------------------------------------------------------------
@@ -136,25 +137,18 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = Loaded()
-        self._is_listing = False
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, from their lines alone."""
-        self._is_listing = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, without loading anything."""
         return list(PLACES)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command, or a stand-in with its line where all are listed; None where there is none."""
-        if self._is_listing and cmd_name in PLACES:
-            return TyperCommand(cmd_name, help=PLACES[cmd_name].summary)
-        return super().get_command(ctx, cmd_name)
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, from their lines alone."""
+        known, self.commands = self.commands, {n: TyperCommand(n, help=place.summary) for n, place in PLACES.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = known
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
         """Run, and tell of a usage error once more after people have been told."""
@@ -162,7 +156,8 @@ class Commands(TyperGroup):
             return super().main(args, *rest, **more)
         except SystemExit as end:
             error = end.__context__
-            if isinstance(error, UsageError) and _wants_json(sys.argv[1:] if args is None else args):
+            options = list(sys.argv[1:] if args is None else args)
+            if isinstance(error, UsageError) and "--json" in options[: [*options, "--"].index("--")]:
                 message = error.format_message()  # type: ignore[attr-defined]
                 put_failure({"error": message, "type": "UsageError", "exit_code": end.code})
             raise
@@ -173,11 +168,6 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(exit_code()) from None
-
-
-def _wants_json(args: Sequence[str]) -> bool:
-    options = args[: args.index("--")] if "--" in args else args
-    return "--json" in options
 
 
 # ---- main -------------------------------------------------------------------------------------------------------
