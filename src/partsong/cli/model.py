@@ -157,10 +157,7 @@ def transform(
     from partsong.estimators.persistence import LDA
     from partsong.io.weights import write_weights
 
-    require_distinct({"DATA": data, "MODEL": model, "--output": output})
-    require_writable("--output", output, WEIGHT_ENDINGS)
-    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
-        raise FileError(f"{data}: this looks like the model. Name the data first: partsong transform {model} {data}.")
+    require_transform_files("partsong transform", data, model, output)
     wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
     known = read_model(model)
@@ -192,6 +189,14 @@ def transform(
         put_json(result)
     elif not quiet:
         typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}")
+
+
+def require_transform_files(command: str, data: Path, model: Path, output: Path) -> None:
+    """Refuse an output that would replace an input or cannot be written, and the model in the place of the data."""
+    require_distinct({"DATA": data, "MODEL": model, "--output": output})
+    require_writable("--output", output, WEIGHT_ENDINGS)
+    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
+        raise FileError(f"{data}: this looks like the model, which comes second: {command} {model} {data}.")
 
 
 def matched(table: Table, model: Model, drop_extra: bool) -> Table:
