@@ -468,7 +468,7 @@ def test_the_command_line_compares(parts, tmp_path):
     assert (tmp_path / "r.html").read_text(encoding="utf-8").count("party-03") > 3
     assert CliRunner().invoke(app, ["compare", "x.npy"]).exit_code == 1
     assert CliRunner().invoke(app, ["compare", "parts", "--method", "magic"]).exit_code == 2
-    assert CliRunner().invoke(app, ["compare", "parts", "--method", "pooled", "--method", "pooled"]).exit_code == 1
+    assert CliRunner().invoke(app, ["compare", "parts", "--method", "pooled", "--method", "pooled"]).exit_code == 2
     assert told["is_complete"]
     assert {line["outcome"] for line in told["methods"]} == {"max-rounds"}
 

@@ -18,7 +18,7 @@ from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, O
 from partsong.console.output import guarded, put_json, require_writable, visible
 from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
-from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
+from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError, UploadError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder, read_parts
 
@@ -104,7 +104,7 @@ def attack(
     read = [Recorded.read(run, party) for run in runs]
     rows = [one.rows_of(data, party, wanted) for one in read]
     first, *others = (one.run_with(held) for one, held in zip(read, rows, strict=True))
-    people = None if candidates is None else _dense(read[0].matched(read_table(candidates, wanted)))
+    people = None if candidates is None else read[0].matched(read_table(candidates, wanted)).X
     try:
         found = findings(
             first,
@@ -114,7 +114,7 @@ def attack(
             candidates=people,
             seconds=seconds,
         )
-    except ParameterError as error:
+    except (ParameterError, UploadError) as error:
         raise FormatError(f"{runs[0]}: {error}") from error
     worst = severity_of(found)
     summary: dict[str, Any] = {
@@ -262,19 +262,16 @@ class Recorded:
             tables = {name: rows.get(name, blank) for name in self.record.parties}
             alone = replace(self.settings, engine="sequential", threads=1)
             fit = federated_fit(alone, Holdings(tables, is_federation=True), record=True)
-            layout = Layout.of(fit.shards, fit.schedule.seed)
-            if not fit.reduction.hides_uploads:
-                self._check_uploads(fit.program, layout)
         except (PartsongError, *BROKEN) as error:
             raise FormatError(f"{self.folder}: its traffic is not that of its settings.json: {error}") from error
         return RecordedRun(
             self.record.traffic,
             fit.program,
-            layout,
+            Layout.of(fit.shards, fit.schedule.seed),
             fit.reduction,
             asynchronous=isinstance(fit.engine, Asynchronous),
             shards={shard.name: shard for shard in fit.shards if shard.name in rows},
-            truth=self._truth(rows),
+            truth={name: table.X for name, table in rows.items()},
         )
 
     def _blank(self) -> Table:
@@ -283,43 +280,11 @@ class Recorded:
 
         from partsong.data.table import Table
 
-        k, width = self.settings.n_components, self.record.n_features or self._width()
+        k, width = self.settings.n_components, self.record.n_features
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
-        if k < 1 or k * width > MOST_BLANK * max(1, numbers):
+        if k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
             raise FormatError(f"{k} components of {width} columns are not what this traffic is about.")
         return Table(np.ones((1, width), self.settings.dtype))
-
-    def _width(self) -> int:
-        """From the arrays that have all columns; records of earlier releases tell it in no other way."""
-        for _, _, message in (each for sent in self.record.traffic for each in sent):
-            if "place" in message.arrays and message["place"].size == 3:
-                return int(message["place"][2])
-            for name in ("cross", "H"):
-                if name in message.arrays and message[name].ndim == 2:
-                    return int(message[name].shape[1])
-        raise FormatError("the record does not tell the number of columns. Record the run again.")
-
-    def _check_uploads(self, program: Any, layout: Layout) -> None:
-        """Hold every upload to what its program says of it, as engines do."""
-        from partsong.engines.upload_checks import check_upload
-
-        expected = program.upload_spec(layout)
-        for index, sent in enumerate(self.record.traffic):
-            for party, phase, message in sent:
-                if phase:
-                    raise FormatError(f"round {index + 1} has a phase {phase}, and uploads in the open have one phase.")
-                check_upload(party, message, expected)
-
-    def _truth(self, rows: Mapping[str, Table]) -> dict[str, Any]:
-        """Rows by party; not those of a party whose number of rows was another in this run."""
-        sizes = {
-            party: round(float(message["rows"]))
-            for sent in self.record.traffic
-            for party, _, message in sent
-            if {"rows", "cross"} <= message.arrays.keys()
-        }
-        held = {name: _dense(table) for name, table in rows.items()}
-        return {name: X for name, X in held.items() if sizes.get(name, len(X)) == len(X)}
 
 
 def settings_of(folder: Path) -> FederationSettings:
@@ -333,9 +298,3 @@ def settings_of(folder: Path) -> FederationSettings:
         return msgspec.convert(written, FederationSettings)
     except msgspec.ValidationError as error:
         raise FormatError(f"{folder / SETTINGS}: {error}. Take it from the run again.") from error
-
-
-def _dense(table: Table) -> Any:
-    import numpy as np
-
-    return np.asarray(table.X.toarray() if hasattr(table.X, "toarray") else table.X, np.float64)

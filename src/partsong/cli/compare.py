@@ -32,6 +32,8 @@ OF_A_PARTY = ("rows", "relative_error", "own_error", "drift", "aligned_drift", "
 def _known(values: list[str]) -> list[str]:
     for value in values:
         one_of(NAMES)(value)
+    if len(set(values)) < len(values):
+        raise typer.BadParameter("Every method is compared once.")
     return values
 
 
@@ -44,8 +46,7 @@ def compare(
         OptionalInt, typer.Option("--components", "-k", min=1, help="Number of parts to learn.", show_default="20")
     ] = None,
     method: Annotated[
-        list[str],
-        typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known),
+        list[str], typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known)
     ] = list(DEFAULT),  # noqa: B006  # typer copies it
     rounds: Annotated[
         OptionalInt,
@@ -122,8 +123,9 @@ def compare(
 def description(found: Comparison) -> dict[str, Any]:
     """All that was found in plain values."""
     rows = []
+    per_party = found.per_party
     for row in found.rows:
-        parties = found.per_party[row.method].items()
+        parties = per_party[row.method].items()
         about = row._asdict() | {"parties": {name: {n: getattr(at, n) for n in OF_A_PARTY} for name, at in parties}}
         del about["party_errors"]
         rows.append(about)

@@ -162,7 +162,7 @@ def _shown(value: Any) -> str:
 # ---- split ------------------------------------------------------------------------------------------------------
 
 CONCENTRATION = 3.0
-EPILOG = examples(
+SPLIT_EPILOG = examples(
     "partsong split counts.csv --parties 5 -o parts/",
     "partsong split cells.h5ad --parties 8 --by cell_type --concentration 1 --seed 1 -o parts/",
     "partsong split counts.csv --parties 5 --sizes 0.5 -o parts/",

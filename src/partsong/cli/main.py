@@ -18,22 +18,20 @@ from partsong.core.runtime import package_version
 
 
 class Place(NamedTuple):
-    """Where a command is: `module.name`, a function or a typer app; and its line in the list of commands."""
+    """The module of a command, a function of its name or a typer `app`; and its line in the list of commands."""
 
     module: str
-    name: str
     summary: str
-    epilog: str = ""
 
     def load(self, command: str) -> Any:
-        """The command, as if it had been added to the app directly."""
+        """The command, as if it had been added to the app directly, with the examples of its module."""
         module = import_module(self.module)
         outer = typer.Typer(callback=lambda: None, rich_markup_mode=RICH, add_completion=False)
-        found = getattr(module, self.name)
-        if isinstance(found, typer.Typer):
-            outer.add_typer(found, name=command)
+        if hasattr(module, "app"):
+            outer.add_typer(module.app, name=command)
         else:
-            outer.command(command, epilog=getattr(module, self.epilog))(found)
+            epilog = getattr(module, f"{command.upper()}_EPILOG", None) or module.EPILOG
+            outer.command(command, epilog=epilog)(getattr(module, command))
         group: Any = typer.main.get_command(outer)
         return group.commands[command]
 
@@ -41,61 +39,39 @@ class Place(NamedTuple):
 RICH: Literal["rich"] = "rich"
 PLACES = {
     "fit": Place(
-        "partsong.cli.fit",
-        "fit",
-        "Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.",
-        "EPILOG",
+        "partsong.cli.fit", "Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation."
     ),
     "transform": Place(
-        "partsong.cli.model",
-        "transform",
-        "Weights of new rows: the non-negative least squares fit of each row to a model's parts.",
-        "EPILOG",
+        "partsong.cli.model", "Weights of new rows: the non-negative least squares fit of each row to a model's parts."
     ),
     "check": Place(
         "partsong.cli.data",
-        "check",
         "Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not.",
-        "CHECK_EPILOG",
     ),
-    "split": Place(
-        "partsong.cli.data", "split", "Split a table among parties, to try out a federation on one machine.", "EPILOG"
-    ),
+    "split": Place("partsong.cli.data", "Split a table among parties, to try out a federation on one machine."),
     "info": Place(
-        "partsong.cli.model",
-        "info",
-        "Show a model: its shape, error and settings, and the top features of each component.",
-        "INFO_EPILOG",
+        "partsong.cli.model", "Show a model: its shape, error and settings, and the top features of each component."
     ),
     "compare": Place(
         "partsong.cli.compare",
-        "compare",
         "Compare models that parties learn alone, together, and from pooled rows; in simulation.",
-        "EPILOG",
     ),
     "attack": Place(
         "partsong.cli.attack",
-        "attack",
         "Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it.",
-        "EPILOG",
     ),
     "demo": Place(
-        "partsong.cli.demo",
-        "demo",
-        "Fit a small federation, compare it with the pooled data, and write a report (.html).",
-        "EPILOG",
+        "partsong.cli.demo", "Fit a small federation, compare it with the pooled data, and write a report (.html)."
     ),
     "topics": Place(
-        "partsong.cli.topics", "app", "Topics of texts, in one file or spread over parties that keep their texts."
+        "partsong.cli.topics", "Topics of texts, in one file or spread over parties that keep their texts."
     ),
     "federation": Place(
         "partsong.federation.commands.server",
-        "app",
         "Run experiments between institutions: one coordinator, and sites that keep their rows.",
     ),
     "audit": Place(
         "partsong.federation.commands.audit",
-        "app",
         "What has left a site: every message out, without values, in a log that cannot be changed unseen.",
     ),
 }

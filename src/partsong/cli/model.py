@@ -116,7 +116,7 @@ def _show(content: dict[str, Any]) -> None:
 
 # ---- transform --------------------------------------------------------------------------------------------------
 
-EPILOG = examples(
+TRANSFORM_EPILOG = examples(
     "partsong transform new.csv model.safetensors -o W.csv",
     "partsong transform new.h5ad model.safetensors -o W.h5ad --drop-extra",
 )
@@ -129,8 +129,7 @@ def transform(
         Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad."),
+        Path, typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad.")
     ],
     drop_extra: Annotated[
         bool, typer.Option("--drop-extra", help="Leave out columns that the model does not know.")

@@ -12,12 +12,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from partsong import methods
-from partsong.cli.choices import MODEL_ENDINGS, one_of, positive, unknown
+from partsong.cli.choices import MODEL_ENDINGS, unknown
 from partsong.cli.model import require_transform_files
 from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
 from partsong.console.output import (
     exit_code,
     guarded,
+    plain,
     put_json,
     require_distinct,
     require_writable,
@@ -36,11 +37,9 @@ LEARNING, WORDS, PARTIES, DESCENT, KEEPING = "Learning", "Words", "Parties (seve
 TOGETHER, POOLED = methods.names(methods.TEXTS), methods.pooled_names()
 ALONE = tuple(POOLED)
 SERVERS = methods.CHOICES["server"]
-WEIGHTINGS = ("tfidf", "counts")
-"""Names of topic models, which take longer to import than to repeat."""
 BETWEEN_PARTIES = ("server", "server_rate", "participation", "masked", "min_parties", "longest_word")
 OF_METHODS = tuple(name for name in methods.TABLE["fednmf-mi"].parameters if name != "weight_step")
-"""Options that only some methods have, and that the registry checks."""
+"""Options that only some methods have."""
 OF_WORDS = ("vocabulary", "min_documents", "max_share", "max_words", "weighting")
 PASSED_ON = dict.fromkeys(("method", "rounds", "device", *OF_METHODS, *BETWEEN_PARTIES, *OF_WORDS))
 """Arguments of the models that have an option of the same name."""
@@ -95,7 +94,7 @@ def fit(
     texts: Annotated[
         list[Path], typer.Argument(metavar="TEXTS…", help=f"{TEXTS} Several: each is of one party.", show_default=False)
     ],
-    n_topics: Annotated[int, option(LEARNING, "Number of topics.", None, "--topics", "-k", min=1)] = 20,
+    n_topics: Annotated[int, option(LEARNING, "Number of topics.", None, "--topics", "-k")] = 20,
     text_column: TextColumn = "text",
     encoding: Encoding = "utf-8",
     method: Annotated[
@@ -107,8 +106,8 @@ def fit(
             "nmf; exact for several files",
         ),
     ] = None,
-    rounds: Annotated[OptionalInt, option(LEARNING, "Most rounds.", "200 for nmf, exact, fnmf; else 50", min=1)] = None,
-    seed: Annotated[int, option(LEARNING, "Random seed.", min=0)] = 0,
+    rounds: Annotated[OptionalInt, option(LEARNING, "Most rounds.", "200 for nmf, exact, fnmf; else 50")] = None,
+    seed: Annotated[int, option(LEARNING, "Random seed.")] = 0,
     epochs: Annotated[OptionalInt, option(DESCENT, f"{DESCENTS}: passes over the texts per round.", "10")] = None,
     batch: Annotated[OptionalInt, option(DESCENT, "The same: texts per step.", "64")] = None,
     rate: Annotated[OptionalFloat, option(DESCENT, "The same: step.", "0.05")] = None,
@@ -140,10 +139,7 @@ def fit(
     fits_first: Annotated[
         bool,
         option(
-            DESCENT,
-            f"{DESCENTS}: fit weights to the topics before each round but the first.",
-            None,
-            "--fits-first",
+            DESCENT, f"{DESCENTS}: fit weights to the topics before each round but the first.", None, "--fits-first"
         ),
     ] = False,
     device: Annotated[
@@ -163,26 +159,18 @@ def fit(
     ] = None,
     participation: Annotated[
         OptionalFloat,
-        option(
-            PARTIES,
-            "fednmf, fednmf-mi, fedlda: share of the parties that is drawn for each round.",
-            "1",
-            min=0.0,
-            max=1.0,
-        ),
+        option(PARTIES, "fednmf, fednmf-mi, fedlda: share of the parties that is drawn for each round.", "1"),
     ] = None,
     masked: Annotated[
         bool, option(PARTIES, "Mask uploads of the rounds, so that only sums are seen.", None, "--masked")
     ] = False,
-    min_parties: Annotated[OptionalInt, option(PARTIES, "Parties that a word is at, or more.", "2", min=1)] = None,
+    min_parties: Annotated[OptionalInt, option(PARTIES, "Parties that a word is at, or more.", "2")] = None,
     longest_word: Annotated[
         OptionalInt,
         option(
             PARTIES,
             "Bytes of UTF-8 that a word has at most; longer ones stay at their parties and are not in the model.",
             "32",
-            min=1,
-            max=1024,
         ),
     ] = None,
     vocabulary: Annotated[
@@ -201,16 +189,14 @@ def fit(
             WORDS,
             "Documents that a word is in, or more; with several files, at each of --min-parties.",
             "2; 1 with several files",
-            min=1,
         ),
     ] = None,
     max_share: Annotated[
-        OptionalFloat,
-        option(WORDS, "Share of all documents that a word is in, or less.", "1", max=1.0, callback=positive),
+        OptionalFloat, option(WORDS, "Share of all documents that a word is in, or less.", "1")
     ] = None,
     max_words: Annotated[
         OptionalInt,
-        option(WORDS, "Keep the most frequent words; of hash, the number of columns.", "all; 10000 of hash", min=1),
+        option(WORDS, "Keep the most frequent words; of hash, the number of columns.", "all; 10000 of hash"),
     ] = None,
     weighting: Annotated[
         OptionalText,
@@ -218,8 +204,7 @@ def fit(
             WORDS,
             "What a word weighs in a text: tfidf, in rows of norm 1, or counts.",
             "tfidf; counts for lda, fedlda",
-            metavar="|".join(WEIGHTINGS),
-            callback=one_of(WEIGHTINGS),
+            metavar="tfidf|counts",
         ),
     ] = None,
     language: Annotated[
@@ -242,17 +227,20 @@ def fit(
     if html is not None:
         require_writable("--html", html, (".html",))
     given = {name: asked[name] for name in PASSED_ON if asked[name] is not None and asked[name] is not False}
-    require_meaningful(given, is_alone=len(texts) == 1)
-
     given |= {
         "language": language,
         "stop_words": () if stop_words is None else stop_words_of(stop_words),
         "random_state": seed,
         "verbose": 0 if as_json or quiet else 1,
     }
+    model = model_of(n_topics, given, is_alone=len(texts) == 1)
     by_party = texts_of(texts, text_column, encoding)
     began = time.perf_counter()
-    model = _learned(n_topics, by_party, given)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.fit(by_party if len(texts) > 1 else next(iter(by_party.values())))
+    for warning in caught:
+        warn(str(warning.message))
     seconds = time.perf_counter() - began
     if output is not None:
         model.save(output)
@@ -268,48 +256,39 @@ def fit(
         raise typer.Exit(exit_code())
 
 
-def require_meaningful(given: Mapping[str, Any], *, is_alone: bool) -> None:
-    """Refuse a method, or options, that one file or several, or the method, do not have; the model checks the rest."""
+def model_of(n_topics: int, given: Mapping[str, Any], *, is_alone: bool) -> Any:
+    """The model that these options describe, which has checked them."""
+    from partsong.topics.estimators import FederatedTopicModel, TopicModel
+
     known = ALONE if is_alone else TOGETHER
     method = given.get("method", known[0])
     if method not in known:
         _refuse("method", f"{'One file' if is_alone else 'Several files'}: {unknown(method, known)}")
-    for name, value in given.items():
+    for name in given:
         if is_alone and name in BETWEEN_PARTIES:
             _refuse(name, "This is between parties: give several files.")
-        if name not in OF_METHODS:
-            continue
-        if method not in takers(name, known):
+        if name in OF_METHODS and method not in takers(name, known):
             _refuse(name, f"This is for --method {' and '.join(takers(name, known))}.")
-        try:
-            methods.method(POOLED.get(method, method)).parameters[name].parse(value)
-        except ParameterError as error:
-            _refuse(name, str(error))
+    try:
+        if is_alone:
+            renamed = {("max_iter" if name == "rounds" else name): value for name, value in given.items()}
+            model: Any = TopicModel(n_topics, **renamed)
+        else:
+            model = FederatedTopicModel(n_topics, **given)
+        model.check_settings()
+    except ParameterError as error:
+        raise typer.BadParameter(plain(error)) from error
+    return model
 
 
 def _refuse(name: str, why: str) -> NoReturn:
     raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
 
 
-def _learned(n_topics: int, by_party: Mapping[str, list[str]], settings: dict[str, Any]) -> Any:
-    from partsong.topics.estimators import FederatedTopicModel, TopicModel
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        if len(by_party) > 1:
-            model: Any = FederatedTopicModel(n_topics, **settings).fit(by_party)
-        else:
-            rounds = settings.pop("rounds", None)
-            model = TopicModel(n_topics, max_iter=rounds, **settings).fit(next(iter(by_party.values())))
-    for warning in caught:
-        warn(str(warning.message))
-    return model
-
-
 # ---- report -----------------------------------------------------------------------------------------------------
 
 
-def topics_told(words: Any, shares: Any, coherence: Any) -> list[dict[str, Any]]:
+def topic_rows(words: Any, shares: Any, coherence: Any) -> list[dict[str, Any]]:
     """Each topic: number, share and coherence where they are known, and its words."""
     sizes, values = ([None] * len(words) if known is None else known.tolist() for known in (shares, coherence))
     return [
@@ -344,7 +323,7 @@ def description(model: Any, n: int = TOP) -> dict[str, Any]:
         "bytes_down": sum(row.bytes_down for row in model.history_),
         "agreement_bytes_up": 0 if agreement is None else sum(agreement.bytes_up.values()),
         "seed": model.seed_,
-        "topics": topics_told(model.topics(n), model.topic_shares_, model.coherence_),
+        "topics": topic_rows(model.topics(n), model.topic_shares_, model.coherence_),
     }
 
 
@@ -413,7 +392,7 @@ def show(
     known = load_topics(model)
     V = known.components.shape[1]
     names = tuple(f"#{column}" for column in range(V)) if known.words is None else known.words
-    topics = topics_told(top_words(known.components, names, n), known.shares, known.coherence)
+    topics = topic_rows(top_words(known.components, names, n), known.shares, known.coherence)
     if html is not None:
         facts = facts_of(known.settings, words=V) | {"seed": str(known.seed)}
         write_topic_page(html, TopicPage(known.components, names, known.shares, known.coherence, facts))
