@@ -7,10 +7,19 @@ code written for scikit-learn or for plain files keeps working.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 
 class PartsongError(Exception):
-    """Root of all errors of this library."""
+    """Root of all errors of this library.
+
+    `parameter` is the name in Python of the parameter that the error is about, such as "n_components", or None. The
+    command line puts its option in the place of that name.
+    """
+
+    def __init__(self, message: str = "", *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class DataError(PartsongError, ValueError):
@@ -33,8 +42,9 @@ class FeatureError(PartsongError, ValueError):
         *,
         missing: Mapping[str, tuple[str, ...]] | None = None,
         unexpected: Mapping[str, tuple[str, ...]] | None = None,
+        parameter: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, parameter=parameter)
         self.missing = dict(missing or {})
         self.unexpected = dict(unexpected or {})
 
@@ -121,6 +131,16 @@ class DivergenceWarning(UserWarning):
 
 class PredictableMasks(UserWarning):
     """Masks that were not drawn from the operating system's randomness: nothing is hidden by them."""
+
+
+Failure = TypeVar("Failure", bound=PartsongError)
+
+
+def reworded(error: Failure, message: str) -> Failure:
+    """The same error with another message; its class and what it carries stay."""
+    again = type(error)(message)
+    again.__dict__.update(error.__dict__)
+    return again
 
 
 def first_few(positions: object, total: int, noun: str) -> str:

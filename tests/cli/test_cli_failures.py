@@ -1,12 +1,25 @@
 """Failures: one JSON object for programs, options instead of arguments for people."""
 
+import copy
 import json
+import pickle
+import warnings
 
 import numpy as np
 import pytest
+import typer
 
-from partsong.console.output import as_options
-from partsong.errors import DataError, PartsongError
+from partsong.console.output import guarded, plain
+from partsong.errors import (
+    BrokenChain,
+    DataError,
+    FeatureError,
+    MissingExtra,
+    ParameterError,
+    PartsongError,
+    reworded,
+)
+from partsong.training.result import EmptyModelWarning
 
 
 @pytest.mark.parametrize(
@@ -75,71 +88,66 @@ def test_a_spoilt_clock_is_told_before_the_fit(invoke, data_npy, monkeypatch, tm
     assert not (tmp_path / "m.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("x.csv: label='site' is not a column.", "x.csv: --label 'site' is not a column."),
-        ("Take it out as labels (label=), or drop it.", "Take it out as labels (--label), or drop it."),
-        ("Pass one of these as key=.", "Pass one of these as --key."),
-        ("Pass one of them as key=, or none for X.", "Pass one of them as --key, or none for X."),
-        ("transpose=True says that columns are samples.", "--transpose says that columns are samples."),
-        ("Pass drop_extra=True to leave them out.", "Pass --drop-extra to leave them out."),
-        ("compute in float64 (dtype='float64').", "compute in float64 (--dtype 'float64')."),
-        ("tol must be zero or more; got -1.", "--tol must be zero or more; got -1."),
-        (
-            "time_budget must be more than 0 seconds (or None); got -1.",
-            "--time-budget must be more than 0 seconds; got -1.",
-        ),
-        (
-            "n_components must be a whole number of at least 1, or None; got 0.",
-            "--components must be a whole number of at least 1; got 0.",
-        ),
-        ("n_components=10 is far more than this.", "--components 10 is far more than this."),
-        ("max_iter must be at least 1.", "--max-iter must be at least 1."),
-        ("Raise max_iter, or tol=0.1.", "Raise --max-iter, or --tol 0.1."),
-        ("header=True names, header=False does not.", "--header names, --no-header does not."),
-        ("A schedule needs at least one round; rounds=0.", "A schedule needs at least one round; --rounds 0."),
-        ("alpha_W must be zero or more; got -1.", "--alpha-w must be zero or more; got -1."),
-        ("alpha_H must be zero or more; got -1.", "--alpha-h must be zero or more; got -1."),
-        ("l1_ratio must lie between 0 and 1; got 2.", "--l1-ratio must lie between 0 and 1; got 2."),
-        ("local_steps must be 1 or more.", "--local-steps must be 1 or more."),
-        ("kernel_threads must be at least 1; got 0.", "--threads must be at least 1; got 0."),
-        ("n_threads must be at least 1; got 0.", "--threads must be at least 1; got 0."),
-        ("random_state must be a number.", "--seed must be a number."),
-        ("server_rate must be a number; got 'x'.", "--server-rate must be a number; got 'x'."),
-        (
-            "Prune less: a smaller min_documents, or a larger max_share.",
-            "Prune less: a smaller --min-documents.",
-        ),
-        ("x.npz: concentration must be more than 0.", "x.npz: --concentration must be more than 0."),
-        ("Unknown solver 'x'; choose one of hals.", "Unknown --solver 'x'; choose one of hals."),
-        ("Unknown init 'x'; choose one of auto.", "Unknown --init 'x'; choose one of auto."),
-        (
-            "The l2 penalty must be zero or more and finite; got inf.",
-            "The L2 part of --alpha-w and --alpha-h (see --l1-ratio) must be zero or more and finite; got inf.",
-        ),
-    ],
-)
-def test_arguments_are_told_as_options(message, said):
-    assert as_options(message) == said
-    assert as_options(said) == said
+def told_by(arguments, error):
+    """The message of an error that leaves a command with these arguments."""
+
+    @guarded
+    def command(**_):
+        raise error
+
+    with pytest.raises(typer.Exit):
+        command(**dict.fromkeys(arguments))
+    return plain(error)
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "parameter", "said"),
     [
-        "runs/label=3/x.csv: there is no such file.",
-        "max_iter.csv: there is no such file.",
-        "data/n_components/x.csv: damaged.",
-        "feature 'time_budget' is missing; so is 'label='.",
-        "The header has the columns 'max_iter', \"tol\", 'key'.",
-        "The method of the fit, its key and its label.",
-        "C:\\max_iter\\x.npy: damaged.",
-        "liver/experiment.toml: local_steps is for exact; rounds=3 has its place.",
+        ("n_components must be at least 1; got 0.", "n_components", "--components must be at least 1; got 0."),
+        ("n_components=10 is far more than this.", "n_components", "--components 10 is far more than this."),
+        ("x.csv: label='site' is not a column.", "label", "x.csv: --label 'site' is not a column."),
+        ("In party 'a': x.csv: label='b'", "label", "In party 'a': x.csv: --label 'b'"),
+        ("There is no column 'y'.", "label", "--label: There is no column 'y'."),
+        ("labels must be text.", "label", "--label: labels must be text."),
+        ("runs/label=3/x.csv: no column.", "label", "--label: runs/label=3/x.csv: no column."),
+        ("alpha_W must be zero or more; got -1.", "alpha_W", "--alpha-w must be zero or more; got -1."),
+        ("random_state must be a number.", "random_state", "--seed must be a number."),
+        ("n_threads must be at least 1; got 0.", "n_threads", "--threads must be at least 1; got 0."),
+        ("method_options must be a mapping.", "method_options", "--method-option must be a mapping."),
+        ("max_iter must be at least 1.", "max_iter", "--max-iter must be at least 1."),
+        ("strength must be above 0.", "strength", "strength must be above 0."),
+        ("label must be text.", None, "label must be text."),
     ],
 )
-def test_names_of_files_and_columns_stay(message):
-    assert as_options(message) == message
+def test_options_stand_in_the_place_of_parameters(message, parameter, said):
+    arguments = ("n_components", "label", "alpha_w", "seed", "threads", "method_options", "max_iter")
+    assert told_by(arguments, ParameterError(message, parameter=parameter)) == said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ParameterError("tol must be zero or more.", parameter="tol"),
+        FeatureError("x", missing={"a": ("b",)}),
+        MissingExtra("x", parameter="engine"),
+        BrokenChain("x", 3, "hash"),
+    ],
+)
+def test_an_error_keeps_what_it_carries(error):
+    for again in (reworded(error, "a.csv: y"), pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert vars(again) == vars(error)
+    assert str(reworded(error, "a.csv: y")) == "a.csv: y"
+
+
+def test_warnings_of_a_command_are_lines(capsys):
+    @guarded
+    def command():
+        for _ in range(2):
+            warnings.warn("The model is zero.", EmptyModelWarning, stacklevel=1)
+
+    command()
+    assert capsys.readouterr().err == "Warning: The model is zero.\n"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +160,7 @@ def test_names_of_files_and_columns_stay(message):
         (["fit", "data.npy", "-o", "m.safetensors", "--no-header"], "--header", 2),
         (["split", "labelled.npz", "-p", 2, "--by", "y", "--concentration", 0, "-o", "parts"], "--concentration", 2),
         (["split", "data.npy", "-p", 2, "--by", "y", "-o", "parts"], "--by", 2),
-        (["fit", "large.npy", "-o", "m.safetensors"], "--dtype", 1),
+        (["fit", "large.npy", "-o", "m.safetensors"], "float64", 1),
     ],
 )
 def test_commands_speak_of_options(invoke, data_npy, X, tmp_path, words, option, code):

@@ -181,7 +181,7 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         (("a.csv", "--device", "cpu"), "Leave it out"),
         (("a.csv", "--language", "klingon"), "stop words"),
         (("a.csv", "--method", "lda", "--weighting", "tfidf"), "other methods"),
-        (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1), "another of them, or leave"),
+        (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1), "one of these, or leave"),
         (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1, "--server", "average"), "or leave"),
     ],
 )

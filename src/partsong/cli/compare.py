@@ -83,7 +83,7 @@ def compare(
     from partsong.cli.fit_report import read_sound_parties
     from partsong.estimators.compare import IncompleteWarning
     from partsong.estimators.compare import compare as compare_parties
-    from partsong.training.loop import LEAVE_OUT, LeftOutWarning
+    from partsong.training.loop import LEAVE_OUT
 
     if faulty == LEAVE_OUT:
         holdings, unreadable = read_sound_parties(place, None, ())
@@ -92,8 +92,7 @@ def compare(
         tables, unreadable = read_parts(place), {}
     for name, reason in unreadable.items():
         warn(f"Party {name!r} is left out of this comparison. {reason}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", LeftOutWarning)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", IncompleteWarning)  # shown below, in one line
         found = compare_parties(
             {name: table.X for name, table in tables.items()},
@@ -105,8 +104,6 @@ def compare(
             faulty=faulty,
             verbose=0 if as_json else 1,
         )
-    for warning in caught:
-        warn(str(warning.message))
     feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)
     found = replace(found, feature_names=feature_names, left_out={**unreadable, **found.left_out})
     if report is not None:

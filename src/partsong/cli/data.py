@@ -33,7 +33,6 @@ from partsong.console.options import (
 )
 from partsong.console.output import (
     BAD_INPUT,
-    as_options,
     failure,
     guarded,
     plain,
@@ -111,7 +110,7 @@ def check(
             {
                 "factorizable": is_factorizable,
                 "summary": summary,
-                "findings": [{**asdict(finding), "remedy": as_options(finding.remedy)} for finding in findings],
+                "findings": [asdict(finding) for finding in findings],
                 "report": report,
                 "exposure": None if support is None else support.as_dict(),
             }
@@ -145,7 +144,7 @@ def _print_check(
         typer.echo(f"{name.replace('_', ' '):<24}{_shown(value)}")
     for finding in findings:
         mark = "Error" if finding.severity == "error" else "Note"
-        typer.echo(f"{mark}: {visible(finding.message)} {visible(as_options(finding.remedy))}")
+        typer.echo(f"{mark}: {visible(finding.message)} {visible(finding.remedy)}")
     if report is not None:
         typer.echo(f"All rows concerned are in {report}.")
     typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")

@@ -15,7 +15,7 @@ import typer
 from partsong import methods
 from partsong.cli.fit_settings import FitOptions, Settings
 from partsong.cli.inputs import Holdings, require_known, require_usable, warn_of_identifiers, with_known_cells
-from partsong.console.output import as_options, put_json, visible, warn
+from partsong.console.output import put_json, visible, warn
 from partsong.core.interfaces import Layout, Message, Outcome, Round
 from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix
@@ -312,7 +312,7 @@ def report(result: Result) -> None:
     """One JSON object, or a few lines, or nothing."""
     if result.run.outcome is Outcome.DIVERGED:
         told = PLAYED if result.settings.is_game else TROUBLE
-        typer.echo(visible(f"{told} {as_options(result.run.trouble)}".rstrip()), err=True)
+        typer.echo(visible(f"{told} {result.run.trouble}".rstrip()), err=True)
     if result.options.as_json:
         put_json(result.as_dict())
     elif not result.options.quiet:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from partsong.console.output import warn
 from partsong.console.tables import read_table
-from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few
+from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few, reworded
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import LISTING, holds_matrix, is_parts_folder, read_parts
 from partsong.training.distributed_settings import IGNORE
@@ -42,7 +42,7 @@ def with_known_cells(table: Table, missing: str | None) -> Table:
     try:
         return replace(table, X=known_cells(table.X))
     except PartsongError as error:
-        raise type(error)(f"{table.source}: {error}") from error
+        raise reworded(error, f"{table.source}: {error}") from error
 
 
 def require_known(tables: Iterable[Table]) -> None:
@@ -156,7 +156,7 @@ def named_source(table: Table) -> Iterator[None]:
         yield
     except PartsongError as error:
         hint = "`partsong check` shows all that is wrong with a file."
-        raise type(error)(f"{table.source}: {_with_names(table, error)} {hint}") from error
+        raise reworded(error, f"{table.source}: {_with_names(table, error)} {hint}") from error
 
 
 def _with_names(table: Table, error: PartsongError) -> str:

@@ -29,7 +29,6 @@ from partsong.console.output import (
     INTERRUPTED,
     TERMINATED,
     adopt,
-    as_options,
     exit_code,
     option,
     put_failure,
@@ -350,7 +349,7 @@ def report(fit: DistributedFit, options: FitOptions) -> None:
     """One JSON object, or a few lines, or nothing; for rank 0 alone."""
     if fit.outcome is Outcome.DIVERGED:
         why = PLAYED if fit.settings.is_game else TROUBLE
-        typer.echo(visible(f"{why} {as_options(fit.training.trouble)}".rstrip()), err=True)
+        typer.echo(visible(f"{why} {fit.training.trouble}".rstrip()), err=True)
     said = summary_of(fit, options)
     if options.as_json:
         put_json(said)

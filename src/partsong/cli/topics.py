@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -236,11 +235,7 @@ def fit(
     model = model_of(n_topics, given, is_alone=len(texts) == 1)
     by_party = texts_of(texts, text_column, encoding)
     began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        model.fit(by_party if len(texts) > 1 else next(iter(by_party.values())))
-    for warning in caught:
-        warn(str(warning.message))
+    model.fit(by_party if len(texts) > 1 else next(iter(by_party.values())))
     seconds = time.perf_counter() - began
     if output is not None:
         model.save(output)

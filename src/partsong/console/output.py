@@ -9,15 +9,14 @@ import importlib.util
 import io
 import json
 import os
-import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -28,111 +27,57 @@ from partsong.errors import MissingExtra, PartsongError
 from partsong.io.opening import place_of
 from partsong.io.write import as_json, first_formula, require_writable_file
 
-# ---- wording ----------------------------------------------------------------------------------------------------
+# ---- options ----------------------------------------------------------------------------------------------------
 #
-# Messages of the library in the words of the command line: arguments of functions become options.
+# The library says "n_components must be ..." and names the parameter; the command line says "--components must be ...".
 
-ARGUMENTS = {
+OPTIONS = {
+    "column": "--text-column",
+    "kernel_threads": "--threads",
     "method_options": "--method-option",
     "n_components": "--components",
-    "max_iter": "--max-iter",
-    "time_budget": "--time-budget",
-    "local_steps": "--local-steps",
-    "l1_ratio": "--l1-ratio",
-    "alpha_W": "--alpha-w",
-    "alpha_H": "--alpha-h",
-    "random_state": "--seed",
     "n_jobs": "--threads",
     "n_threads": "--threads",
-    "kernel_threads": "--threads",
-    "drop_extra": "--drop-extra",
     "n_topics": "--topics",
-    "min_documents": "--min-documents",
-    "min_parties": "--min-parties",
-    "max_words": "--max-words",
-    "longest_word": "--longest-word",
-    "server_rate": "--server-rate",
+    "random_state": "--seed",
 }
-"""Names that are no words of English: they are replaced wherever they stand alone."""
-
-WORDS = (
-    "label",
-    "key",
-    "header",
-    "dtype",
-    "tol",
-    "rounds",
-    "transpose",
-    "concentration",
-    "seed",
-    "init",
-    "solver",
-    "method",
-    "participation",
-    "server",
-    "vocabulary",
-    "weighting",
-    "encoding",
-    "overwrite",
-    "run_folder",
-)
-"""Names that are words as well: replaced before an equals sign, and where a message says what they must be."""
-
-PHRASES = {
-    " (or None)": "",
-    ", or None": "",
-    "The l1 penalty ": "The L1 part of --alpha-w and --alpha-h (see --l1-ratio) ",
-    "The l2 penalty ": "The L2 part of --alpha-w and --alpha-h (see --l1-ratio) ",
-    'faulty="leave out"': "--faulty leave-out",
-    "(column=…)": "(--text-column)",
-    " (longest of VocabularyAgreement)": "",
-    "a smaller min_documents, or a larger max_share": "a smaller --min-documents",
-    "Unknown init ": "Unknown --init ",
-    "Unknown solver ": "Unknown --solver ",
-    "Unknown method ": "Unknown --method ",
-    "or SafeStep()": "or --step safe",
-}
-
-_ALONE = r"(?<![\w/\\.'\"-])"  # neither part of a path nor of a quoted name
-_ANY = rf"{_ALONE}({'|'.join((*ARGUMENTS, *WORDS))})"
-_RULES = (
-    (re.compile(rf"{_ALONE}(header)=False\b"), None),
-    (re.compile(rf"{_ANY}=True\b"), ""),
-    (re.compile(rf"{_ANY}=(?=[\w'\"-])"), " "),
-    (re.compile(rf"{_ANY}=(?=[\s).,;]|$)"), ""),
-    (re.compile(rf"{_ALONE}({'|'.join(ARGUMENTS)})\b(?!['\"=/\\]|\.\w)"), ""),
-    (re.compile(rf"(?:^|(?<=: ))({'|'.join(WORDS)})(?= must\b)"), ""),
-)
+"""Options that have another name than the parameter of the library."""
 
 
-_OF_A_FILE = re.compile(r"[^\n:]*\.toml: ")
-"""How a message begins that is about the settings of a file, whose keys are not options."""
+@dataclass(slots=True)
+class _Running:
+    """The command that runs: the names of its arguments, and what --debug and signals have set."""
+
+    arguments: Collection[str] = ()
+    shows_tracebacks: bool = False
+    got_sigterm: bool = False
 
 
-def as_options(message: str) -> str:
-    """The same message with --label for label=, --components for n_components, and so on; keys of a file stay."""
-    if _OF_A_FILE.match(message):
+_running = _Running()
+
+
+def option(parameter: str) -> str:
+    """The option that sets a parameter of the library."""
+    return OPTIONS.get(parameter, f"--{parameter.lower().replace('_', '-')}")
+
+
+def with_option(message: str, parameter: str | None) -> str:
+    """The message with the option in the place of the parameter's name, or in front where the message begins otherwise.
+
+    A parameter that the running command has no option for, such as a key of a file, keeps its name.
+    """
+    if parameter is None or {parameter, option(parameter)[2:].replace("-", "_")}.isdisjoint(_running.arguments):
         return message
-    for phrase, said in PHRASES.items():
-        message = message.replace(phrase, said)
-    for pattern, after in _RULES:
-        message = pattern.sub(partial(_option, after), message)
-    return message
+    before, _, rest = f": {message}".partition(f": {parameter}")
+    if rest[:1] in (" ", "="):
+        return f"{before}: {option(parameter)} {rest[1:]}"[2:]
+    return f"{option(parameter)}: {message}"
 
 
-def option(name: str) -> str:
-    """What an argument or a setting is called on the command line."""
-    return ARGUMENTS.get(name, f"--{name.replace('_', '-')}")
-
-
-def _option(after: str | None, found: re.Match[str]) -> str:
-    return f"--no-{found[1]}" if after is None else option(found[1]) + after
-
+# ---- outputs ----------------------------------------------------------------------------------------------------
 
 PACKAGES = {".parquet": "pyarrow.parquet", ".h5ad": "anndata"}
 """Endings that need an optional package."""
-
-# ---- outputs ----------------------------------------------------------------------------------------------------
 
 FAILING = ("strict", "surrogateescape", "surrogatepass")
 """What streams do about characters outside their encoding that can end in an error."""
@@ -169,7 +114,7 @@ def spell_out_what_cannot_be_written() -> None:
 
 def warn(message: str) -> None:
     """What a person should know although the command goes on; on standard error."""
-    typer.echo(visible(f"Warning: {as_options(message)}"), err=True)
+    typer.echo(visible(f"Warning: {message}"), err=True)
 
 
 def warn_of_formulas(path: Path, names: Iterable[str] | None) -> None:
@@ -217,22 +162,14 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 
-@dataclass(slots=True)
-class _Received:
-    sigterm: bool = False
-
-
-_received = _Received()
-
-
 def exit_code() -> int:
     """128 + the number of the signal that ended this command: 143 after SIGTERM, 130 after Ctrl-C."""
-    return TERMINATED if _received.sigterm else INTERRUPTED
+    return TERMINATED if _running.got_sigterm else INTERRUPTED
 
 
 def adopt(code: int) -> None:
     """Take over the exit code of another rank of the same run, which a signal has ended."""
-    _received.sigterm = code == TERMINATED
+    _running.got_sigterm = code == TERMINATED
 
 
 @contextmanager
@@ -241,10 +178,10 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
     Where SIGINT is ignored, as in the background job of a script, SIGTERM still ends the command.
     """
-    _received.sigterm = False
+    _running.got_sigterm = False
 
     def pass_on(*_: object) -> None:
-        _received.sigterm = True
+        _running.got_sigterm = True
         if callable(signal.getsignal(signal.SIGINT)):
             signal.raise_signal(signal.SIGINT)
         elif not press():
@@ -286,17 +223,26 @@ NOTHING_SAVED = "Interrupted; no result was saved."
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(slots=True)
-class _Setting:
-    shows_tracebacks: bool = False
-
-
-_setting = _Setting()
-
-
 def show_tracebacks(wanted: bool) -> None:
     """Set by `--debug` before a command runs."""
-    _setting.shows_tracebacks = wanted
+    _running.shows_tracebacks = wanted
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Within this block warnings for people are lines on standard error, each once; others are shown as Python does."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            warn(str(message))
+        else:
+            as_before(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        as_before = warnings.showwarning
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def guarded(command: Command) -> Command:
@@ -308,7 +254,8 @@ def guarded(command: Command) -> Command:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         is_json = bool(kwargs.get("as_json"))
-        with sigterm_as_interrupt():
+        _running.arguments = frozenset(kwargs)
+        with sigterm_as_interrupt(), warnings_as_lines():
             try:
                 return command(*args, **kwargs)
             except KeyboardInterrupt as error:
@@ -342,7 +289,7 @@ def failure(error: BaseException, code: int) -> dict[str, Any]:
 
 def tell(error: BaseException) -> None:
     """The error in plain words, with what was added on its way; with `--debug`, all of where it came from."""
-    if _setting.shows_tracebacks:
+    if _running.shows_tracebacks:
         typer.echo("".join(traceback.format_exception(error)), err=True)
         return
     for line in (*f"Error: {plain(error)}".splitlines(), *getattr(error, "__notes__", ())):
@@ -355,59 +302,4 @@ def plain(error: BaseException) -> str:
         return "There is not enough memory for this. Use --dtype float32, a sparse format, or .npy (read from disk)."
     if isinstance(error, KeyboardInterrupt):
         return NOTHING_SAVED
-    return as_options(str(error).strip() or type(error).__name__)
-
-
-# ---- topics wording ---------------------------------------------------------------------------------------------
-#
-# Messages of topic models in the words of `partsong topics fit`: arguments become its options.
-
-RENAMED = {"n_topics": "--topics", "random_state": "--seed", "max_iter": "--rounds"}
-"""Arguments that have another name here; of all others it is the same."""
-
-TOPIC_ARGUMENTS = (
-    *("min_documents", "min_parties", "max_share", "max_words", "stop_words"),
-    *("critic_rate", "mi_gradient", "fits_first", "server_rate"),
-)
-"""Names that are no words of English: they are replaced wherever they stand alone."""
-
-TOPIC_VALUES = (
-    *("epochs", "batch", "rate", "strength", "critic", "device", "method", "rounds", "server", "participation"),
-    *("vocabulary", "weighting", "language"),
-)
-"""Names that are words as well: replaced before an equals sign, and where more or less of it is advised."""
-
-_NO_WORD = "|".join((*RENAMED, *TOPIC_ARGUMENTS))
-_WORD = "|".join(TOPIC_VALUES)
-_TOPIC_RULES = (
-    (re.compile(rf"{_ALONE}({_NO_WORD}|{_WORD})=True\b"), ""),
-    (re.compile(rf"{_ALONE}({_NO_WORD}|{_WORD})='([\w-]+)'"), " "),
-    (re.compile(rf"{_ALONE}({_NO_WORD}|{_WORD})=(?=[\w'\"-])"), " "),
-    (re.compile(rf"{_ALONE}({_NO_WORD})\b(?!['\"=/\\]|\.\w)"), ""),
-    (re.compile(rf"(?<=\ba smaller )({_WORD})\b"), ""),
-    (re.compile(rf"(?<=\ba larger )({_WORD})\b"), ""),
-)
-
-
-def as_topic_options(message: str) -> str:
-    """The same message with --topics for n_topics, --rate for rate=, and so on."""
-    for pattern, after in _TOPIC_RULES:
-        message = pattern.sub(partial(_topic_option, after), message)
-    return message
-
-
-@contextmanager
-def in_options() -> Iterator[None]:
-    """Errors that leave the block name options."""
-    try:
-        yield
-    except PartsongError as error:
-        if len(error.args) == 1:
-            error.args = (as_topic_options(str(error)),)
-        raise
-
-
-def _topic_option(after: str, found: re.Match[str]) -> str:
-    """The option, what comes after it, and a value without its quotes where one was found."""
-    name, *value = found.groups()
-    return RENAMED.get(name, f"--{name.replace('_', '-')}") + after + "".join(value)
+    return with_option(str(error).strip() or type(error).__name__, getattr(error, "parameter", None))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from partsong.console.output import as_options, option
+from partsong.console.output import option
 from partsong.errors import FileError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import LISTING, is_parts_folder
@@ -36,4 +36,4 @@ def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label"
     reader = reader_of(place_of(path))
     for setting, why in conflicts(reader, wanted) if reader is not None else ():
         hint = label_option if setting == "label" else option(setting)
-        raise typer.BadParameter(f"{path}: {as_options(f'{setting}= {why}')}", param_hint=hint)
+        raise typer.BadParameter(f"{path}: {hint} {why}", param_hint=hint)

@@ -237,11 +237,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ParameterError(f"A schedule needs at least one round; rounds={self.rounds}.")
+            raise ParameterError(f"A schedule needs at least one round; rounds={self.rounds}.", parameter="rounds")
         if self.kernel_threads < 1:
-            raise ParameterError(f"kernel_threads must be at least 1; got {self.kernel_threads}.")
+            raise ParameterError(
+                f"kernel_threads must be at least 1; got {self.kernel_threads}.", parameter="kernel_threads"
+            )
         if self.faulty not in ("stop", "leave out"):
-            raise ParameterError(f'faulty must be "stop" or "leave out"; got {self.faulty!r}.')
+            raise ParameterError(f'faulty must be "stop" or "leave out"; got {self.faulty!r}.', parameter="faulty")
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no party has."""

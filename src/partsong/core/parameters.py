@@ -83,7 +83,7 @@ class Number:
         is_low = (self.above is not None and number <= self.above) or (self.least is not None and number < self.least)
         if math.isfinite(number) and not is_low and (self.most is None or number <= self.most):
             return number
-        raise ParameterError(f"{name} must be {self.in_words()}; got {value!r}.")
+        raise ParameterError(f"{name} must be {self.in_words()}; got {value!r}.", parameter=name)
 
     def in_words(self) -> str:
         """As an error says it."""
@@ -137,7 +137,8 @@ class WordOrNumber:
 
     def parse(self, name: str, value: Any) -> str | float:
         if isinstance(value, str) and value != self.word:
-            raise ParameterError(f'{name} is "{self.word}" or {self.number.in_words()}; got {value[:60]!r}.')
+            told = f'{name} is "{self.word}" or {self.number.in_words()}; got {value[:60]!r}.'
+            raise ParameterError(told, parameter=name)
         return value if isinstance(value, str) else self.number.parse(name, value)
 
     def read(self, text: str) -> Any:
@@ -158,7 +159,7 @@ class Truth:
 
     def parse(self, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise ParameterError(f"{name} is true or false; got {value!r}.")
+            raise ParameterError(f"{name} is true or false; got {value!r}.", parameter=name)
         return value
 
     def read(self, text: str) -> Any:
@@ -206,7 +207,8 @@ class Choice:
         if self._is_one(value) or self.name_of(value) is not None:
             return value
         reason = f" {self.reason}" if self.reason else ""
-        raise ParameterError(f"{name} is {str(value)[:60]!r}. {nearest(str(value), self.values)}{reason}")
+        told = f"{name} is {str(value)[:60]!r}. {nearest(str(value), self.values)}{reason}"
+        raise ParameterError(told, parameter=name)
 
     def _is_one(self, value: Any) -> bool:
         if not self.needed or isinstance(value, (str, type)):
@@ -299,7 +301,7 @@ def parse_all(
             raise ParameterError(f"{where} has no parameter {str(name)[:60]!r}. {hint}")
     if missing := [name for name, one in parameters.items() if one.is_required and given.get(name) is None]:
         kinds = "; ".join(f"{name} is {parameters[name].kind}" for name in missing)
-        raise ParameterError(f"{where} needs {' and '.join(missing)}: {kinds}.")
+        raise ParameterError(f"{where} needs {' and '.join(missing)}: {kinds}.", parameter=missing[0])
     return {name: parameters[name].parse(value) for name, value in given.items()}
 
 
@@ -360,36 +362,20 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"{guess}Known are: {', '.join(known)}."
 
 
-def whole(table: Mapping[str, Any], name: str, default: Any, least: int = 1) -> Any:
-    """A whole number of at least so much, or the default where it is not set."""
-    value = table.get(name, default)
-    if name in table and (type(value) is not int or value < least):
-        raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}.")
-    return value
-
-
-def words(table: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A list of texts as a tuple, or the default."""
-    if name not in table:
-        return default
-    value = table[name]
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) and word for word in value):
-        raise ParameterError(f"{name} must be a list of texts; got {str(value)[:60]!r}.")
-    return tuple(value)
-
-
 def whole_number(name: str, value: Any, hint: str = "", least: int = 1) -> int:
     """An integer of at least so much; True is not a number."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ParameterError(f"{name} must be a whole number of at least {least}{hint}; got {value!r}.")
+        told = f"{name} must be a whole number of at least {least}{hint}; got {value!r}."
+        raise ParameterError(told, parameter=name)
     return int(value)
 
 
 def real_number(name: str, value: Any) -> float:
     """A number; text that looks like one is none."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise ParameterError(f"{name} must be a number; got {value!r}.")
+        raise ParameterError(f"{name} must be a number; got {value!r}.", parameter=name)
     try:
         return float(value)
     except OverflowError as error:
-        raise ParameterError(f"{name} must be a number below 1e308; got a whole number beyond that.") from error
+        told = f"{name} must be a number below 1e308; got a whole number beyond that."
+        raise ParameterError(told, parameter=name) from error

@@ -118,7 +118,7 @@ def float_type(dtype: Any, wanted: Any = None) -> np.dtype:
     if wanted is not None:
         chosen = np.dtype(wanted)
         if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
-            raise DataTypeError(f"dtype must be float32 or float64; got {chosen}.")
+            raise DataTypeError(f"dtype must be float32 or float64; got {chosen}.", parameter="dtype")
         return chosen
     if given == np.float32 or given.name in EXACT_IN_FLOAT32:
         return np.dtype(np.float32)

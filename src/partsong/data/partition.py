@@ -72,12 +72,15 @@ def _require_concentration(concentration: float) -> None:
     if not least <= concentration <= most:
         raise ParameterError(
             f"concentration must be more than 0 and finite ({least:g} to {most:g}); got {concentration}. Large ones "
-            "come near to equal random shares: for those themselves use iid."
+            "come near to equal random shares: for those themselves use iid.",
+            parameter="concentration",
         )
 
 
 def _require_enough(rows: int, parties: int) -> None:
     if parties < 1:
-        raise ParameterError(f"A split needs at least one party; got {parties}.")
+        raise ParameterError(f"A split needs at least one party; got {parties}.", parameter="parties")
     if parties > rows:
-        raise ParameterError(f"{rows} rows cannot be split into {parties} parties: each needs at least one row.")
+        raise ParameterError(
+            f"{rows} rows cannot be split into {parties} parties: each needs at least one row.", parameter="parties"
+        )

@@ -30,7 +30,7 @@ def header_findings(X: Any, feature_names: Sequence[str] | None) -> tuple[Findin
         return ()
     titles = ", ".join(f"{title:.0f}" for title in top[0, :_FEWEST_TITLES])
     message = f"The first line was read as data, but may be a header: whole numbers that ascend ({titles}, …)."
-    remedy = "Say which: header=True if it names the columns, header=False if it is data."
+    remedy = "Say which: header is true if it names the columns, false if it is data."
     return (Finding("header-or-data", "note", message, remedy, rows=(0,), count=1),)
 
 
@@ -81,7 +81,8 @@ class Table:
             raise FeatureError(
                 f"{self.source}: {len(extra)} column(s) are not among the features asked for: "
                 f"{first_few(map(repr, extra[:SHOWN]), len(extra), 'column')}. "
-                "Pass drop_extra=True to leave them out."
+                "To leave them out, set drop_extra.",
+                parameter="drop_extra",
             )
         if wanted == own:
             return self

@@ -51,7 +51,7 @@ _ERRORS: dict[str, type[PartsongError]] = {
 }
 NOTHING_TO_LEARN = (
     "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
-    'drew at random. Check its data, or leave it out (faulty="leave out" does so by itself).'
+    'drew at random. Check its data, or leave it out: faulty="leave out", or --faulty leave-out.'
 )
 _EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
 _CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."
@@ -227,7 +227,7 @@ def _scale_error(high: float, dtype: np.dtype[Any]) -> Iterator[Finding]:
     if high > reach or 0 < high < 1 / reach:
         message = f"The largest value is {high:.3g}: squares of such values leave the range of {dtype}."
         remedy = "Rescale the data (divide by the largest value, say)" + (
-            ", or compute in float64 (dtype='float64')." if dtype == np.float32 else "."
+            ", or compute in float64 (dtype)." if dtype == np.float32 else "."
         )
         yield Finding("scale" if high > reach else "too-small", "error", message, remedy)
 

@@ -260,7 +260,9 @@ def _side_by_side(communicator: Communicator, own: bytes, sizes: Sequence[int]) 
 def _described(error: BaseException) -> bytes:
     notes = [note[:LONGEST] for note in getattr(error, "__notes__", [])]
     kind = _our_kind(error) if isinstance(error, PartsongError) else ""
-    text = {"kind": kind, "type": type(error).__name__, "message": str(error)[:LONGEST], "notes": notes}
+    text = {"kind": kind, "type": type(error).__name__, "message": str(error)[:LONGEST], "notes": notes} | {
+        "parameter": getattr(error, "parameter", None)
+    }
     return json.dumps(text).encode()
 
 
@@ -268,6 +270,7 @@ def _restored(text: bytes, rank: int) -> PartsongError:
     told = json.loads(text)
     if told["kind"]:
         error = from_text(told["kind"], told["message"])
+        error.parameter = told["parameter"]
     else:
         error = PartyError(f"Rank {rank} failed: {': '.join(filter(None, (told['type'], told['message'])))}")
     for note in (*told["notes"], f"{RAISED} rank {rank})"):

@@ -78,7 +78,7 @@ class Parallel:
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.")
+            raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.", parameter="workers")
 
     def run(
         self,

@@ -135,7 +135,7 @@ class Ranks:
     def _join(self) -> None:
         program, shards, schedule = self._settings
         if self._sums not in (IN_ORDER, ALL_REDUCE):
-            raise ParameterError(f'sums must be "{IN_ORDER}" or "{ALL_REDUCE}"; got {self._sums!r}.')
+            raise ParameterError(f'sums must be "{IN_ORDER}" or "{ALL_REDUCE}"; got {self._sums!r}.', parameter="sums")
         others = {"reduction": self._reduction, "sums": self._sums, "resume": self._start}
         placement = agree_on_run(self._communicator, program, shards, schedule, others)
         self.layout, self._homes = placement.layout, placement.homes
@@ -208,7 +208,8 @@ class Ranks:
             if work is None or message is not work.upload:
                 raise CompositionError(
                     f"{type(self._reduction).__name__} sends something else than the upload, which an all-reduce would "
-                    'pass over. Use sums="in order".'
+                    'pass over. Use sums="in order".',
+                    parameter="sums",
                 )
         uploads, sizes = own.messages.values(), {message.nbytes for message in own.messages.values()}
         total = reduce(_add, map(aggregation.lift, uploads)) if uploads else Message({})

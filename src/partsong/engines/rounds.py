@@ -42,7 +42,7 @@ from partsong.errors import BudgetSpent, DivergenceError, ParameterError, Partso
 Faults = Mapping[str, PartsongError]
 
 WAYS_ON = (
-    'To go on without this party: faulty="leave out" (on the command line: --faulty leave-out), or the last checkpoint '
+    'To go on without this party: faulty="leave out", or --faulty leave-out; or the last checkpoint '
     "with the other shards."
 )
 
@@ -297,7 +297,9 @@ def sample_participants(parties: Sequence[str], rounds: int, fraction: float, se
     goes on as if it had not stopped.
     """
     if not 0 < fraction <= 1:
-        raise ParameterError(f"The fraction of parties in a round must be above 0 and at most 1; got {fraction!r}.")
+        raise ParameterError(
+            f"The fraction of parties in a round must be above 0 and at most 1; got {fraction!r}.", parameter="fraction"
+        )
     names = sorted(parties)
     count = max(1, round(fraction * len(names)))
     if count == len(names):

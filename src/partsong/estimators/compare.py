@@ -582,7 +582,8 @@ def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
     raise ShapeError(
         "compare takes a list with one matrix per party, a mapping of names to matrices, or one matrix with a label "
         f"for each of its rows, compare(X, k, parties=labels); this is {type(X).__name__} "
-        f"{'without' if parties is None else 'with'} labels."
+        f"{'without' if parties is None else 'with'} labels.",
+        parameter="parties",
     )
 
 
@@ -633,11 +634,13 @@ def _candidate(name: str, rank: int, numbers: Numbers, start: str | None) -> Can
 
 def _require_methods(methods: Any) -> None:
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
-        raise ParameterError(f"methods must be a list of names such as {COMPARABLE[:3]}; got {methods!r}.")
+        raise ParameterError(
+            f"methods must be a list of names such as {COMPARABLE[:3]}; got {methods!r}.", parameter="methods"
+        )
     for name in methods:
         one_of("method", name, COMPARABLE)
     if len(set(methods)) < len(methods):
-        raise ParameterError(f"Methods can be compared once each; got {tuple(methods)!r}.")
+        raise ParameterError(f"Methods can be compared once each; got {tuple(methods)!r}.", parameter="methods")
 
 
 def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
@@ -654,7 +657,8 @@ def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
     if unknown:
         raise ParameterError(
             f"{setting} names {', '.join(unknown)}; the methods here are {', '.join(known)} "
-            '("exact" is for local and pooled as well).'
+            '("exact" is for local and pooled as well).',
+            parameter=setting,
         )
     return {name: whole_number(f"{setting}[{name!r}]", number) for name, number in value.items()}
 

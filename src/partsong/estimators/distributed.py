@@ -24,7 +24,7 @@ from partsong.data.validation import require_transformable
 from partsong.engines.collective import Communicator, failing_together, heard, share, together
 from partsong.engines.mpi import launched_ranks
 from partsong.engines.torch_distributed import is_launched
-from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartsongError, ShapeError, reworded
 from partsong.estimators.validation import (
     MISSING,
     columns_of,
@@ -213,25 +213,32 @@ class Arguments:
         """Refuse all that can be refused now."""
         if asked["engine"] is not None and one_of("engine", asked["engine"], ENGINES) != engine:
             launcher = "mpiexec" if engine == "mpi" else "torchrun"
-            raise ParameterError(f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.")
+            raise ParameterError(
+                f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.", parameter="engine"
+            )
         for name, place in files.items():
             if not isinstance(place, str | os.PathLike | None):
-                raise ParameterError(f"{name} must be a path, or None; got {place!r}.")
+                raise ParameterError(f"{name} must be a path, or None; got {place!r}.", parameter=name)
         method, options = asked["method"], asked["method_options"] or {}
         if method not in METHODS:
             known = f"{', '.join(METHODS)}.{nearest(str(method), METHODS)}"
-            raise ParameterError(f"method={method!r} is not one of {known}")
+            raise ParameterError(f"method={method!r} is not one of {known}", parameter="method")
         if not isinstance(options, Mapping):
-            raise ParameterError(f"method_options must be a mapping of names to values, or None; got {options!r}.")
+            raise ParameterError(
+                f"method_options must be a mapping of names to values; got {options!r}.",
+                parameter="method_options",
+            )
         if one_of("missing", asked["missing"], MISSING) == IGNORE and method != GAME:
-            raise ParameterError(f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.')
+            raise ParameterError(
+                f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
+            )
         _require_ranks(method, engine, ranks)
         require_verbosity(asked["verbose"])
         stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
         solver_of("cd", asked["alpha_W"], asked["alpha_H"], asked["l1_ratio"])
         alpha_W, alpha_H = asked["alpha_W"], asked["alpha_H"]
         if method == GAME and (alpha_W or alpha_H not in (0, "same")):
-            raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.")
+            raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.", parameter="alpha_W")
         return Arguments(
             engine,
             one_of("sums", asked["sums"], SUMS),
@@ -290,18 +297,23 @@ def _require_ranks(method: str, engine: str, ranks: int) -> None:
     if engine != "mpi":
         raise ParameterError(
             f'method={method!r} is asynchronous and needs engine="mpi": its server waits for any rank, and torch has '
-            'only exchanges of all. Start it with mpiexec, or use method="syn-sd".'
+            'only exchanges of all. Start it with mpiexec, or use method="syn-sd".',
+            parameter="method",
         )
     if ranks < 2:
         raise ParameterError(
-            f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more."
+            f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more.",
+            parameter="method",
         )
 
 
 def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the method as plain data; exact sums have none over ranks."""
     if method in RANK_SOLVERS and given:
-        raise ParameterError(f"method={method!r} over ranks has no options. Leave {', '.join(map(str, given))} out.")
+        raise ParameterError(
+            f"method={method!r} over ranks has no options. Leave {', '.join(map(str, given))} out.",
+            parameter="method_options",
+        )
     if not given:
         return {}
     found = methods.method(method)
@@ -314,7 +326,8 @@ def _require_same(communicator: Communicator, arguments: Arguments) -> None:
     if found is not None:
         name, rank, first, other = found
         raise ParameterError(
-            f"{name} is {first!r} at rank 0 and {other!r} at rank {rank}. Pass the same arguments at every rank."
+            f"{name} is {first!r} at rank 0 and {other!r} at rank {rank}. Pass the same arguments at every rank.",
+            parameter=name,
         )
 
 
@@ -366,7 +379,7 @@ def _from_rows(
         try:
             require_transformable(rows, names, settings.dtype)
         except PartsongError as error:
-            raise type(error)(f"Rows of rank {communicator.rank}: {error}") from error
+            raise reworded(error, f"Rows of rank {communicator.rank}: {error}") from error
         return as_matrix(rows, settings.dtype), extremes(rows)[1]
 
     matrix, high = together(communicator, made)
@@ -382,12 +395,14 @@ def _own_rows(X: Any, arguments: Arguments, rank: int) -> tuple[Any, list[str] |
     if traits.needs_columns:
         raise ParameterError(
             f"method={arguments.method!r} needs columns of all rows at every rank. Pass the path of a file as X, or "
-            "use another method."
+            "use another method.",
+            parameter="method",
         )
     if traits.asynchronous and rank == 0:
         if X is not None:
             raise ParameterError(
-                f"method={arguments.method!r} has a server at rank 0, without rows. Pass X=None there."
+                f"method={arguments.method!r} has a server at rank 0, without rows. Pass X=None there.",
+                parameter="method",
             )
         return None, None
     if X is None:

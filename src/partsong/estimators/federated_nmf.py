@@ -267,7 +267,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """
         folder = None if run_folder is None else RunFolder(Path(run_folder))
         if folder is None and (resume or record):
-            raise ParameterError("resume and record need run_folder, where the run is kept.")
+            raise ParameterError("resume and record need run_folder, where the run is kept.", parameter="run_folder")
         with held() as interrupts:
             seed = None if folder is None or not resume else seed_of(folder)
             job = self._prepare(X, names, parties, seed=seed, record=record)
@@ -422,7 +422,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
             raise ParameterError(
                 'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
-                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps."
+                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps.",
+                parameter="missing",
             )
 
     def _program(self, shape: tuple[int, int]) -> Program:
@@ -431,7 +432,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             if self.n_components is not None and self.n_components != rank:
                 raise ParameterError(
                     f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
-                    "Leave n_components out, or make both the same."
+                    "Leave n_components out, or make both the same.",
+                    parameter="n_components",
                 )
             return self.method
         problem = Problem(rank_of(self.n_components, shape), rounds=self._rounds())

@@ -353,7 +353,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         require_squared_error(self.beta_loss, self.solver)
         require_missing(self.missing, self.solver)
         if not isinstance(self.shuffle, (bool, np.bool_)):
-            raise ParameterError(f"shuffle must be True or False; got {self.shuffle!r}.")
+            raise ParameterError(f"shuffle must be True or False; got {self.shuffle!r}.", parameter="shuffle")
         if self.init is not None:
             one_of("init", self.init, INITS)
         whole_number("max_iter", self.max_iter)

@@ -18,7 +18,7 @@ from partsong.data.observed import known_cells, observed
 from partsong.data.party_columns import Columns, of_other_columns, require_same_columns, require_somebody
 from partsong.data.scan import column_labels, column_names, repeated
 from partsong.data.validation import require_factorizable
-from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few
+from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few, reworded
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, reach_of
 from partsong.methods.registry import private_methods
@@ -119,7 +119,10 @@ def named_parties(X: Any, names: Any) -> tuple[Any, Any]:
     if not isinstance(X, Mapping):
         return (list(X) if isinstance(X, Iterator) else X), names
     if names is not None:
-        raise ParameterError("Give names or a mapping, not both: the keys of the mapping are the names of the parties.")
+        raise ParameterError(
+            "Give names or a mapping, not both: the keys of the mapping are the names of the parties.",
+            parameter="names",
+        )
     wrong = [key for key in X if not _is_label(key)]
     if wrong:
         raise ParameterError(f"Names of parties must be text or whole numbers; a key of this mapping is {wrong[0]!r}.")
@@ -133,11 +136,14 @@ def _is_label(label: Any) -> bool:
 def by_party(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
     """The rows of one matrix shared out by their labels, with the labels as names, in order."""
     if names is not None:
-        raise ParameterError("Give names or parties, not both: the labels of the rows are the names of the parties.")
+        raise ParameterError(
+            "Give names or parties, not both: the labels of the rows are the names of the parties.", parameter="parties"
+        )
     if len(getattr(X, "shape", ())) != 2:
         raise ShapeError(
             f"parties=labels goes with one matrix and has a label for each of its rows; this is {_told(X)}. A list "
-            "with one matrix per party, [X_1, X_2, …], needs no labels: leave parties out."
+            "with one matrix per party, [X_1, X_2, …], needs no labels: leave parties out.",
+            parameter="parties",
         )
     labels = _row_labels(X, parties)
     held = X.tocsr() if hasattr(X, "tocsr") else X
@@ -150,26 +156,34 @@ def _row_labels(X: Any, parties: Any) -> list[str]:
     """A label for each row as text, in the order of the rows."""
     is_same = getattr(getattr(parties, "index", None), "equals", None)  # lists have an index as well, which is another
     if is_same is not None and hasattr(X, "index") and not is_same(X.index):
-        raise ShapeError("parties has another index than X. Bring them to one order: parties.reindex(X.index).")
+        raise ShapeError(
+            "parties has another index than X. Bring them to one order: parties.reindex(X.index).", parameter="parties"
+        )
     given = parties.tolist() if hasattr(parties, "tolist") else parties
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise ParameterError(f"parties must be a list with a label for each row; got {_told(parties)}.")
+        raise ParameterError(
+            f"parties must be a list with a label for each row; got {_told(parties)}.", parameter="parties"
+        )
     given = list(given)
     if len(given) != X.shape[0]:
         raise ShapeError(
-            f"{len(given)} labels of parties were given for {X.shape[0]} rows. Give one for each row, in their order."
+            f"{len(given)} labels of parties were given for {X.shape[0]} rows. Give one for each row, in their order.",
+            parameter="parties",
         )
     missing = [i for i, label in enumerate(given) if not _is_label(label)]
     if missing:
         raise ParameterError(
             f"Labels of parties must be text or whole numbers; those of {first_few(missing[:5], len(missing), 'row')} "
-            f"are not ({given[missing[0]]!r}). Name the party of each of these rows, or leave the rows out."
+            f"are not ({given[missing[0]]!r}). Name the party of each of these rows, or leave the rows out.",
+            parameter="parties",
         )
     labels = [str(label) for label in given]
     if len(set(labels)) < len(
         set(map(str, {(type(label).__name__ in ("str", "str_"), str(label)) for label in given}))
     ):
-        raise ParameterError("Labels of parties mix text and numbers that read the same. Make all of them text.")
+        raise ParameterError(
+            "Labels of parties mix text and numbers that read the same. Make all of them text.", parameter="parties"
+        )
     return labels
 
 
@@ -236,23 +250,28 @@ def _labels(matrices: Any, names: Any) -> list[str]:
     if len(matrices) == 0:
         raise ParameterError("A federation needs at least one party; the list is empty. Give at least one matrix.")
     if isinstance(names, str | Set) or not (names is None or isinstance(names, Iterable)):
-        raise ParameterError(f"names must be a list with a name for each party, in their order; got {names!r}.")
+        raise ParameterError(
+            f"names must be a list with a name for each party, in their order; got {names!r}.", parameter="names"
+        )
     labels = list(names) if names is not None else party_names(len(matrices))
     if len(labels) != len(matrices):
         raise ParameterError(
-            f"{len(labels)} names were given for {len(matrices)} parties. Give one for each, in their order, or none."
+            f"{len(labels)} names were given for {len(matrices)} parties. Give one for each, in their order, or none.",
+            parameter="names",
         )
     wrong = [i for i, label in enumerate(labels) if not isinstance(label, str) or not label.strip()]
     if wrong:
         at = first_few(wrong[:5], len(wrong), "position")
         raise ParameterError(
-            f"Names of parties must be text, and are not at {at} ({labels[wrong[0]]!r}). Give each a name."
+            f"Names of parties must be text, and are not at {at} ({labels[wrong[0]]!r}). Give each a name.",
+            parameter="names",
         )
     twice = repeated(labels)
     if twice:
         raise ParameterError(
             f"Party names must differ; used more than once: {', '.join(twice[:5])}. "
-            "Rename them, or put the rows of a party into one matrix."
+            "Rename them, or put the rows of a party into one matrix.",
+            parameter="names",
         )
     return [str(label) for label in labels]
 
@@ -315,7 +334,7 @@ def _at(label: str) -> Iterator[None]:
     try:
         yield
     except PartsongError as error:
-        raise type(error)(f"In party {label!r}: {error}") from error
+        raise reworded(error, f"In party {label!r}: {error}") from error
 
 
 PROGRAM = (
@@ -332,15 +351,21 @@ def require_method(method: Any, options: Mapping[str, Any]) -> None:
         if method in methods.TABLE and method not in known:
             raise ParameterError(
                 f"method={method!r} is for {' and '.join(methods.TABLE[method].tasks)}; between parties there are "
-                f"{', '.join(known)}."
+                f"{', '.join(known)}.",
+                parameter="method",
             )
         one_of("method", method, known)
         methods.method(method).parse(options)
         return
     if isinstance(method, type) or not all(hasattr(method, name) for name in PROGRAM):
-        raise ParameterError(f"method must be one of {', '.join(known)}, or a Program; got {method!r}.")
+        raise ParameterError(
+            f"method must be one of {', '.join(known)}, or a Program; got {method!r}.", parameter="method"
+        )
     if options:
-        raise ParameterError(f"{' and '.join(options)} are part of a Program: set them there, or leave them out.")
+        raise ParameterError(
+            f"{' and '.join(options)} are part of a Program: set them there, or leave them out.",
+            parameter=next(iter(options)),
+        )
 
 
 def usable_options(method: str, told: Any) -> dict[str, Any] | None:
@@ -358,29 +383,38 @@ def usable_options(method: str, told: Any) -> dict[str, Any] | None:
 def method_options_of(given: Any, **named: Any) -> dict[str, Any]:
     """Options of a method: those with a name of their own that are not None, and all others; each once."""
     if given is not None and not isinstance(given, Mapping):
-        raise ParameterError(f"method_options must be a mapping of names to values, or None; got {given!r}.")
+        raise ParameterError(
+            f"method_options must be a mapping of names to values; got {given!r}.", parameter="method_options"
+        )
     named = {name: value for name, value in named.items() if value is not None}
     if twice := sorted(named.keys() & (given or {}).keys()):
-        raise ParameterError(f"{' and '.join(twice)}: give it once, and not in method_options as well.")
+        raise ParameterError(
+            f"{' and '.join(twice)}: give it once, and not in method_options as well.", parameter=twice[0]
+        )
     return {**named, **(given or {})}
 
 
 def require_privacy(privacy: Any, masked: Any, method: Any, *, options: Mapping[str, Any], time_budget: Any) -> None:
     """Refuse a promise that the method cannot keep, and masks over what is no sum."""
     if not isinstance(masked, bool | MaskedSum):
-        raise ParameterError(f"masked must be True, False or a MaskedSum; got {masked!r}.")
+        raise ParameterError(f"masked must be True, False or a MaskedSum; got {masked!r}.", parameter="masked")
     if masked and isinstance(method, str) and methods.method(method).traits.asynchronous:
-        raise ParameterError(f'"{method}" hears one party at a time, and masks need several. Take "syn-sd".')
+        raise ParameterError(
+            f'"{method}" hears one party at a time, and masks need several. Take "syn-sd".', parameter="masked"
+        )
     if privacy is None:
         return
     if not isinstance(privacy, PartyPrivacy | RowPrivacy):
-        raise ParameterError(f"privacy must be None, PartyPrivacy(…) or RowPrivacy(…); got {privacy!r}.")
+        raise ParameterError(
+            f"privacy must be None, PartyPrivacy(…) or RowPrivacy(…); got {privacy!r}.", parameter="privacy"
+        )
     if time_budget is not None:
         stop_of(0.0, time_budget).without_metrics()
     if not isinstance(method, str):
         raise ParameterError(
             "privacy is for methods by name. To a Program noise is added by partsong.methods.private.party_private, or "
-            "take partsong.methods.private.row_private as the method."
+            "take partsong.methods.private.row_private as the method.",
+            parameter="privacy",
         )
     _require_private_method(privacy, method, masked, options)
 
@@ -390,25 +424,29 @@ def _require_private_method(privacy: Privacy, method: str, masked: Any, options:
         if "row" not in methods.method(method).privacy:
             raise ParameterError(
                 f"Privacy of rows is for method={' or '.join(private_methods('row'))!r}, whose messages are sums over "
-                f'rows; the method is "{method}". Take that, or PartyPrivacy.'
+                f'rows; the method is "{method}". Take that, or PartyPrivacy.',
+                parameter="method",
             )
         if idle := [name for name in options if name != "start"]:
             raise ParameterError(
-                f"{' and '.join(idle)} of {method} has no place in noisy sums over rows: leave it out."
+                f"{' and '.join(idle)} of {method} has no place in noisy sums over rows: leave it out.",
+                parameter=idle[0],
             )
         if not isinstance(masked, bool):
-            raise ParameterError("Masks over noisy sums are made for them: give masked=True.")
+            raise ParameterError("Masks over noisy sums are made for them: give masked=True.", parameter="masked")
     elif "party" not in methods.method(method).privacy:
         raise ParameterError(
             "Privacy of parties is for methods in which each sends its own H: "
             f"{', '.join(private_methods('party'))}; the method is {method!r}. Take one of these, or RowPrivacy with "
-            "method='exact'."
+            "method='exact'.",
+            parameter="method",
         )
     elif not isinstance(masked, bool) and masked.bound_of("H") < reach_of(privacy):
         raise ParameterError(
             f"With this noise H may reach {reach_of(privacy):.4g}, and the masks refuse numbers beyond "
             f"{masked.bound_of('H'):.4g}: whether one is refused would depend on the data. Give masked=True, or "
-            f'MaskedSum(bounds={{"H": {reach_of(privacy):.4g}}}).'
+            f'MaskedSum(bounds={{"H": {reach_of(privacy):.4g}}}).',
+            parameter="masked",
         )
 
 

@@ -167,9 +167,11 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         stop_of(self.tol, None)
         require_verbosity(self.verbose)
         if not isinstance(self.center, bool | np.bool_):
-            raise ParameterError(f"center must be True or False; got {self.center!r}.")
+            raise ParameterError(f"center must be True or False; got {self.center!r}.", parameter="center")
         if isinstance(self.step, str) and self.step != "safe":
-            raise ParameterError(f"step must be 'safe', or a finite number above 0; got {self.step!r}.")
+            raise ParameterError(
+                f"step must be 'safe', or a finite number above 0; got {self.step!r}.", parameter="step"
+            )
         step = None if isinstance(self.step, str) else real_number("step", self.step)
         silent = 0.0 if self.batch_size is None else BATCH_DECAY
         return EigenGame(self.play, step, silent if self.decay is None else real_number("decay", self.decay))
@@ -180,12 +182,14 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if rank > min(n, d):
             raise ParameterError(
                 f"n_components={rank}, but X has {n} rows and {d} columns, and so at most {min(n, d)} components. "
-                f"Ask for n_components ≤ {min(n, d)}."
+                f"Ask for n_components ≤ {min(n, d)}.",
+                parameter="n_components",
             )
         if self.batch_size is not None and not rank <= self.batch_size <= n:
             raise ParameterError(
                 f"batch_size={self.batch_size} must lie between the number of components, {rank}, and that of rows, "
-                f"{n}: fewer rows than components leave some of them nothing to see. None takes all rows."
+                f"{n}: fewer rows than components leave some of them nothing to see. None takes all rows.",
+                parameter="batch_size",
             )
         batch = None if self.batch_size is None else int(self.batch_size)
         return Match(game, rank, seed, int(self.max_iter), float(self.tol), batch)

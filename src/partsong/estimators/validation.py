@@ -162,7 +162,10 @@ def whole_seed(random_state: Any) -> int:
         return int(random_state.integers(2**63 - 1))
     if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool) and random_state >= 0:
         return int(random_state)
-    raise ParameterError(f"random_state must be None, a whole number ≥ 0, or a NumPy generator; got {random_state!r}.")
+    raise ParameterError(
+        f"random_state must be None, a whole number ≥ 0, or a NumPy generator; got {random_state!r}.",
+        parameter="random_state",
+    )
 
 
 def non_negative_tags(tags: Any, *, allow_nan: bool) -> Any:
@@ -182,7 +185,7 @@ _SIDES = {"H": "row per component and one column per feature", "W": "row per sam
 def check_init_factors(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool = False) -> InitialFactors:
     """The factors of init='custom', checked; where X is cast to another type they are as well."""
     if H is None:
-        raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).")
+        raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).", parameter="init")
     n, m = matrix.shape
     dtype = None if is_cast else matrix.dtype
     columns = check_factor("H", H, (rank, m), dtype)
@@ -275,18 +278,22 @@ def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
     if wanted is None:
         return min(n, m, DEFAULT_RANK)
     if not isinstance(wanted, Integral) or isinstance(wanted, bool) or wanted < 1:
-        raise ParameterError(f"n_components must be a whole number of at least 1, or None; got {wanted!r}.")
+        raise ParameterError(
+            f"n_components must be a whole number of at least 1; got {wanted!r}.", parameter="n_components"
+        )
     rank, memory = int(wanted), physical_memory()
     if rank > GENEROUS_RANK and rank > 10 * min(n, m):
         raise ParameterError(
             f"n_components={rank} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
-            "Choose a number of components of that order."
+            "Choose a number of components of that order.",
+            parameter="n_components",
         )
     needed = 4 * (n + m) * rank
     if memory is not None and needed > memory:
         raise ParameterError(
             f"n_components={rank} asks for factors of {(n + m) * rank:.3g} numbers, {needed / 2**30:.3g} GiB even "
-            f"in float32, and this machine has {memory / 2**30:.3g} GiB of memory. Choose fewer components."
+            f"in float32, and this machine has {memory / 2**30:.3g} GiB of memory. Choose fewer components.",
+            parameter="n_components",
         )
     return rank
 
@@ -316,7 +323,8 @@ def row_solver_of(
     if plain.penalty_W or plain.penalty_H:
         raise ParameterError(
             "A game has no penalties: alpha_W and alpha_H must be 0. Columns that play against themselves shape H "
-            "instead: Game(self_play=ShrinkOthers())."
+            "instead: Game(self_play=ShrinkOthers()).",
+            parameter="alpha_W",
         )
     return ObservedRows(plain)
 
@@ -326,7 +334,8 @@ def require_missing(missing: Any, solver: Any) -> None:
     if one_of("missing", missing, MISSING) == "ignore" and not is_game(solver):
         raise ParameterError(
             f'missing="ignore" is for solver="game", in which unknown cells are not played; the solver is {solver!r}. '
-            "Take that, or fill the gaps."
+            "Take that, or fill the gaps.",
+            parameter="missing",
         )
 
 
@@ -334,7 +343,7 @@ def require_sketch(sketch: Any, ratio: Any) -> None:
     """A kind of sketch by name, and columns (rows) of a sketch as a share."""
     share = real_number("sketch_ratio", ratio)
     if not 0 < share <= 1:
-        raise ParameterError(f"sketch_ratio must be above 0 and at most 1; got {ratio!r}.")
+        raise ParameterError(f"sketch_ratio must be above 0 and at most 1; got {ratio!r}.", parameter="sketch_ratio")
     one_of("sketch", sketch, methods.CHOICES["sketch"])
 
 
@@ -402,7 +411,8 @@ def require_squared_error(beta_loss: Any, solver: Any) -> None:
         return
     raise ParameterError(
         f"Invalid beta_loss parameter: solver {solver!r} does not handle beta_loss = {beta_loss!r}. Use 'frobenius', "
-        "the squared error. Losses for counts, 'kullback-leibler' first, are planned."
+        "the squared error. Losses for counts, 'kullback-leibler' first, are planned.",
+        parameter="beta_loss",
     )
 
 
@@ -422,7 +432,7 @@ def precision_of(dtype: Any) -> np.dtype[Any] | None:
     except TypeError:
         chosen = np.dtype(object)
     if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise ParameterError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.")
+        raise ParameterError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.", parameter="dtype")
     return chosen
 
 
@@ -434,11 +444,13 @@ def threads_of(n_threads: Any) -> int:
 def require_verbosity(verbose: Any) -> None:
     """0 or False is silent, 1 or True is not."""
     if not isinstance(verbose, Integral | np.bool_) or verbose < 0:
-        raise ParameterError(f"verbose must be 0 (silent) or 1 (progress on standard error); got {verbose!r}.")
+        raise ParameterError(
+            f"verbose must be 0 (silent) or 1 (progress on standard error); got {verbose!r}.", parameter="verbose"
+        )
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of some words."""
     if not isinstance(value, str) or value not in choices:
-        raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.")
+        raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.", parameter=name)
     return value

@@ -108,7 +108,7 @@ def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: in
     one of the two leaves it; here it is there until both have.
     """
     if size < 1:
-        raise ParameterError(f"A window holds at least one word; got {size}.")
+        raise ParameterError(f"A window holds at least one word; got {size}.", parameter="size")
     starts: list[int] = []
     lengths: list[int] = []
     words: list[int] = []
@@ -370,7 +370,7 @@ def _from_counts(
     topics: Sequence[Sequence[int]], counts: Cooccurrence, measure: Callable[[np.ndarray], float], epsilon: float
 ) -> Coherence:
     if not 0 < epsilon < 1:
-        raise ParameterError(f"epsilon must be above 0 and below 1; got {epsilon}.")
+        raise ParameterError(f"epsilon must be above 0 and below 1; got {epsilon}.", parameter="epsilon")
     known = counts.by_topic(topics)
     unknown = sum(len({*topic}) for topic in topics) - sum(len(joint) for joint in known)
     return _judged(known, measure, unknown, "an occurrence")
@@ -415,7 +415,7 @@ def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:
     if values.ndim != 2:
         raise ShapeError(f"Topics are the rows of a matrix (topics × words); this has {values.ndim} dimensions.")
     if n < 1:
-        raise ParameterError(f"A topic is shown by at least one word; got n={n}.")
+        raise ParameterError(f"A topic is shown by at least one word; got n={n}.", parameter="n")
     if not np.isfinite(values).all():
         raise DataError("Topics with NaN or infinite entries have no largest ones. Fit the model again.")
     order = np.argsort(-values, axis=1, kind="stable")[:, :n]

@@ -129,7 +129,8 @@ def read_npz(path: Path, wanted: Wanted) -> Table:
         if is_sparse and wanted.key is not None:
             raise ParameterError(
                 f"{path}: key={wanted.key!r} picks one of several arrays, but this is a single sparse matrix. "
-                "Leave it out."
+                "Leave it out.",
+                parameter="key",
             )
         key = "X" if is_sparse else _choose(path, headers, wanted.key)
         with np.load(path, allow_pickle=False) as arrays:
@@ -146,7 +147,8 @@ def _choose(path: Path, headers: Mapping[str, Header], key: str | None) -> str:
     listed = ", ".join(f"{name!r} {header.shape} {header.dtype}" for name, header in list(headers.items())[:20])
     if key is not None and key not in headers:
         raise ParameterError(
-            f"{path}: there is no array {key!r}. It holds: {listed or 'nothing'}. Pass one of these as key=."
+            f"{path}: there is no array {key!r}. It holds: {listed or 'nothing'}. Name one of these.",
+            parameter="key",
         )
     matrices = [name for name, header in headers.items() if len(header.shape) == 2]
     only = matrices if len(matrices) == 1 else []
@@ -154,7 +156,8 @@ def _choose(path: Path, headers: Mapping[str, Header], key: str | None) -> str:
     if not candidates:
         raise FormatError(
             f"{path}: {len(matrices)} of its arrays are matrices, so it is unclear which to read. "
-            f"It holds: {listed or 'no arrays'}. Pass its name as key=, or save it as 'X' (samples x features)."
+            f"It holds: {listed or 'no arrays'}. Name one, or save it as 'X' (samples x features).",
+            parameter="key",
         )
     return candidates[0]
 
@@ -195,7 +198,8 @@ def _labels(
             ]
             raise ParameterError(
                 f"{path}: {label!r} is not an array of {length} labels, one per row. Arrays that would fit: {known}. "
-                "Pass one of these as label=, or none."
+                "Name one of these, or none.",
+                parameter="label",
             )
         return np.asarray(arrays[label])
     suffix = key.removeprefix("X") if key.startswith("X") else ""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from partsong.data.scan import BLOCK_BYTES, Finding, few, give_back_block, is_sparse, mapping, places
 from partsong.data.table import Table
 from partsong.data.validation import inspect, require_transformable
-from partsong.errors import DataError, PartsongError, ShapeError, first_few
+from partsong.errors import DataError, PartsongError, ShapeError, first_few, reworded
 from partsong.io.arrays import (
     FEATURE_KEYS,
     SAMPLE_KEYS,
@@ -106,7 +106,8 @@ def require_sound(block: Any, source: Source, first_row: int = 0, first_column: 
         if isinstance(error, DataError):
             findings = (finding for finding in inspect(block) if finding.kind in _MARKS)
             told = next((_globally(finding, block, first_row, first_column) for finding in findings), told)
-        raise type(error)(f"{source.path}: {told} `partsong check` shows all that is wrong with a file.") from error
+        told = f"{source.path}: {told} `partsong check` shows all that is wrong with a file."
+        raise reworded(error, told) from error
 
 
 def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

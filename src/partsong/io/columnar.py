@@ -64,7 +64,8 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
         if place not in file:
             layers = ", ".join(map(repr, file.get("layers", ()))) or "none"
             raise ParameterError(
-                f"{path}: there is no {place}. Layers: {layers}. Pass one of them as key=, or none for X."
+                f"{path}: there is no {place}. Layers: {layers}. Name one of them, or none for X.",
+                parameter="key",
             )
         for part in (place, "obs", "var"):
             require_honest(path, h5py, file, part)
@@ -117,7 +118,7 @@ def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
         )
         raise FormatError(
             f"{path}: {len(other)} columns are not numbers, where one of text may name the samples: {shown}. "
-            "Take one out as labels (label=), encode them as numbers, or drop them."
+            "Name one as the label, encode them as numbers, or drop them."
         )
     return other[0] if other else None
 

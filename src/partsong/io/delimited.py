@@ -393,14 +393,14 @@ def _not_numbers_message(path: Path, layout: Layout, account: _Account, n_rows: 
         way_out = way_to(path, others[0], has_decimal_commas)
         return f"{message} They hold {DELIMITER_NAMES[others[0]]}. If that is the delimiter: {way_out}"
     if layout.header is None and account.count == account.in_first_row:
-        return f"{message} If the first line names the columns, leave header=False out, or pass header=True."
+        return f"{message} If the first line names the columns, say so by header."
     texts_at = [at for at, count in sorted(account.by_column.items()) if count == n_rows]
     if texts_at:
         told = ", ".join(map(layout.column, texts_at[:SHOWN]))
         is_extra = layout.asked_for and layout.asked_for.isdisjoint(map(layout.column_name, texts_at))
-        ways = "Leave out columns that are not asked for (drop_extra=True), take" if is_extra else "Take"
+        ways = "Leave out columns that are not asked for (drop_extra), name" if is_extra else "Name"
         return (
-            f"{message} Text throughout: {told}. {ways} such a column out as labels (label=), encode it as numbers, or "
+            f"{message} Text throughout: {told}. {ways} such a column as the label, encode it as numbers, or "
             "delete it; a column of sample names comes first."
         )
     if set(account.by_column) == {0}:

@@ -155,8 +155,9 @@ def features_in_rows(path: Path, shape: tuple[int, int], names: Names, transpose
         )
     if transpose and not as_10x:
         raise ParameterError(
-            f"{path}: transpose=True says that features are in rows, but the matrix is {shape[0]} x {shape[1]} and the "
-            f"files beside it list {names}. Samples are in rows already: leave transpose out."
+            f"{path}: features are said to be in rows, but the matrix is {shape[0]} x {shape[1]} and the "
+            f"files beside it list {names}. Samples are in rows already: leave transpose out.",
+            parameter="transpose",
         )
     return as_10x
 

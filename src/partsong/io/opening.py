@@ -39,9 +39,11 @@ class Wanted:
         for name in ("label", "key"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise DataTypeError(f"{name} must be a name (text) or None, not {_told(value)}. Pass str(…) of it.")
+                raise DataTypeError(
+                    f"{name} must be a name (text) or None, not {_told(value)}. Pass str(…) of it.", parameter=name
+                )
         if self.header is not None and not isinstance(self.header, bool):
-            raise DataTypeError(f"header must be True, False or None, not {_told(self.header)}.")
+            raise DataTypeError(f"header must be True, False or None, not {_told(self.header)}.", parameter="header")
 
     @property
     def kept(self) -> frozenset[str] | None:

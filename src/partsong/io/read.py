@@ -69,7 +69,7 @@ def read_wanted(path: str | os.PathLike[str], wanted: Wanted) -> Table:
             "Rename the file if it is one of these, or export it as one."
         )
     for setting, why in conflicts(reader, wanted):
-        raise ParameterError(f"{place}: {setting}={getattr(wanted, setting)!r} {why}")
+        raise ParameterError(f"{place}: {setting}={getattr(wanted, setting)!r} {why}", parameter=setting)
     return reader.read(place, wanted)
 
 
@@ -87,10 +87,10 @@ def conflicts(reader: Reader, wanted: Wanted) -> Iterator[tuple[str, str]]:
             kinds = ", ".join(ending for ending, other in READERS.items() if setting in other.takes)
             yield setting, f"means nothing for this kind of file. Leave it out: it is for {kinds}."
     if wanted.label is not None and wanted.transpose and reader.has_columns_of_labels:
-        reason = "names a column with one value per sample, but transpose=True says that columns are samples."
+        reason = "names a column with one value per sample, but transposed data have samples in columns."
         yield "label", f"{reason} Leave one of them out."
     if wanted.label is not None and wanted.header is False:
-        yield "label", "is found in a header line, but header=False says that there is none. Leave one of them out."
+        yield "label", "is found in the first line, which is said to be no header. Leave one of them out."
 
 
 def file_at(path: Path) -> Path:

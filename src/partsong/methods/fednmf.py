@@ -200,7 +200,8 @@ def fednmf(
         steps = ", ".join(SERVER_UPDATES.names[1:])
         raise ParameterError(
             f"server_rate is for server = {steps}: an average has no rate. Set server to one of them, or leave "
-            "server_rate out."
+            "server_rate out.",
+            parameter="server_rate",
         )
     update = Replace() if server is Replace else server(SERVER_RATE if server_rate is None else server_rate)
     return TopicRounds(problem.rank, Descent(epochs, batch, rate, weight_step), update, fits_first=fits_first)

@@ -310,7 +310,8 @@ def game(
     if not made.order.plays_cells:
         raise ParameterError(
             f'order = "{ORDERS.plain(made.order)}" moves all players at once, which takes all rows in one place. Take '
-            'another, or method = "game-consensus".'
+            'another, or method = "game-consensus".',
+            parameter="order",
         )
     return PlayInStrata(problem.rank, made, repeats=local_steps)
 

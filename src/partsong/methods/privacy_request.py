@@ -114,20 +114,25 @@ def _check(privacy: Privacy, kind: str, names: tuple[str, ...]) -> None:
         if name == "noise_multiplier" and value is None:
             continue
         if not isinstance(value, Real) or isinstance(value, bool):
-            raise ParameterError(f"{name} must be a number; got {value!r}.")
+            raise ParameterError(f"{name} must be a number; got {value!r}.", parameter=name)
         try:
             object.__setattr__(privacy, name, float(value))
         except OverflowError as error:
-            raise ParameterError(f"{name} must be a number below 1e308; got a whole number beyond that.") from error
+            raise ParameterError(
+                f"{name} must be a number below 1e308; got a whole number beyond that.", parameter=name
+            ) from error
     Budget(privacy.epsilon, privacy.delta)
     if not isinstance(privacy.relation, str):
-        raise ParameterError(f"relation must be a word; got {privacy.relation!r}.")
+        raise ParameterError(f"relation must be a word; got {privacy.relation!r}.", parameter="relation")
     check_relation(privacy.unit, privacy.relation)
     if privacy.noise_multiplier is not None:
         Release(kind, privacy.noise_multiplier, privacy.unit, privacy.relation)
     if not isinstance(privacy.spent, Accounts):
         told = type(privacy.spent).__name__
-        raise ParameterError(f"spent must be the Accounts of earlier runs (`accounts_` of a fitted model); got {told}.")
+        raise ParameterError(
+            f"spent must be the Accounts of earlier runs (`accounts_` of a fitted model); got {told}.",
+            parameter="spent",
+        )
 
 
 def honest_parties(n_parties: int) -> int:
@@ -184,7 +189,8 @@ def _multiplier_after(privacy: Privacy, kind: str, rounds: int, spent: Ledger) -
         if high > max(MOST_NOISE, MOST_TIMES * fresh):
             raise ParameterError(
                 f"A budget that allows no round: of epsilon={privacy.epsilon:g} at delta={privacy.delta:g}, "
-                f"{spent.epsilon(privacy.delta):.4g} was spent by earlier runs. Give a larger epsilon, or stop here."
+                f"{spent.epsilon(privacy.delta):.4g} was spent by earlier runs. Give a larger epsilon, or stop here.",
+                parameter="epsilon",
             )
     while high - low > PRECISION * high:
         middle = math.sqrt(low * high)

@@ -372,7 +372,8 @@ class PrivateStatistics(ProgramBase):
         if self.shares > 1 and most < 1:
             raise ParameterError(
                 f"Noise of {self.noise_multiplier:.3g} times the sensitivity does not fit into numbers up to "
-                f"{self.sum_bound:.3g}, the bound of the masked sum. Take a larger epsilon, or no masks."
+                f"{self.sum_bound:.3g}, the bound of the masked sum. Take a larger epsilon, or no masks.",
+                parameter="epsilon",
             )
         if self.shares > 1 and shard.matrix.shape[0] > most:
             raise DataError(

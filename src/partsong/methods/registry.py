@@ -88,7 +88,9 @@ class Method:
         for name in options:
             if name not in parameters and (takers := [one for one, entry in TABLE.items() if name in entry.parameters]):
                 where = self._with(options)
-                raise ParameterError(f"{name} is for {', '.join(takers)}; the method is {where}. Leave it out.")
+                raise ParameterError(
+                    f"{name} is for {', '.join(takers)}; the method is {where}. Leave it out.", parameter=name
+                )
         return parse_all(parameters, options, f'method="{self.name}"')
 
     def _with(self, options: Mapping[str, Any]) -> str:
@@ -172,7 +174,7 @@ def find(name: str) -> Method:
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name not in TABLE:
-        raise ParameterError(f"method is {str(name)[:60]!r}. {nearest(str(name), TABLE)}")
+        raise ParameterError(f"method is {str(name)[:60]!r}. {nearest(str(name), TABLE)}", parameter="method")
     return load(TABLE[name].module)[name]
 
 

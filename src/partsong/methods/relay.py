@@ -263,7 +263,8 @@ def then_exact(
     if problem.rounds is not None and first_rounds >= problem.rounds:
         raise ParameterError(
             f"first_rounds = {first_rounds} leaves none of {problem.rounds} rounds to be exact. Take fewer, or "
-            f'method = "{first}".'
+            f'method = "{first}".',
+            parameter="first_rounds",
         )
     leg = find(first).builder(problem, **options)
     return exact_after(leg, leg.exchanges(first_rounds, problem.n_parties or 1))

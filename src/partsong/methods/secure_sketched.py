@@ -228,7 +228,8 @@ def _require_begun(shard: Shard, party: SteppingParty, outer: int) -> None:
     if party.outer != outer:
         raise PartyError(
             f"Party {shard.name!r} missed the first exchange of outer round {outer} and has no H to go on from. It can "
-            'join in the next outer round: keep it absent until then, or go on without it by faulty="leave out".'
+            'join in the next outer round: keep it absent until then, or leave it out: faulty="leave out", or '
+            "--faulty leave-out."
         )
 
 
@@ -298,7 +299,7 @@ class SketchedStatistics(ProgramBase):
                 f"A sketch of d = {d} dimensions gives d equations: the rank must be from 1 to {d}; got {self.rank!r}."
             )
         if self.budget not in BUDGETS:
-            raise ParameterError(f'budget must be "own" or "total"; got {self.budget!r}.')
+            raise ParameterError(f'budget must be "own" or "total"; got {self.budget!r}.', parameter="budget")
         warn_if_noisy(self.solver.rule)
         if self.is_guarded and isinstance(self.rows_sketch, CountSketch):
             raise CompositionError(
@@ -540,7 +541,9 @@ def secure_dsanls(
     rounds. With `columns_sketch`, steps of W are sketched as well.
     """
     if columns_ratio is not None and columns_sketch is None:
-        raise ParameterError("columns_ratio needs columns_sketch: without one, steps of W are exact.")
+        raise ParameterError(
+            "columns_ratio needs columns_sketch: without one, steps of W are exact.", parameter="columns_ratio"
+        )
     columns = None if columns_sketch is None else Proportion(columns_sketch, columns_ratio or 0.1)
     dimension = 4 * problem.rank if sketch_dimension is None else sketch_dimension
     return SketchedStatistics(problem.rank, sketch(dimension), columns_sketch=columns)

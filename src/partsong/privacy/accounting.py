@@ -101,7 +101,8 @@ def check_budget(epsilon: float, delta: float, *, needs_delta: bool = True) -> N
     if not (isinstance(epsilon, (int, float)) and math.isfinite(epsilon) and epsilon > 0):
         raise ParameterError(
             f"epsilon must be a positive number; got {epsilon!r}. Smaller is more private: 1 is strong, 10 is weak, "
-            "and 0 would allow nothing to be sent."
+            "and 0 would allow nothing to be sent.",
+            parameter="epsilon",
         )
     check_delta(delta, needs_delta=needs_delta)
 
@@ -111,12 +112,14 @@ def check_delta(delta: float, *, needs_delta: bool = True) -> None:
     if not (isinstance(delta, (int, float)) and 0 <= delta < 1):
         raise ParameterError(
             f"delta must be from 0 to below 1; got {delta!r}. "
-            "It should be well below 1 / (number of units), such as 1e-5."
+            "It should be well below 1 / (number of units), such as 1e-5.",
+            parameter="delta",
         )
     if needs_delta and delta < LEAST_DELTA:
         raise ParameterError(
             f"Gaussian noise needs delta > 0; got {delta!r}. "
-            "Give one such as 1e-5, or use Laplace noise with delta = 0."
+            "Give one such as 1e-5, or use Laplace noise with delta = 0.",
+            parameter="delta",
         )
 
 
@@ -246,7 +249,8 @@ class Release:
         if not is_some and not (self.kind == "none" and self.noise_multiplier == 0):
             raise ParameterError(
                 f"A noise multiplier must be a positive number, from {LEAST:g} to {MOST:g}; got "
-                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget."
+                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget.",
+                parameter="noise_multiplier",
             )
 
     def drawn_from(self, source: Source) -> Release:
@@ -281,7 +285,9 @@ def check_relation(unit: str, relation: str) -> None:
     """Refuse a relation that the unit does not have."""
     if (unit, relation) not in RELATIONS:
         known = ", ".join(f"{a}: {b}" for a, b in RELATIONS)
-        raise ParameterError(f"No promise is made for unit {unit!r} with relation {relation!r}. Known are {known}.")
+        raise ParameterError(
+            f"No promise is made for unit {unit!r} with relation {relation!r}. Known are {known}.", parameter="relation"
+        )
 
 
 @state("privacy.ledger")

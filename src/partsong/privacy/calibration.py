@@ -29,7 +29,8 @@ def rounds_within(epsilon: float, delta: float, release: Release, spent: Ledger 
         raise ParameterError(
             f"A budget that allows no round: epsilon={epsilon:g} with delta={delta:g}, but after the first one "
             f"{one:.4g} would be spent. A single round from a fresh start needs a noise multiplier of {need:.4g} (now "
-            f"{release.noise_multiplier:g}); or give a larger epsilon."
+            f"{release.noise_multiplier:g}); or give a larger epsilon.",
+            parameter="epsilon",
         )
     return rounds
 
@@ -37,7 +38,7 @@ def rounds_within(epsilon: float, delta: float, release: Release, spent: Ledger 
 def noise_multiplier_for(epsilon: float, delta: float, rounds: int, kind: str = "gaussian") -> float:
     """The smallest noise multiplier with which `rounds` releases cost at most (ε, δ)."""
     if not isinstance(rounds, int) or rounds < 1:
-        raise ParameterError(f"A plan has at least one round; got rounds={rounds!r}.")
+        raise ParameterError(f"A plan has at least one round; got rounds={rounds!r}.", parameter="rounds")
     if kind == "gaussian":
         return math.sqrt(rounds) / largest_mu(epsilon, delta) * (1 + 1e-12)
     if kind != "laplace":

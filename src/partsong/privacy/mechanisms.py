@@ -206,12 +206,14 @@ def _check_settings(clip: float, noise_multiplier: float, relation: str) -> None
     if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
         raise ParameterError(
             f"clip must be a number from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}; got {clip!r}. It is the radius around "
-            "the public reference that an upload may not leave: choose it from what is public, not from the data."
+            "the public reference that an upload may not leave: choose it from what is public, not from the data.",
+            parameter="clip",
         )
     if not LEAST_MULTIPLIER <= noise_multiplier <= MOST_MULTIPLIER:
         raise ParameterError(
             f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
-            f"got {noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll()."
+            f"got {noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; for no noise use KeepAll().",
+            parameter="noise_multiplier",
         )
 
 

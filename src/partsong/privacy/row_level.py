@@ -64,7 +64,7 @@ class BoundedRows:
         for name in ("weight_bound", "row_bound", "gram_scale"):
             value = getattr(self, name)
             if not 1e-30 <= value <= 1e30:
-                raise ParameterError(f"{name} must be a number from 1e-30 to 1e30; got {value!r}.")
+                raise ParameterError(f"{name} must be a number from 1e-30 to 1e30; got {value!r}.", parameter=name)
 
     @staticmethod
     def balanced(weight_bound: float, row_bound: float, rank: int, n_features: int) -> BoundedRows:
@@ -204,12 +204,17 @@ class NoisyRows:
         if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ParameterError(
                 f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
-                f"got {self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget."
+                f"got {self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget.",
+                parameter="noise_multiplier",
             )
         if not 1e-3 <= self.count_share <= 10:
-            raise ParameterError(f"count_share must be from 0.001 to 10; got {self.count_share!r}.")
+            raise ParameterError(
+                f"count_share must be from 0.001 to 10; got {self.count_share!r}.", parameter="count_share"
+            )
         if not isinstance(self.shares, int) or not 1 <= self.shares <= 100_000:
-            raise ParameterError(f"shares must be a whole number from 1 to 100000; got {self.shares!r}.")
+            raise ParameterError(
+                f"shares must be a whole number from 1 to 100000; got {self.shares!r}.", parameter="shares"
+            )
 
     @property
     def sensitivity(self) -> float:

@@ -36,7 +36,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.bound, Real) and 1e-100 <= self.bound <= 1e100):
-            raise ParameterError(f"A bound must be a number from 1e-100 to 1e100; got {self.bound!r}.")
+            raise ParameterError(
+                f"A bound must be a number from 1e-100 to 1e100; got {self.bound!r}.", parameter="bound"
+            )
         if self.parties < 1:
             raise ParameterError(f"A sum has at least one addend; got {self.parties}.")
 

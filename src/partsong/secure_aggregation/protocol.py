@@ -62,16 +62,19 @@ class MaskedSum:
         if not 0.5 <= self.majority < 1:
             raise ParameterError(
                 f"majority must be from 0.5 to below 1; got {self.majority}. With less, two lists of survivors could "
-                "both find enough signatures."
+                "both find enough signatures.",
+                parameter="majority",
             )
         if not _is_whole(self.fewest) or self.fewest < 3:
             raise ParameterError(
                 f"A masked sum is over a whole number of parties, 3 or more; got fewest={self.fewest!r}. Of two, each "
-                "knows what the other has added."
+                "knows what the other has added.",
+                parameter="fewest",
             )
         if not _is_whole(self.batch) or not 1 <= self.batch <= MOST_SUMS:
             raise ParameterError(
-                f"A set-up is for a whole number of sums, from 1 to {MOST_SUMS}; got batch={self.batch!r}."
+                f"A set-up is for a whole number of sums, from 1 to {MOST_SUMS}; got batch={self.batch!r}.",
+                parameter="batch",
             )
         crypto.require()
         if self.source is not system_source:
@@ -113,7 +116,7 @@ class MaskedSum:
         if not isinstance(aggregation, Reducible):
             raise CompositionError(
                 f"{type(aggregation).__name__} reads individual uploads, but MaskedSum lets only sums through. Use "
-                'Mean or WeightedMean (for FNMF: method="fnmf-by-sums"), or no masks.'
+                'Mean or WeightedMean (for FNMF: the method "fnmf-by-sums"), or no masks.'
             )
 
     def enrol(self, party: str, secret: int, layout: Layout) -> Member:
@@ -122,7 +125,8 @@ class MaskedSum:
             raise ParameterError(
                 f"A masked sum needs at least {self.fewest} parties, and there are {len(layout.parties)}: "
                 f"{', '.join(layout.parties)}. Each of two would know what the other has sent. Run without masks, or "
-                "with more parties."
+                "with more parties.",
+                parameter="masked",
             )
         if self.roster is not None and not secret:
             raise ParameterError(

@@ -228,7 +228,7 @@ def _require_number(told: str, value: object) -> None:
 def _require_positive(name: str, value: float) -> None:
     _require_number(f"{name} must be a number above 0", value)
     if not 0 < value < float("inf"):
-        raise ParameterError(f"{name} must be above 0 and finite; got {value!r}.")
+        raise ParameterError(f"{name} must be above 0 and finite; got {value!r}.", parameter=name)
 
 
 KNOWN_ORDERS = "Raster(), Shuffled(), Stratified(), Simultaneous() and Alternating()"
@@ -268,11 +268,15 @@ class Game:
         _require_part(self.order, ("sweep", "plays_cells"), "order", KNOWN_ORDERS)
         _require_part(self.step, ("meeting", "is_balanced"), "step", KNOWN_STEPS)
         if not isinstance(self.self_play, SelfPlay):
-            raise ParameterError(f"self_play must be one of {KNOWN_SELF_PLAYS}; got {self.self_play!r}.")
+            raise ParameterError(
+                f"self_play must be one of {KNOWN_SELF_PLAYS}; got {self.self_play!r}.", parameter="self_play"
+            )
         if not (self.leader is None or isinstance(self.leader, str)) or self.leader not in LEADERS:
-            raise ParameterError(f'leader must be "rows", "columns" or None; got {self.leader!r}.')
+            raise ParameterError(f'leader must be "rows", "columns" or None; got {self.leader!r}.', parameter="leader")
         if self.leader is not None and not self.order.plays_cells:
-            raise CompositionError("A leader is for meetings of two; here all players of a side move at once.")
+            raise CompositionError(
+                "A leader is for meetings of two; here all players of a side move at once.", parameter="leader"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What a file says of the game: its parts by name, or all of it as text where a part has none."""
@@ -322,7 +326,7 @@ class Game:
     @property
     def way_out(self) -> str:
         """What to change in a game that has diverged."""
-        return "Check the scale of the data." if self.step.is_balanced else "Take a smaller step, or SafeStep()."
+        return "Check the scale of the data." if self.step.is_balanced else "Take a smaller step, or a safe one."
 
 
 def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
@@ -330,7 +334,7 @@ def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str
     if isinstance(part, type) or not all(hasattr(part, one) for one in needed):
         is_number = name == "step" and isinstance(part, Real) and not isinstance(part, bool)
         hint = f" For a fixed step write ConstantStep({part!r})." if is_number else ""
-        raise ParameterError(f"{name} must be one of {choices}; got {part!r}.{hint}")
+        raise ParameterError(f"{name} must be one of {choices}; got {part!r}.{hint}", parameter=name)
 
 
 def mean_size(factor: Array) -> float:
@@ -393,10 +397,12 @@ def compose_game(
     """A game of its parts, by name or as values; what is None is as in any game."""
     alone = SELF_PLAYS.parse("self_play", "none" if self_play is None else self_play)
     if step_decay is not None and step in (SAFE, None):
-        raise ParameterError("step_decay needs a number as step: safe steps set their own pace.")
+        raise ParameterError(
+            "step_decay needs a number as step: safe steps set their own pace.", parameter="step_decay"
+        )
     if shrink is not None:
         if isinstance(alone, NoSelfPlay):
-            raise ParameterError('shrink needs self_play = "min" or "max".')
+            raise ParameterError('shrink needs self_play = "min" or "max".', parameter="shrink")
         alone = replace(alone, factor=shrink)
     pace: StepSize = SafeStep()
     if step is not None and step != SAFE:

@@ -152,11 +152,13 @@ class EigenGame:
 
     def __post_init__(self) -> None:
         if self.play not in PLAYS:
-            raise ParameterError(f"Unknown play {self.play!r}; choose one of {', '.join(PLAYS)}.")
+            raise ParameterError(f"Unknown play {self.play!r}; choose one of {', '.join(PLAYS)}.", parameter="play")
         if self.step is not None and not 0 < self.step < float("inf"):
-            raise ParameterError(f"step must be 'safe', or a finite number above 0; got {self.step!r}.")
+            raise ParameterError(
+                f"step must be 'safe', or a finite number above 0; got {self.step!r}.", parameter="step"
+            )
         if not 0 <= self.decay < float("inf"):
-            raise ParameterError(f"decay must be zero or more, and finite; got {self.decay!r}.")
+            raise ParameterError(f"decay must be zero or more, and finite; got {self.decay!r}.", parameter="decay")
 
     @staticmethod
     def start(n_features: int, rank: int, seed: int) -> np.ndarray:

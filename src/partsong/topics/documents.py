@@ -19,8 +19,8 @@ from partsong.io.opening import is_gzipped, open_bytes, open_text, place_of
 
 CHUNK = 1 << 20
 OF_TEXTS = (
-    "Save it as UTF-8, or say how it was written: encoding='cp1252' or 'latin-1' for files of Western Windows "
-    "programs, 'utf-16' where that was chosen."
+    "Save it as UTF-8, or name its encoding: cp1252 or latin-1 for files of Western Windows programs, utf-16 "
+    "where that was chosen."
 )
 OF_LISTS = "Save it as UTF-8: lists of words are always read so, in whatever encoding the texts are."
 """Ways out."""
@@ -35,7 +35,8 @@ def codec_named(encoding: str) -> str:
         name = codecs.lookup(encoding).name
     except (LookupError, TypeError, ValueError):
         raise ParameterError(
-            f"There is no text encoding {encoding!r}. Names are those of Python: utf-8, latin-1, cp1252, utf-16."
+            f"There is no text encoding {encoding!r}. Names are those of Python: utf-8, latin-1, cp1252, utf-16.",
+            parameter="encoding",
         ) from None
     return "utf-8-sig" if name == "utf-8" else name
 
@@ -197,7 +198,8 @@ def _place_of_column(place: Path, header: list[str], column: str) -> int:
     hint = apart if column in titles else _near_to(column, titles) or apart
     raise FormatError(
         f"{place}: the column {column!r} is {found} among the {len(titles)} titles of its first line. Name the column "
-        f"with the texts (column=…), and let the first line name the columns.{hint}"
+        f"with the texts, and let the first line name the columns.{hint}",
+        parameter="column",
     )
 
 
@@ -218,8 +220,9 @@ def _from_lines_of_json(place: Path, stream: IO[str], column: str) -> Iterator[s
             raise FormatError(f"{place}: line {number} is not JSON. Write one object per line.") from None
         if not isinstance(entry, dict) or column not in entry:
             raise FormatError(
-                f"{place}: line {number} has no field {column!r}. Name the field with the texts (column=…)."
-                f"{_near_to(column, entry if isinstance(entry, dict) else ())}"
+                f"{place}: line {number} has no field {column!r}. Name the field with the texts."
+                f"{_near_to(column, entry if isinstance(entry, dict) else ())}",
+                parameter="column",
             )
         text = entry[column]
         if not isinstance(text, str) and not _is_missing(text):

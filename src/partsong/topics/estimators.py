@@ -248,17 +248,20 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """A coherence by rows of texts of each party, or without them by what was counted at the fit."""
         check_is_fitted(self, "components_")
         if kind not in COHERENCES:
-            raise ParameterError(f"kind is one of {', '.join(COHERENCES)}; got {kind!r}.")
+            raise ParameterError(f"kind is one of {', '.join(COHERENCES)}; got {kind!r}.", parameter="kind")
         if kind == "vectors":
             if vectors is None:
-                raise ParameterError('kind="vectors" needs vectors=…, a table of word vectors: a path or a mapping.')
+                raise ParameterError(
+                    'kind="vectors" needs vectors=…, a table of word vectors: a path or a mapping.', parameter="vectors"
+                )
             return embedding_coherence(self.topics(n), vectors)
         counts: Cooccurrence | None = vars(self).get("_together")
         if rows is not None:
             counts = counted_together(self.components_, rows, self.seed_, whole_number("n", n))
         elif whole_number("n", n) > TOP:
             raise ParameterError(
-                f"A fit counts the {TOP} strongest words of each topic; got n={n}. Give the texts: coherence(texts=…)."
+                f"A fit counts the {TOP} strongest words of each topic; got n={n}. Give the texts: coherence(texts=…).",
+                parameter="n",
             )
         if counts is None:
             raise DataError(
@@ -434,7 +437,9 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
 
     def _source(self) -> Any:
         if isinstance(self.vocabulary, str) and self.vocabulary == AGREE:
-            raise ParameterError('vocabulary="agree" is between parties. Texts of one place: leave it out.')
+            raise ParameterError(
+                'vocabulary="agree" is between parties. Texts of one place: leave it out.', parameter="vocabulary"
+            )
         return AGREE if self.vocabulary is None else self.vocabulary
 
     def _told(self) -> dict[str, Any]:
@@ -557,9 +562,14 @@ history_, n_iter_, outcome_, seed_ :
         if self.rounds is not None:
             whole_number("rounds", self.rounds)
         if self.masked and isinstance(self.method, str) and self.method == "fnmf":
-            raise ParameterError("fnmf compares single models of parties, which masks would hide. Take method='exact'.")
+            raise ParameterError(
+                "fnmf compares single models of parties, which masks would hide. Take the method exact.",
+                parameter="masked",
+            )
         if not 0 < real_number("participation", self.participation) <= 1:
-            raise ParameterError(f"participation must be above 0 and at most 1; got {self.participation!r}.")
+            raise ParameterError(
+                f"participation must be above 0 and at most 1; got {self.participation!r}.", parameter="participation"
+            )
         return super().check_settings()
 
     def _texts(self, texts: Any) -> dict[str, list[str]]:
@@ -584,7 +594,8 @@ history_, n_iter_, outcome_, seed_ :
         if present < FEWEST_MASKED:
             raise ParameterError(
                 f"Masks take at least {FEWEST_MASKED} parties in every round, and there are {present}: each of two "
-                "would know what the other has sent. Let more take part, or run without masks."
+                "would know what the other has sent. Let more take part, or run without masks.",
+                parameter="masked",
             )
         masks: Reduction = masks_for(None, n_parties) if self.masked is True else self.masked
         return masks
@@ -594,12 +605,14 @@ history_, n_iter_, outcome_, seed_ :
         if is_sampled and program.traits.full_participation:
             raise ParameterError(
                 f"participation={self.participation} is for methods that can do with some of the parties in a round, "
-                "fednmf, fednmf-mi and fedlda. Take one of these, or participation=1."
+                "fednmf, fednmf-mi and fedlda. Take one of these, or let all parties take part.",
+                parameter="participation",
             )
         if is_sampled and self.masked and isinstance(program, FederatedLDA):
             raise ParameterError(
                 "Sums of fedlda over other parties each time differ by the words of single parties, and masks would "
-                "hide nothing. Take participation=1, or another method."
+                "hide nothing. Let all parties take part, or take another method.",
+                parameter="participation",
             )
 
     def _keep_parties(self, prepared: Prepared) -> None:

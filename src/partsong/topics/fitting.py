@@ -113,28 +113,35 @@ def require_method(method: Any, known: tuple[str, ...]) -> None:
         if method not in known:
             elsewhere = "TopicModel" if method in ALONE else "FederatedTopicModel" if method in TOGETHER else ""
             hint = f" {method!r} is a method of {elsewhere}." if elsewhere else ""
-            raise ParameterError(f"method is one of {', '.join(known)}, or a Program; got {method!r}.{hint}")
+            raise ParameterError(
+                f"method is one of {', '.join(known)}, or a Program; got {method!r}.{hint}", parameter="method"
+            )
     elif not all(hasattr(method, part) for part in PROGRAM):
-        raise ParameterError(f"method is one of {', '.join(known)}, or a Program; got {type(method).__name__}.")
+        raise ParameterError(
+            f"method is one of {', '.join(known)}, or a Program; got {type(method).__name__}.", parameter="method"
+        )
 
 
 def require_server(method: Any, server: str, server_rate: Any = SERVER_RATE) -> None:
     """Only averages can be moved adaptively, and only what moves so has a rate."""
     if server not in SERVERS:
-        raise ParameterError(f"server is one of {', '.join(SERVERS)}; got {server!r}.")
+        raise ParameterError(f"server is one of {', '.join(SERVERS)}; got {server!r}.", parameter="server")
     if server != SERVERS[0] and method not in DESCENTS:
-        raise ParameterError(f"server={server!r} is for {', '.join(DESCENTS)}; the method is {_name(method)}.")
+        raise ParameterError(
+            f"server={server!r} is for {', '.join(DESCENTS)}; the method is {_name(method)}.", parameter="server"
+        )
     if server == SERVERS[0] and server_rate != SERVER_RATE:
         raise ParameterError(
             f"server_rate={server_rate!r} is for servers that take steps, {', '.join(SERVERS[1:])}: an average has no "
-            f"rate. Take server={SERVERS[-1]!r} or another of them, or leave server_rate out."
+            "rate. Take one of these, or leave server_rate out.",
+            parameter="server_rate",
         )
 
 
 def require_topics(n_topics: Any) -> int:
     """The number of topics."""
     if isinstance(n_topics, bool) or not hasattr(n_topics, "__index__") or int(n_topics) < 1:
-        raise ParameterError(f"n_topics must be a whole number of at least 1; got {n_topics!r}.")
+        raise ParameterError(f"n_topics must be a whole number of at least 1; got {n_topics!r}.", parameter="n_topics")
     return int(n_topics)
 
 
@@ -143,7 +150,8 @@ def require_words(program: Program, n_words: int) -> None:
     if program.rank > n_words:
         raise ParameterError(
             f"n_topics={program.rank}, but the vocabulary has {n_words} words: topics cannot be more than these. Ask "
-            "for fewer topics, or prune the vocabulary less."
+            "for fewer topics, or prune the vocabulary less.",
+            parameter="n_topics",
         )
 
 
@@ -153,9 +161,11 @@ def weighting_of(weighting: str | None, method: Any) -> str:
     if weighting is None:
         return COUNTS if counts_words else TFIDF
     if weighting not in WEIGHTINGS:
-        raise ParameterError(f"weighting is one of {', '.join(WEIGHTINGS)}, or None; got {weighting!r}.")
+        raise ParameterError(f"weighting is one of {', '.join(WEIGHTINGS)}; got {weighting!r}.", parameter="weighting")
     if counts_words and weighting != COUNTS:
-        raise ParameterError(f"LDA is a model of counts; weighting={weighting!r} is for the other methods.")
+        raise ParameterError(
+            f"LDA is a model of counts; weighting={weighting!r} is for the other methods.", parameter="weighting"
+        )
     return weighting
 
 
@@ -203,17 +213,19 @@ def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
         those = [one for one in takers if one in known]
         raise ParameterError(
             f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Take method={those[0]!r}, or "
-            f"leave {name} out."
+            f"leave {name} out.",
+            parameter=name,
         )
     if not isinstance(options.get("fits_first", False), bool):
-        raise ParameterError(f"fits_first is True or False; got {options['fits_first']!r}.")
+        raise ParameterError(f"fits_first is True or False; got {options['fits_first']!r}.", parameter="fits_first")
 
 
 def _given(program: Any, n_topics: int | None) -> Program:
     rank = require_topics(program.rank)
     if n_topics is not None and n_topics != rank:
         raise ParameterError(
-            f"n_topics={n_topics!r}, but the program has {rank}. Leave n_topics out, or make both the same."
+            f"n_topics={n_topics!r}, but the program has {rank}. Leave n_topics out, or make both the same.",
+            parameter="n_topics",
         )
     return program
 
@@ -228,12 +240,14 @@ def require_device(device: Any, program: Any) -> None:
         return
     if not isinstance(device, str):
         raise ParameterError(
-            f'device must be the name of a device that torch knows, such as "cuda" or "cpu", or None; got {device!r}.'
+            f'device must be the name of a device that torch knows, such as "cuda" or "cpu"; got {device!r}.',
+            parameter="device",
         )
     if not isinstance(program, TopicRounds):
         raise ParameterError(
             f"device={device!r} is for descents, nmf-sgd, nmf-sgd-mi, fednmf and fednmf-mi: all other methods are "
-            "computed by NumPy and compiled loops. Leave it out, or take one of these."
+            "computed by NumPy and compiled loops. Leave it out, or take one of these.",
+            parameter="device",
         )
     _require_usable(device)
 
@@ -267,10 +281,12 @@ def _require_usable(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
         raise ParameterError(
-            f"device={device!r} cannot be used here: {reason}. Take another one, or none for NumPy."
+            f"device={device!r} cannot be used here: {reason}. Take another one, or none for NumPy.", parameter="device"
         ) from None
     if not is_here:
-        raise ParameterError(f"device={device!r} does not compute. Take another one, or none for NumPy.")
+        raise ParameterError(
+            f"device={device!r} does not compute. Take another one, or none for NumPy.", parameter="device"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,9 +445,9 @@ def _smaller_steps(program: TopicRounds, weighting: str) -> str:
     if isinstance(information, MutualInformation):
         ways.append("a smaller critic_rate")
         if not isinstance(information.bound, JensenShannon):
-            ways.append("mi_gradient='js'")
+            ways.append("the mi_gradient js")
     if not isinstance(program.server_update, Replace):
         ways.append("a smaller server_rate")
     if weighting == COUNTS:
-        ways.append("weighting='tfidf', by which all rows have norm 1")
+        ways.append("the weighting tfidf, by which all rows have norm 1")
     return f"Take {', '.join(ways[:-1])} or {ways[-1]}."

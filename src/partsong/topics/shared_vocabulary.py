@@ -59,13 +59,16 @@ class WordRule:
         if self.longest_word > MOST_BYTES:
             raise ParameterError(
                 f"longest_word={self.longest_word}: a word of so many bytes is none. {MOST_BYTES} are the most; each "
-                "word that is not of up to eleven plain letters takes a place of this size."
+                "word that is not of up to eleven plain letters takes a place of this size.",
+                parameter="longest_word",
             )
         for name in ("min_parties", "max_words"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         if not 0 < real_number("max_share", self.max_share) <= 1:
-            raise ParameterError(f"max_share must be above 0 and at most 1; got {self.max_share!r}.")
+            raise ParameterError(
+                f"max_share must be above 0 and at most 1; got {self.max_share!r}.", parameter="max_share"
+            )
 
     def fixed(self, words: Words, seed: int) -> Vocabulary | HashedVocabulary | None:
         """Columns that do not depend on documents; None where these have to be looked at.
@@ -87,7 +90,8 @@ class WordRule:
                 return Vocabulary(tuple(dict.fromkeys(word for line in listed for word in words.of(line))))
         raise DataTypeError(
             f"vocabulary must be {AGREE!r}, {HASH!r}, the path of a file with one word per line, a list of words or a "
-            f"Vocabulary; this is {type(self.source).__name__}."
+            f"Vocabulary; this is {type(self.source).__name__}.",
+            parameter="vocabulary",
         )
 
     def pruned(self, vocabulary: Vocabulary, min_documents: int = 1) -> Vocabulary:
@@ -118,7 +122,7 @@ def word_rule(source: Any, asked: Mapping[str, Any], least: int) -> WordRule:
             if is_hashed
             else f"a given vocabulary is taken as it is. Leave {name} out, or give the words that you want."
         )
-        raise ParameterError(f"{name}={value!r} is about words that are found in the texts, and {why}")
+        raise ParameterError(f"{name}={value!r} is about words that are found in the texts, and {why}", parameter=name)
     return rule
 
 

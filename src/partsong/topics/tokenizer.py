@@ -243,18 +243,27 @@ class Words:
         if self.language not in LISTS:
             raise ParameterError(
                 f"There is no list of stop words for {self.language!r}. There are: {', '.join(LISTS)}. For another "
-                "language take 'none', and pass stop_words (stop_words_of reads them from a file)."
+                "language take 'none', and give its stop_words.",
+                parameter="language",
             )
         if isinstance(self.stop_words, str) or not all(isinstance(word, str) for word in self.stop_words):
-            raise DataTypeError("stop_words is a collection of words; from a file: stop_words_of('words.txt').")
+            raise DataTypeError(
+                "stop_words is a collection of words; from a file: stop_words_of('words.txt').", parameter="stop_words"
+            )
         if isinstance(self.shortest, bool) or not isinstance(self.shortest, int) or self.shortest < 1:
-            raise ParameterError(f"shortest must be a whole number of at least 1; got {self.shortest!r}.")
+            raise ParameterError(
+                f"shortest must be a whole number of at least 1; got {self.shortest!r}.", parameter="shortest"
+            )
         try:
             expression = re.compile(self.pattern)
         except (re.error, TypeError):
-            raise ParameterError(f"pattern is not a regular expression: {self.pattern!r}.") from None
+            raise ParameterError(
+                f"pattern is not a regular expression: {self.pattern!r}.", parameter="pattern"
+            ) from None
         if expression.groups > 1:
-            raise ParameterError(f"pattern may have one group at most; {self.pattern!r} has {expression.groups}.")
+            raise ParameterError(
+                f"pattern may have one group at most; {self.pattern!r} has {expression.groups}.", parameter="pattern"
+            )
         object.__setattr__(self, "stop_words", tuple(sorted(set(self.stop_words))))
         object.__setattr__(self, "_find", find_runs if self.pattern == LETTERS else expression.findall)
         listed = {self._normal(word) for word in (*LISTS[self.language], *self.stop_words)}

@@ -15,7 +15,7 @@ from scipy import sparse
 from partsong.core.interfaces import Matrix
 from partsong.core.states import state
 from partsong.data.conversion import as_matrix
-from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError
+from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError, reworded
 from partsong.estimators.parties import party_names
 from partsong.evaluation.topic_quality import WINDOW, windows
 from partsong.topics.documents import as_documents, read_word_list
@@ -101,7 +101,8 @@ class Vocabulary:
         if min_documents < 1 or not 0 < max_share <= 1 or (max_words is not None and max_words < 1):
             raise ParameterError(
                 f"min_documents and max_words are at least 1, and max_share is above 0 and at most 1; got "
-                f"{min_documents!r}, {max_words!r}, {max_share!r}."
+                f"{min_documents!r}, {max_words!r}, {max_share!r}.",
+                parameter="min_documents",
             )
         if self.documents is None:
             raise ParameterError("These words have no document frequencies to prune by: they come from a public list.")
@@ -115,7 +116,8 @@ class Vocabulary:
             raise DataError(
                 f"None of {len(self.words)} words is in at least {min_documents} documents and in at most "
                 f"{max_share:.0%} of {self.n_documents}: all documents would be empty. Prune less: "
-                "a smaller min_documents, or a larger max_share."
+                "a smaller min_documents, or a larger max_share.",
+                parameter="min_documents",
             )
         return Vocabulary(tuple(self.words[column] for column in kept), self.documents[kept], self.n_documents)
 
@@ -133,7 +135,9 @@ class HashedVocabulary:
 
     def __post_init__(self) -> None:
         if isinstance(self.n_columns, bool) or not isinstance(self.n_columns, int) or self.n_columns < 1:
-            raise ParameterError(f"n_columns must be a whole number of at least 1; got {self.n_columns!r}.")
+            raise ParameterError(
+                f"n_columns must be a whole number of at least 1; got {self.n_columns!r}.", parameter="n_columns"
+            )
         if not isinstance(self.key, bytes) or len(self.key) > 64:
             raise ParameterError("The key of a hashed vocabulary has at most 64 bytes, such as fresh_key() gives.")
 
@@ -211,7 +215,7 @@ def tf_idf(
     Frequencies are those of all parties together, so that a word weighs the same everywhere.
     """
     if norm not in ("l2", "none"):
-        raise ParameterError(f'norm must be "l2" or "none"; got {norm!r}.')
+        raise ParameterError(f'norm must be "l2" or "none"; got {norm!r}.', parameter="norm")
     weights = inverse_frequencies(documents, n_documents)
     rows = counted.rows
     if weights.shape != (rows.shape[1],):
@@ -275,11 +279,14 @@ def words_of(words: Words | None, language: str, stop_words: Iterable[str]) -> W
     if words is None:
         if isinstance(stop_words, str | Iterator) or not isinstance(stop_words, Iterable):
             raise DataTypeError(
-                "stop_words is a collection of words that can be read again; from a file: stop_words_of('words.txt')."
+                "stop_words is a collection of words that can be read again; from a file: stop_words_of('words.txt').",
+                parameter="stop_words",
             )
         return Words(language, tuple(stop_words))
     if not isinstance(words, Words):
-        raise DataTypeError(f"words must be partsong.topics.tokenizer.Words(…) or None, not {type(words).__name__}.")
+        raise DataTypeError(
+            f"words must be partsong.topics.tokenizer.Words(…) or None, not {type(words).__name__}.", parameter="words"
+        )
     return words
 
 
@@ -316,4 +323,4 @@ def _documents(name: str, texts: Any) -> list[str]:
     try:
         return as_documents(texts)
     except PartsongError as error:
-        raise type(error)(f"Party {name!r}: {error}") from None
+        raise reworded(error, f"Party {name!r}: {error}") from None

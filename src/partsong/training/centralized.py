@@ -78,7 +78,7 @@ class CentralizedConfig:
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
-            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.")
+            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.", parameter="init")
 
 
 def iterations(
@@ -236,7 +236,9 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
     generator, init = stream(config.seed, "start"), config.init
     is_partly_known = isinstance(matrix, ObservedMatrix)
     if is_partly_known and init not in ("auto", "random"):
-        raise ParameterError(f"init={init!r} needs all cells of X, and some are unknown. Take init='random'.")
+        raise ParameterError(
+            f"init={init!r} needs all cells of X, and some are unknown. Take 'random'.", parameter="init"
+        )
     if init == "auto" and config.sketch is None and not is_partly_known and is_mostly_zero(matrix):
         init = "random" if config.rank > min(matrix.shape) else "nndsvda"
     if init == "random" or is_partly_known:
@@ -245,7 +247,8 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
         if config.rank > min(matrix.shape):
             raise ParameterError(
                 f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
-                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'."
+                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use 'random'.",
+                parameter="init",
             )
         fill = FILLS[init] * matrix.mean
         return double_svd(matrix, config.rank, generator, fill, is_random=init == "nndsvdar")

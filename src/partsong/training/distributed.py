@@ -41,7 +41,7 @@ from partsong.engines.collective import Communicator, at_the_server, failing_tog
 from partsong.engines.mpi import Mpi, launched_ranks, require_launched_together
 from partsong.engines.mpi_async import AsynchronousMpi
 from partsong.engines.torch_distributed import TorchDistributed, is_launched, process_group
-from partsong.errors import CompositionError, DataError, FileError, ParameterError, PartsongError
+from partsong.errors import CompositionError, DataError, FileError, ParameterError, PartsongError, reworded
 from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.model_file import Model, machine_versions, now, package_versions, save_model
 from partsong.io.opening import Wanted
@@ -85,9 +85,13 @@ def _require_launcher(engine: str) -> None:
     """Refuse ranks that a launcher of the other kind has started: each would be alone, and do all of the work."""
     by_mpi, by_torch = (launched_ranks() or 1) > 1, is_launched() and int(os.environ["WORLD_SIZE"]) > 1
     if engine == "torch" and by_mpi and not by_torch:
-        raise CompositionError('mpiexec has started these ranks, and engine="torch" needs torchrun. Use engine="mpi".')
+        raise CompositionError(
+            'mpiexec has started these ranks, and engine="torch" needs torchrun. Use engine="mpi".', parameter="engine"
+        )
     if engine == "mpi" and by_torch and not by_mpi:
-        raise CompositionError('torchrun has started these ranks, and engine="mpi" needs mpiexec. Use engine="torch".')
+        raise CompositionError(
+            'torchrun has started these ranks, and engine="mpi" needs mpiexec. Use engine="torch".', parameter="engine"
+        )
 
 
 def first_difference(communicator: Communicator, own: Mapping[str, Any]) -> tuple[str, int, Any, Any] | None:
@@ -148,7 +152,8 @@ def require_sketchable(n_components: int, shape: tuple[int, int], method: str) -
     if traits_by_name(method).needs_columns and n_components > min(shape):
         raise ParameterError(
             f"n_components={n_components}: a sketch of {shape[0]} rows or {shape[1]} columns has no more columns than "
-            f"that, and needs one for each component. Choose at most {min(shape)}, or another method."
+            f"that, and needs one for each component. Choose at most {min(shape)}, or another method.",
+            parameter="n_components",
         )
 
 
@@ -216,7 +221,7 @@ def _known(X: Any, source: Source) -> Any:
     try:
         return known_cells(X)
     except PartsongError as error:
-        raise type(error)(f"{source.path}: {error}") from error
+        raise reworded(error, f"{source.path}: {error}") from error
 
 
 def require_usable(

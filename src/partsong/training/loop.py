@@ -93,16 +93,19 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         if not self.tol >= 0:
-            raise ParameterError(f"tol must be zero or more; got {self.tol}.")
+            raise ParameterError(f"tol must be zero or more; got {self.tol}.", parameter="tol")
         if self.time_budget is not None and not self.time_budget > 0:
-            raise ParameterError(f"time_budget must be more than 0 seconds (or None); got {self.time_budget}.")
+            raise ParameterError(
+                f"time_budget must be more than 0 seconds; got {self.time_budget}.", parameter="time_budget"
+            )
 
     def without_metrics(self) -> StoppingRule:
         """The rule for a run with differential privacy: the time that rounds take can depend on data as well."""
         if self.time_budget is not None:
             raise ParameterError(
                 "With differential privacy a run has the rounds that its noise was planned for: how long they take can "
-                "tell of the data. Leave time_budget out, and give a number of rounds."
+                "tell of the data. Leave time_budget out, and give a number of rounds.",
+                parameter="time_budget",
             )
         return StoppingRule(0.0, None, True)
 

@@ -46,15 +46,19 @@ OWN = (SETTINGS, VERSIONS, *REPLACED)
 def make_usable(folder: Path, overwrite: bool) -> None:
     """Make the folder; refuse one with anything in it, unless it holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise FileError(f"run_folder={str(folder)!r} is a file. Choose another name.")
+        raise FileError(f"run_folder={str(folder)!r} is a file. Choose another name.", parameter="run_folder")
     if folder.is_dir() and any(folder.iterdir()) and not RunFolder(folder).is_unborn:
         if not is_run_folder(folder):
             raise FileError(
                 f"run_folder={str(folder)!r} holds files, but not those of a run of partsong; nothing was touched. "
-                "Choose another name, or an empty folder."
+                "Choose another name, or an empty folder.",
+                parameter="run_folder",
             )
         if not overwrite:
-            raise FileError(f"run_folder={str(folder)!r} is not empty. Choose another name, or pass overwrite=True.")
+            raise FileError(
+                f"run_folder={str(folder)!r} is not empty. Choose another name, or overwrite it.",
+                parameter="run_folder",
+            )
     require_writable_folder("run_folder", folder if folder.is_dir() else folder.absolute().parent)
     folder.mkdir(exist_ok=True)
 

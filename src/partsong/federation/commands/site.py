@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.console.output import as_options, guarded, put_json, visible, warn
+from partsong.console.output import guarded, put_json, visible, warn
 from partsong.errors import DataError, FileError, FormatError, ParameterError, PartsongError
 from partsong.io.opening import Wanted
 
@@ -347,8 +347,8 @@ def _check(data: Path, wanted: Wanted, as_json: bool) -> Table:
     findings = inspect(table.X, table.feature_names, table.sample_names)
     for finding in (*findings, *identifier_findings(table.X, table.feature_names)):
         if finding.severity == "error":
-            raise DataError(f"{data}: {finding.message} {as_options(finding.remedy)}")
-        typer.echo(f"Note: {visible(finding.message)} {visible(as_options(finding.remedy))}", err=True)
+            raise DataError(f"{data}: {finding.message} {finding.remedy}")
+        typer.echo(f"Note: {visible(finding.message)} {visible(finding.remedy)}", err=True)
     return table
 
 

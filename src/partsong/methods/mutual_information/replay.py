@@ -77,7 +77,7 @@ class Workbench:
             self._next(last - first)
         if int(self.counter) != len(self.cuts) - 1:
             taken = f"{int(self.counter)} of {len(self.cuts) - 1} recorded steps"
-            raise PartsongError(f"The GPU took {taken}: a fault of ours. Learn with device='cpu', and tell us.")
+            raise PartsongError(f"The GPU took {taken}: a fault of ours. Learn on the CPU, and tell us.")
         settled = torch.empty_like(W)
         settled[places] = self.moving
         return settled, self.total

@@ -52,7 +52,7 @@ MOST_READINGS = 4
 FEW_RARE, MOST_RARE = 10, 4e7
 """Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
 LONGER = (
-    "To let them take part, give all parties the same larger longest_word (longest of VocabularyAgreement), in bytes "
+    "To let them take part, give all parties the same larger longest_word, in bytes "
     "of UTF-8; each byte makes what is sent larger."
 )
 MOST_NAMED = 5
@@ -192,9 +192,12 @@ class VocabularyAgreement(ProgramBase):
         for name in ("min_documents", "min_parties", "words_expected", "longest"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ParameterError(f"{name} must be a whole number of at least 1; got {value!r}.")
+                raise ParameterError(f"{name} must be a whole number of at least 1; got {value!r}.", parameter=name)
         if not 1e-30 <= self.false_pass < 1:
-            raise ParameterError(f"false_pass must be a probability from 1e-30 to below 1; got {self.false_pass!r}.")
+            raise ParameterError(
+                f"false_pass must be a probability from 1e-30 to below 1; got {self.false_pass!r}.",
+                parameter="false_pass",
+            )
 
     @property
     def traits(self) -> Traits:
@@ -219,7 +222,8 @@ class VocabularyAgreement(ProgramBase):
         if self.min_parties > parties:
             raise ParameterError(
                 f"A word cannot be at {self.min_parties} parties where there are {parties}. For words that all of them "
-                f"have take min_parties={parties}."
+                f"have take min_parties={parties}.",
+                parameter="min_parties",
             )
         server = Count(Step(TABLES, 0, 1, max(256, parties * self.words_expected // 4)), parties)
         return server, Message({"step": server.step.written()})
@@ -309,7 +313,8 @@ class VocabularyAgreement(ProgramBase):
         elif after.size > MOST_COUNTERS:
             raise ParameterError(
                 f"About {tally.words:.2g} words of all parties would need tables of {after.size:.2g} counters, and "
-                f"{MOST_COUNTERS:.2g} are the most. Ask for more documents per word (min_documents)."
+                f"{MOST_COUNTERS:.2g} are the most. Ask for more documents per word.",
+                parameter="min_documents",
             )
         told = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
         return server, Message({**told, "step": server.step.written()})
