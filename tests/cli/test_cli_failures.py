@@ -52,7 +52,7 @@ def test_json_tells_of_faults_of_our_own(invoke, data_npy, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("never foreseen")
 
-    monkeypatch.setattr(fit_session, "fit_of", lambda *given, **more: fail())
+    monkeypatch.setattr(fit_session, "estimator_of", lambda *given, **more: fail())
     result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
     said = json.loads(result.stdout.splitlines()[-1])
     assert said == {"error": "never foreseen", "type": "ZeroDivisionError", "exit_code": 1}
@@ -74,7 +74,7 @@ def test_what_was_added_on_the_way_is_told(invoke, data_npy, monkeypatch):
         error.add_note("(party 'x')")
         raise error
 
-    monkeypatch.setattr(fit_session, "fit_of", fail)
+    monkeypatch.setattr(fit_session.Session, "begin", fail)
     result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
     assert json.loads(result.stdout)["error"] == "bad (party 'x')"
     assert "(party 'x')" in result.stderr
@@ -113,7 +113,7 @@ def told_by(arguments, error):
         ("alpha_W must be zero or more; got -1.", "alpha_W", "--alpha-w must be zero or more; got -1."),
         ("random_state must be a number.", "random_state", "--seed must be a number."),
         ("n_threads must be at least 1; got 0.", "n_threads", "--threads must be at least 1; got 0."),
-        ("method_options must be a mapping.", "method_options", "--method-option must be a mapping."),
+        ("method_options must be a mapping.", "method_options", "--method-options must be a mapping."),
         ("max_iter must be at least 1.", "max_iter", "--max-iter must be at least 1."),
         ("strength must be above 0.", "strength", "strength must be above 0."),
         ("label must be text.", None, "label must be text."),
@@ -188,6 +188,6 @@ def test_every_error_of_ours_is_told_with_its_class(invoke, data_npy, monkeypatc
         def fail(*_, kind=kind, **__):
             raise kind("no")
 
-        monkeypatch.setattr(fit_session, "fit_of", fail)
+        monkeypatch.setattr(fit_session.Session, "begin", fail)
         result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
         assert json.loads(result.stdout)["type"] == kind.__name__

@@ -8,10 +8,10 @@ import pytest
 from scipy import sparse
 
 import partsong
-from partsong.cli import choices
+from partsong.console import options
 from partsong.estimators.validation import MISSING
-from partsong.solvers.game import SELF_PLAYS, ConstantStep, DecayingStep, Game, ShrinkOthers, ShrinkSmallest
-from partsong.solvers.game_orders import ORDERS, Raster, Shuffled, Simultaneous
+from partsong.solvers.game import ConstantStep, DecayingStep, Game, ShrinkOthers, ShrinkSmallest
+from partsong.solvers.game_orders import Raster, Shuffled, Simultaneous
 
 PLAIN = {
     "play": "stratified", "step": "safe", "step_decay": None, "self_play": "none", "shrink": None, "leader": None,
@@ -49,10 +49,7 @@ def same_model(a, b):
 
 
 def test_names_are_those_of_the_library():
-    assert tuple(ORDERS.values) == choices.PLAYS
-    assert tuple(SELF_PLAYS.values) == choices.SELF_PLAYS
-    assert choices.MISSING == MISSING
-    assert tuple(name for name, order in ORDERS.values.items() if not order.plays_cells) == choices.AT_ONCE
+    assert options.MISSING == MISSING
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -66,8 +63,8 @@ def test_same_bits_as_in_python_and_told_of_everywhere(told, data_npy, X, name, 
     assert (said["relative_error"], said["iterations"]) == (estimator.relative_error_, 8)
     assert said["game"] == {**PLAIN, **rules}
     asked = json.loads((tmp_path / "run/settings.json").read_text())
-    assert {rule: asked[rule] for rule in PLAIN} == said["game"]
-    assert {rule: model.settings.get(rule) for rule in PLAIN} == said["game"]
+    assert {rule: asked.get(rule, PLAIN[rule]) for rule in PLAIN} == said["game"]
+    assert {rule: model.settings.get(rule, PLAIN[rule]) for rule in PLAIN} == said["game"]
     assert json.loads((tmp_path / "run/result.json").read_text())["game"] == said["game"]
     history = (tmp_path / "run/history.csv").read_text().splitlines()
     assert len(history) == 9
@@ -88,20 +85,20 @@ def test_a_report_for_people(invoke, data_npy):
 
 
 WRONG = {
-    "no game": (["--play", "random"], "only for games: --solver game"),
-    "no game, missing": (["--solver", "mu", "--missing", "ignore"], "--missing: only for games"),
-    "decay alone": (["--solver", "game", "--step-decay", 0.1], "needs a number as --step"),
-    "no step": (["--solver", "game", "--step", "fast"], "'fast' is neither safe nor a finite number of more than 0"),
-    "no size": (["--solver", "game", "--step", 0], "'0' is neither safe"),
-    "endless": (["--solver", "game", "--step", "inf"], "neither safe"),
-    "shrink alone": (["--solver", "game", "--shrink", 0.5], "needs --self-play min or max"),
+    "no game": (["--play", "random"], "only for --solver game"),
+    "no game, missing": (["--solver", "mu", "--missing", "ignore"], "--missing: only for --solver game"),
+    "decay alone": (["--solver", "game", "--step-decay", 0.1], "--step-decay needs a number as step"),
+    "no step": (["--solver", "game", "--step", "fast"], "or a number above 0; got 'fast'"),
+    "no size": (["--solver", "game", "--step", 0], "--step must be a number above 0; got 0"),
+    "endless": (["--solver", "game", "--step", "inf"], "--step must be a number above 0; got inf"),
+    "shrink alone": (["--solver", "game", "--shrink", 0.5], "--shrink needs self_play"),
     "no share": (["--solver", "game", "--self-play", "min", "--shrink", 1.5], "--shrink"),
     "leader of all": (["--solver", "game", "--play", "alternating", "--leader", "rows"], "move at once"),
-    "penalty": (["--solver", "game", "--alpha-w", 0.1], "a game has no penalties"),
-    "penalty on H": (["--solver", "game", "--alpha-h", 0.1], "--alpha-h: a game has no penalties"),
-    "start": (["--solver", "game", "--missing", "ignore", "--init", "nndsvd"], "--init: needs all cells"),
+    "penalty": (["--solver", "game", "--alpha-w", 0.1], "A game has no penalties"),
+    "penalty on H": (["--solver", "game", "--alpha-h", 0.1], "A game has no penalties"),
+    "start": (["--solver", "game", "--missing", "ignore", "--init", "nndsvd"], "--init 'nndsvd' needs all cells"),
     "near": (["--solver", "game", "--play", "sequentially"], "Did you mean 'sequential'?"),
-    "a method": (["--method", "game"], "Play it by --solver game"),
+    "a method": (["--method", "game"], "Use --solver"),
 }
 
 
@@ -114,21 +111,21 @@ def test_what_makes_no_sense_is_a_usage_error(invoke, data_npy, case):
 
 def test_what_makes_no_sense_between_parties(invoke, parts):
     fit = ["fit", parts, "-k", 3, "-o", "m.safetensors"]
-    assert "Use --method game" in invoke(*fit, "--solver", "game", code=2).stderr
-    assert "Between parties: stratified" in invoke(*fit, "--method", "game", "--play", "alternating", code=2).stderr
-    assert "--step: only for games" in invoke(*fit, "--method", "fedavg", "--step", 0.1, code=2).stderr
+    assert "Use --method" in invoke(*fit, "--solver", "game", code=2).stderr
+    assert "moves all players at once" in invoke(*fit, "--method", "game", "--play", "alternating", code=2).stderr
+    assert "--step is for game" in invoke(*fit, "--method", "fedavg", "--step", 0.1, code=2).stderr
     assert "one start" in invoke(*fit, "--method", "game", "--start", "independent", code=2).stderr
 
 
 def test_help_has_all_of_it(invoke):
-    text = invoke("fit", "--help").stdout
+    text = invoke("fit", "--help-all").stdout
     for flag in ("--play", "--step", "--step-decay", "--self-play", "--shrink", "--leader", "--missing"):
         assert flag in text
 
 
 def test_a_step_that_is_too_large_is_told_with_the_way_out(told, invoke, data_npy, X):
     words = ["fit", data_npy, "-k", 3, "--solver", "game", "--seed", 5, "--max-iter", 20, "-o", "m.safetensors"]
-    assert "Take a smaller step, or --step safe." in invoke(*words, "--step", 40, code=1).stderr
+    assert "Take a smaller step, or a safe one." in invoke(*words, "--step", 40, code=1).stderr
     done = invoke(*words, "--step", 40, "--play", "simultaneous", "--json")
     assert json.loads(done.stdout)["outcome"] == "diverged"
     assert np.isfinite(partsong.load_model("m.safetensors").components).all()
@@ -183,7 +180,7 @@ class TestGoingOn:
         assert "--step (safe there, 0.1 here)" in refused
         assert "--play (stratified there, random here)" in refused
         invoke(*begin)
-        assert "only for games" in invoke(*again, "--step", 0.1, code=2).stderr
+        assert "only for --solver game" in invoke(*again, "--step", 0.1, code=2).stderr
 
 
 class TestParts:
@@ -340,4 +337,4 @@ def test_a_game_between_parties_needs_parts(invoke, tmp_path):
     for name in ("empty", "nowhere"):
         refused = invoke("fit", name, "--method", "game", "-o", "m.safetensors", code=2)
         said = " ".join(re.sub(r"[^\w`\-;,.:]", " ", refused.stderr).split())
-        assert "DATA is a file, another folder, or not there. Play it by --solver game if it is a file." in said
+        assert "DATA is a file, another folder, or not there. Use --solver." in said

@@ -10,6 +10,7 @@ import pytest
 import partsong
 from partsong.cli import fit_session
 from partsong.core.runtime import held
+from partsong.training import centralized
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals to oneself are a POSIX affair")
 
@@ -38,13 +39,13 @@ def test_the_first_is_held_back_and_the_second_is_not(capsys):
 
 
 def test_while_the_model_is_finished(invoke, data_npy, monkeypatch):
-    plain = fit_session.finish
+    plain = centralized.finish
 
     def finish(*given):
         press()
         return plain(*given)
 
-    monkeypatch.setattr(fit_session, "finish", finish)
+    monkeypatch.setattr(centralized, "finish", finish)
     result = invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--json", code=130)
     assert json.loads(result.stdout)["outcome"] == "converged"
     assert "again" in result.stderr

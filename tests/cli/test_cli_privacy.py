@@ -231,24 +231,24 @@ def test_accounts_are_not_overwritten(invoke, parts):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--epsilon", 3], "about whom"),
-        (["--epsilon", 0, "--unit", "row"], "more than 0"),
-        (["--epsilon", "nan", "--unit", "row"], "more than 0"),
+        (["--epsilon", 3], "say whom ε protects"),
+        (["--epsilon", 0, "--unit", "row", "--row-bound", 4], "--epsilon must be"),
+        (["--epsilon", "nan", "--unit", "row", "--row-bound", 4], "--epsilon must be"),
         (["--epsilon", 3, "--unit", "row"], "--row-bound"),
         (["--epsilon", 3, "--unit", "cell"], "not one of row, party"),
         ([*ROW, "--method", "fedavg"], "sums over rows"),
-        (["--epsilon", 3, "--unit", "party"], "--unit party is for"),
+        (["--epsilon", 3, "--unit", "party"], "each sends its own H"),
         ([*ROW[:2], *ROW[4:], "--delta", 1], "below 1"),
         ([*ROW, "--clip", 1], "not for --unit row"),
         ([*PARTY, "--row-bound", 1], "not for --unit party"),
-        ([*ROW, "--relation", "zero-out"], "add-or-remove, replace"),
-        ([*ROW, "--time-budget", 5], "nothing measured"),
-        ([*ROW, "--tol", 0.1], "nothing measured"),
-        ([*ROW, "--local-steps", 5], "not for --unit row"),
+        ([*ROW, "--relation", "zero-out"], "--relation"),
+        ([*ROW, "--time-budget", 5], "no measurement"),
+        ([*ROW, "--tol", 0.1], "no measurement"),
+        ([*ROW, "--local-steps", 5], "no place in noisy sums"),
         (["--clip", 1], "needs --epsilon"),
         (["--delta", 1e-6], "needs --epsilon"),
         (["--masked-bound", 1e6], "needs --masked"),
-        ([*ROW, "--masked", "--masked-bound", 1e6], "follows from it"),
+        ([*ROW, "--masked", "--masked-bound", 1e6], "follows from --epsilon"),
         (["--masked", "--method", "asyn-sd"], "one party at a time"),
     ],
 )
@@ -258,7 +258,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(invoke, parts, o
 
 
 def test_one_table_has_no_parties(invoke, data_npy):
-    assert "only for a folder" in invoke("fit", data_npy, "-o", "m.safetensors", *ROW, code=2).stderr
+    assert "for a folder of parts" in invoke("fit", data_npy, "-o", "m.safetensors", *ROW, code=2).stderr
 
 
 def test_what_is_no_sum_cannot_be_masked(invoke, parts):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from partsong.cli.choices import CENTRALISED, one_of
-from partsong.cli.fit_settings import FederationSettings
-from partsong.cli.inputs import Holdings, with_known_cells
+from partsong.cli.inputs import with_known_cells
 from partsong.cli.model import matched
-from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
+from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples, one_of
 from partsong.console.output import guarded, put_json, require_writable, visible
 from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from partsong.attacks.findings import PartyFindings
     from partsong.attacks.runner import RecordedRun
     from partsong.data.table import Table
+    from partsong.estimators.federated_nmf import FederatedNMF
     from partsong.training.traffic import TrafficRecord
 
 ATTACKERS = ("server", "colluders")
@@ -124,8 +122,8 @@ def attack(
         "worst_party": worst.party,
         "run": runs[0],
         "other_runs": [str(one) for one in runs[1:]],
-        "method": read[0].settings.method,
-        "n_components": read[0].settings.n_components,
+        "method": read[0].estimator.method,
+        "n_components": read[0].estimator.n_components,
         "n_features": first.layout.n_features,
         "attacker": attacker,
         "masked": first.reduction.hides_uploads,
@@ -201,10 +199,10 @@ MOST_BLANK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The folder of a fit with --record: its settings, and what parties sent."""
+    """The folder of a fit with --record: its estimator, not fitted, and what parties sent."""
 
     folder: Path
-    settings: FederationSettings
+    estimator: FederatedNMF
     record: TrafficRecord
 
     @staticmethod
@@ -215,7 +213,7 @@ class Recorded:
         folder = place_of(run)
         if not folder.is_dir():
             raise FileError(f"{run}: there is no such folder. Name the --run-folder of a fit with --record.")
-        found = Recorded(folder, settings_of(folder), read_record(folder))
+        found = Recorded(folder, estimator_of(folder), read_record(folder))
         parties = found.record.parties
         if party is not None and party not in parties:
             raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(parties[:5])}.")
@@ -235,7 +233,7 @@ class Recorded:
         known = {name: table for name, table in found.items() if name in parties}
         if data and not known:
             raise FileError(f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run.")
-        return {name: with_known_cells(self.matched(table), self.settings.missing) for name, table in known.items()}
+        return {name: with_known_cells(self.matched(table), self.estimator.missing) for name, table in known.items()}
 
     def matched(self, table: Table) -> Table:
         """The table with the columns of the run: by name where its model is there, else as it is."""
@@ -252,16 +250,14 @@ class Recorded:
         return table
 
     def run_with(self, rows: Mapping[str, Table]) -> RecordedRun:
-        """The run as `partsong fit` set it up; a party whose rows are not at hand has a blank one in their place."""
+        """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
         from partsong.attacks.runner import RecordedRun
-        from partsong.cli.fit_session import federated_fit
         from partsong.engines.virtual_clock import Asynchronous
 
         try:
-            blank = with_known_cells(self._blank(), self.settings.missing)
-            tables = {name: rows.get(name, blank) for name in self.record.parties}
-            alone = replace(self.settings, engine="sequential", threads=1)
-            fit = federated_fit(alone, Holdings(tables, is_federation=True), record=True)
+            blank = with_known_cells(self._blank(), self.estimator.missing)
+            tables = {name: rows.get(name, blank).X for name in self.record.parties}
+            fit = self.estimator.simulation(tables)
         except (PartsongError, *BROKEN) as error:
             raise FormatError(f"{self.folder}: its traffic is not that of its settings.json: {error}") from error
         return RecordedRun(
@@ -280,21 +276,24 @@ class Recorded:
 
         from partsong.data.table import Table
 
-        k, width = self.settings.n_components, self.record.n_features
+        k, width = self.estimator.n_components, self.record.n_features
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
-        if k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
+        if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
             raise FormatError(f"{k} components of {width} columns are not what this traffic is about.")
-        return Table(np.ones((1, width), self.settings.dtype))
+        return Table(np.ones((1, width), self.estimator.dtype))
 
 
-def settings_of(folder: Path) -> FederationSettings:
-    """What settings.json says of a fit between parties; everything that is not as we write it is a FormatError."""
+def estimator_of(folder: Path) -> FederatedNMF:
+    """The estimator of a recorded run, from its settings.json; whatever is not as we write it is a FormatError."""
+    from partsong.estimators.federated_nmf import FederatedNMF
     from partsong.training.run_folder import SETTINGS, RunFolder
 
-    written = RunFolder(folder).settings()
-    if written.get("method") == CENTRALISED:
+    path, written = folder / SETTINGS, RunFolder(folder).settings()
+    if written.get("method") == "centralised":
         raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
+    if lacking := [name for name in ("method", "n_components", "dtype", "seed", "rounds") if name not in written]:
+        raise FormatError(f"{path}: lacks {', '.join(lacking)}. Restore it, or record the run again.")
     try:
-        return msgspec.convert(written, FederationSettings)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{folder / SETTINGS}: {error}. Take it from the run again.") from error
+        return FederatedNMF.from_settings(written).set_params(n_jobs=1, dtype=str(written["dtype"]))
+    except (PartsongError, *BROKEN) as error:
+        raise FormatError(f"{path}: not the settings of a run: {error} Restore it, or record the run again.") from error

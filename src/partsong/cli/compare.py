@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partsong import methods
-from partsong.cli.choices import FAULTY, faulty_named, one_of
-from partsong.console.options import AsJson, OptionalInt, OptionalPath, examples
+from partsong.cli.inputs import read_sound_parties
+from partsong.console.options import FAULTY, AsJson, OptionalInt, OptionalPath, examples, one_of
 from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
 from partsong.io.party_folder import is_parts_folder, read_parts
@@ -65,7 +65,7 @@ def compare(
         typer.Option(
             help="stop: a party with bad data, or whose work or upload fails, ends the comparison; leave-out: it goes "
             "on without that party, and says so.",
-            callback=faulty_named,
+            callback=one_of(FAULTY),
         ),
     ] = FAULTY[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
@@ -80,12 +80,10 @@ def compare(
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
-    from partsong.cli.fit_report import read_sound_parties
     from partsong.estimators.compare import IncompleteWarning
     from partsong.estimators.compare import compare as compare_parties
-    from partsong.training.loop import LEAVE_OUT
 
-    if faulty == LEAVE_OUT:
+    if faulty == "leave-out":
         holdings, unreadable = read_sound_parties(place, None, ())
         tables = holdings.tables
     else:
@@ -101,7 +99,7 @@ def compare(
             rounds=rounds,
             local_steps=local_steps,
             random_state=seed,
-            faulty=faulty,
+            faulty=faulty.replace("-", " "),
             verbose=0 if as_json else 1,
         )
     feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)

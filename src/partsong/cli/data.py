@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import MISSING, one_of, positive
 from partsong.cli.inputs import (
     FIT_WITHOUT_THEM,
     header_notes,
@@ -19,6 +18,7 @@ from partsong.cli.inputs import (
     with_known_cells,
 )
 from partsong.console.options import (
+    MISSING,
     AsJson,
     Data,
     Header,
@@ -30,6 +30,8 @@ from partsong.console.options import (
     OptionalText,
     Transpose,
     examples,
+    one_of,
+    positive,
 )
 from partsong.console.output import (
     BAD_INPUT,

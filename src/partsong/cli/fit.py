@@ -1,56 +1,21 @@
-"""`partsong fit`: data to a model."""
+"""`partsong fit`: data to a model. Its options; methods bring theirs from the registry."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from partsong import methods
-from partsong.cli.choices import (
-    CHOICES,
-    DTYPES,
-    ENGINES,
-    FAULTY,
-    GAME,
-    INITS,
-    METHODS,
-    MISSING,
-    PLAYS,
-    RANK_METHODS,
-    RANKED,
-    SELF_PLAYS,
-    SKETCHES,
-    SOLVERS,
-    SUMS,
-    WITH_SKETCHES,
-    faulty_named,
-    finite,
-    one_of,
-    positive,
-)
-from partsong.cli.fit_settings import FitOptions
-from partsong.cli.options import (
-    Clip,
-    Delta,
-    Epsilon,
-    HtmlReport,
-    Leader,
-    Masked,
-    MaskedBound,
-    Missing,
-    Noise,
-    Play,
-    Relation,
-    RowBound,
-    SelfPlay,
-    Shrink,
-    Step,
-    StepDecay,
-    Unit,
-)
 from partsong.console.options import (
+    DTYPES,
+    FAULTY,
+    MISSING,
     AsJson,
     Header,
     Key,
@@ -62,319 +27,361 @@ from partsong.console.options import (
     Threads,
     Transpose,
     examples,
+    one_of,
+    positive,
 )
-from partsong.console.output import guarded
-from partsong.training.distributed_settings import SAFE
+from partsong.console.output import guarded, option
+from partsong.training.distributed_settings import RANK_SOLVERS
+
+CHOICES = methods.CHOICES
+GAME = "game"
+"""A solver of one table, and a method between parties and over ranks."""
+SOLVERS = (*CHOICES["rule"], GAME)
+INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
+RANKED = ("mpi", "torch")
+"""Engines that split one file over processes which mpiexec or torchrun has started."""
+SUMS = ("all-reduce", "in-order")
+METHODS = methods.names()
+RANK_METHODS = tuple(dict.fromkeys((*RANK_SOLVERS, *methods.names(methods.RANKS))))
+
+KNOWN = tuple(name for name, entry in methods.TABLE.items() if {methods.PARTIES, methods.RANKS} & {*entry.tasks})
+PARAMETERS = tuple(dict.fromkeys(name for method in KNOWN for name in methods.TABLE[method].parameters))
+"""What these methods take, each an option by its own name."""
+GAMES = tuple(name for name in methods.TABLE[GAME].parameters if name not in ("local_steps", "start"))
+SKETCHES = ("sketch", "sketch_ratio")
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
     "partsong fit big.npy -k 50 -o model.safetensors --checkpoint fit.ckpt --time-budget 3600",
     "partsong fit big.npy -o model.safetensors --resume fit.ckpt",
-    "partsong fit ratings.npz -k 20 --solver game --missing ignore -o model.safetensors",
-    "mpiexec -n 4 partsong fit X.npz -k 50 --method dsanls --engine mpi -o model.safetensors --weights W.npy",
-    "partsong fit parts/ -k 20 --epsilon 3 --unit row --row-bound 10 --masked -o model.safetensors",
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
+    "partsong fit parts/ -k 20 --epsilon 3 --unit row --row-bound 10 --masked -o model.safetensors",
+    "mpiexec -n 4 partsong fit X.npz -k 50 --method dsanls --engine mpi -o model.safetensors --weights W.npy",
 )
 
-RANKS = "Ranks (one file over the processes of mpiexec or torchrun)"
-MODEL, STOPPING, PARTIES, COMPUTING, KEEPING = "Model", "Stopping", "Federation (DATA is a folder of parts)", "Computing", "Keeping"  # noqa: E501  # fmt: skip
+# ---- which options go together ----------------------------------------------------------------------------------
+
+TABLE, PARTIES, RANKS = "one table", "a folder of parts", "ranks (--engine mpi or torch)"
+HERE = {
+    TABLE: "DATA is a file, another folder, or not there",
+    PARTIES: "DATA is a folder of parts",
+    RANKS: "--engine splits one file over ranks",
+}
+PRIVACY = ("epsilon", "delta", "unit", "row_bound", "clip", "noise", "relation")
+READING = ("label", "transpose", "key", "header")
+PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
+
+FOR: dict[str, tuple[str, ...]] = {
+    "solver": (TABLE,),
+    **dict.fromkeys(("init", *PENALTIES, "max_iter", *READING, "weights"), (TABLE, RANKS)),
+    **dict.fromkeys(("rounds", "faulty", "record", "report", *PRIVACY, "masked", "masked_bound"), (PARTIES,)),
+    **dict.fromkeys(("method", "engine", *PARAMETERS), (PARTIES, RANKS)),
+    **dict.fromkeys(("checkpoint", "checkpoint_every", "resume"), (TABLE, PARTIES)),
+    "sums": (RANKS,),
+}
+"""What an option is for, where it is not for all."""
+
+INSTEAD = {
+    ("rounds", TABLE): "Use --max-iter.",
+    ("max_iter", PARTIES): "Use --rounds.",
+    ("method", TABLE): "Use --solver.",
+    ("solver", PARTIES): "Use --method.",
+    ("solver", RANKS): "Use --method.",
+    ("weights", PARTIES): "Weights stay with their party: use `partsong transform` on its file.",
+}
+
+NEEDS = {
+    "record": "run_folder",
+    "overwrite": "run_folder",
+    "checkpoint_every": "checkpoint",
+    "masked_bound": "masked",
+    **dict.fromkeys(PRIVACY[1:], "epsilon"),
+}
+"""Options that do nothing without another one."""
 
 
-def _option(*names: str, panel: str, help: str, **more: object) -> object:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)  # type: ignore[arg-type]
+def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> None:
+    """Refuse options that mean nothing for this kind of DATA, or without another option."""
+    at_home = (*GAMES, *SKETCHES) if kind == TABLE else ()
+    idle = [name for name in FOR if name in given and kind not in FOR[name] and name not in at_home]
+    if idle:
+        where = " or ".join(FOR[idle[0]])
+        hint = next((INSTEAD[name, kind] for name in idle if (name, kind) in INSTEAD), "Leave it out.")
+        raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
+    players = (*GAMES, "missing")
+    is_game = options.solver == GAME if kind == TABLE else options.method in (GAME, "game-consensus")
+    if kind == TABLE and not is_game and (unplayed := [name for name in players if name in given]):
+        raise typer.BadParameter(f"only for --solver {GAME}.", param_hint=", ".join(map(option, unplayed)))
+    if kind == TABLE and options.solver != "sanls" and (unused := [name for name in SKETCHES if name in given]):
+        raise typer.BadParameter("only for --solver sanls.", param_hint=", ".join(map(option, unused)))
+    if options.output is None and options.run_folder is None:
+        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
+    for name, other in NEEDS.items():
+        other_value = getattr(options, other)
+        if name in given and (other_value is None or other_value is False):
+            raise typer.BadParameter(f"needs {option(other)}.", param_hint=option(name))
 
 
-@guarded
-def fit(
-    ctx: typer.Context,
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA",
-            help="A .csv, .tsv, .npy, .npz, .mtx, .parquet or .h5ad file, a folder with matrix.mtx, "
-            "or a folder that `partsong split` wrote. Rows are samples.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
+# ---- options ----------------------------------------------------------------------------------------------------
+
+KEEPING, MODEL, STOPPING, COMPUTING = "Keeping", "Model", "Stopping", "Computing"
+FEDERATION, NOISE = "Federation (DATA is a folder of parts)", "Privacy (DATA is a folder of parts)"
+RANKED_PANEL = "Ranks (one file over the processes of mpiexec or torchrun)"
+METHOD_PANEL = "Options of methods, of --solver game and of --solver sanls"
+
+
+def _o(*names: str, panel: str | None, help: str, choices: tuple[str, ...] = (), **more: Any) -> Any:
+    """An option; one with choices names them in its help and accepts nothing else."""
+    if choices:
+        help, more["callback"] = f"{help} One of {', '.join(choices)}.", one_of(choices)
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+_DATA = typer.Argument(
+    metavar="DATA",
+    help="A .csv, .tsv, .npy, .npz, .mtx, .parquet or .h5ad file, a folder with matrix.mtx, or a folder that "
+    "`partsong split` wrote. Rows are samples.",
+    show_default=False,
+)
+_RESUME = "Resume the run of this checkpoint, with its settings."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """The command line of `partsong fit`; `method_options` are those of the method, as they were written."""
+
+    data: Annotated[Path, _DATA]
+    output: Annotated[OptionalPath, _o("--output", "-o", panel=KEEPING, help="The model file (.safetensors).")] = None
+    weights: Annotated[
+        OptionalPath, _o("--weights", panel=KEEPING, help="Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
+    ] = None
+    run_folder: Annotated[
         OptionalPath,
-        _option(
-            "--output",
-            "-o",
+        _o("--run-folder", panel=KEEPING, help="Folder for the model, settings, versions, history and result."),
+    ] = None
+    overwrite: Annotated[bool, _o("--overwrite", panel=KEEPING, help="Replace the run in the run folder.")] = False
+    checkpoint: Annotated[
+        OptionalPath,
+        _o("--checkpoint", panel=KEEPING, help="File that --resume can go on from. It holds private weights."),
+    ] = None
+    checkpoint_every: Annotated[
+        float, _o("--checkpoint-every", panel=KEEPING, min=0.0, help="Seconds between checkpoints.")
+    ] = 30.0
+    resume: Annotated[OptionalPath, _o("--resume", panel=KEEPING, help=_RESUME)] = None
+    record: Annotated[
+        bool, _o("--record", panel=KEEPING, help="Keep every message of the parties; needs --run-folder.")
+    ] = False
+    report: Annotated[
+        OptionalPath,
+        _o(
+            "--report",
             panel=KEEPING,
-            help="The model file to write (.safetensors). Needed unless --run-folder is given.",
+            help="Also write a page (.html): components, parties, what left each, its ε, and what attacks find. It is "
+            "for the owner of all parts: it shows what no party would release.",
         ),
-    ] = None,
+    ] = None
     n_components: Annotated[
         OptionalInt,
-        _option(
+        _o(
             "--components",
             "-k",
             min=1,
             panel=MODEL,
-            help="Number of parts to learn.",
+            help="Number of components.",
             show_default="20, or fewer for small data",
         ),
-    ] = None,
-    solver: Annotated[
-        str,
-        _option(
-            "--solver",
-            panel=MODEL,
-            help=f"How W and H are updated, one of {', '.join((*SOLVERS, GAME))}. hals suits most data.",
-            callback=one_of((*SOLVERS, GAME)),
-        ),
-    ] = "hals",
-    init: Annotated[
-        str,
-        _option("--init", panel=MODEL, help=f"Where to start, one of {', '.join(INITS)}.", callback=one_of(INITS)),
-    ] = "auto",
-    alpha_w: Annotated[
-        float,
-        _option("--alpha-w", panel=MODEL, min=0.0, help="Strength of the penalty on W; 0: none.", callback=finite),
-    ] = 0.0,
+    ] = None
+    solver: Annotated[str, _o(panel=MODEL, help="How W and H are updated.", choices=SOLVERS)] = "hals"
+    init: Annotated[str, _o(panel=MODEL, help="Where to start.", choices=INITS)] = "auto"
+    alpha_w: Annotated[float, _o(panel=MODEL, min=0.0, help="Strength of the penalty on W; 0: none.")] = 0.0
     alpha_h: Annotated[
-        OptionalFloat,
-        _option(
-            "--alpha-h",
-            panel=MODEL,
-            min=0.0,
-            help="Strength of the penalty on H.",
-            callback=finite,
-            show_default="as --alpha-w",
-        ),
-    ] = None,
+        OptionalFloat, _o(panel=MODEL, min=0.0, help="Strength of the penalty on H.", show_default="as --alpha-w")
+    ] = None
     l1_ratio: Annotated[
-        float,
-        _option(
-            "--l1-ratio",
+        float, _o(panel=MODEL, min=0.0, max=1.0, help="Share of L1 in these penalties; the rest is L2.")
+    ] = 0.0
+    missing: Annotated[
+        str,
+        _o(
             panel=MODEL,
-            min=0.0,
-            max=1.0,
-            help="Share of L1 in these penalties; the rest is L2.",
-            callback=finite,
+            help="Games only: whether blanks, NaN, and cells that a sparse file does not store are unknown.",
+            choices=MISSING,
         ),
-    ] = 0.0,
+    ] = MISSING[0]
     tol: Annotated[
         float,
-        _option(
-            "--tol",
+        _o(
             panel=STOPPING,
             min=0.0,
-            callback=finite,
             help="Stop once ten iterations lower the squared error by less than this share each, of what is explained "
             "or of what is left, whichever is less; 0: never. asyn-… over ranks: once it changes by less per turn.",
         ),
-    ] = 1e-4,
+    ] = 1e-4
     max_iter: Annotated[
-        int,
-        _option(
-            "--max-iter",
-            panel=STOPPING,
-            min=1,
-            help="Most iterations, where DATA is one table (of a game: sweeps over all cells); for asyn-… over ranks, "
-            "most arrivals at the server.",
-        ),
-    ] = 500,
+        int, _o(panel=STOPPING, min=1, help="Most iterations of one table; for asyn-… over ranks, most arrivals.")
+    ] = 500
     rounds: Annotated[
         OptionalInt,
-        _option(
-            "--rounds",
-            panel=STOPPING,
-            min=1,
-            help="Most rounds, where DATA is a folder of parts.",
-            show_default="100; 10 with --epsilon",
-        ),
-    ] = None,
+        _o(panel=STOPPING, min=1, help="Most rounds of a folder of parts.", show_default="100; 10 with --epsilon"),
+    ] = None
     time_budget: Annotated[
         OptionalFloat,
-        _option(
-            "--time-budget",
+        _o(
             panel=STOPPING,
             callback=positive,
             help="Stop after this many seconds and keep the model so far. A resumed run counts its earlier parts.",
         ),
-    ] = None,
+    ] = None
     method: Annotated[
         str,
-        _option(
-            "--method",
-            panel=PARTIES,
-            help="How the parties work together (docs/methods.md). "
-            f"{' '.join(f'{name}: {methods.TABLE[name].summary}' for name in METHODS)} Over ranks: "
-            f"{', '.join(RANK_METHODS)}.",
-            callback=one_of(tuple(dict.fromkeys((*METHODS, *RANK_METHODS)))),
+        _o(
+            panel=FEDERATION,
+            help="How the parties work together: exact gives what pooled rows would, fnmf aligns components that "
+            "parties find alone, fedavg averages; docs/methods.md describes all.",
+            choices=tuple(dict.fromkeys((*METHODS, *RANK_METHODS))),
         ),
-    ] = "exact",
-    align: Annotated[
-        OptionalText,
-        _option(
-            "--align",
-            panel=PARTIES,
-            help=f"How {', '.join(methods.taking('align'))} match components: {', '.join(CHOICES['align'])}.",
-            show_default="as the method does",
-            callback=one_of(CHOICES["align"]),
-        ),
-    ] = None,
-    start: Annotated[
-        OptionalText,
-        _option(
-            "--start",
-            panel=PARTIES,
-            help="common: one H for all parties; independent: one of its own for each.",
-            callback=one_of(CHOICES["start"]),
-            show_default="as the method does",
-        ),
-    ] = None,
-    local_steps: Annotated[
-        OptionalInt,
-        _option(
-            "--local-steps",
-            panel=PARTIES,
-            min=1,
-            help="Steps that a party takes between two exchanges.",
-            show_default="3 (exact, fedavg) to 1000",
-        ),
-    ] = None,
-    method_options: Annotated[
-        list[str],
-        _option(
-            "--method-option",
-            panel=PARTIES,
-            help="NAME=VALUE: a further option of the method, such as strength=0.2; once for each. docs/methods.md has "
-            "all names and values.",
-            metavar="NAME=VALUE",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006  # typer copies it
+    ] = "exact"
     faulty: Annotated[
         str,
-        _option(
-            "--faulty",
-            panel=PARTIES,
-            help="stop: a party with bad data, or whose work or upload fails, ends the fit; leave-out: the fit goes on "
-            "without it, and says so.",
-            callback=faulty_named,
-        ),
-    ] = FAULTY[0],
+        _o(panel=FEDERATION, help="What a party with bad data or a failed upload leads to.", choices=FAULTY),
+    ] = FAULTY[0]
     engine: Annotated[
         str,
-        _option(
-            "--engine",
-            panel=PARTIES,
-            help="How parties are run, sequential or parallel; same result. "
-            f"{' or '.join(RANKED)}: one file, split over ranks that mpiexec or torchrun starts.",
-            callback=one_of(ENGINES),
+        _o(
+            panel=FEDERATION,
+            help="Parties one by one or at once, with the same result; mpi and torch split one file over ranks.",
+            choices=("sequential", "parallel", *RANKED),
         ),
-    ] = "parallel",
-    record: Annotated[
-        bool, _option("--record", panel=PARTIES, help="Keep every message of the parties; needs --run-folder.")
-    ] = False,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    unit: Unit = None,
-    row_bound: RowBound = None,
-    clip: Clip = None,
-    noise: Noise = None,
-    relation: Relation = None,
-    masked: Masked = False,
-    masked_bound: MaskedBound = None,
-    report: HtmlReport = None,
+    ] = "parallel"
+    masked: Annotated[
+        bool,
+        _o(
+            "--masked",
+            panel=NOISE,
+            help="Secure aggregation: masks that cancel in the sum hide single uploads; at least three parties.",
+        ),
+    ] = False
+    masked_bound: Annotated[
+        OptionalFloat,
+        _o(
+            panel=NOISE,
+            help="--masked without --epsilon: a public bound of all numbers sent; a party refuses to send a larger "
+            "one. Smaller is finer.",
+            show_default="1e9",
+        ),
+    ] = None
+    epsilon: Annotated[
+        OptionalFloat,
+        _o(panel=NOISE, help="Differential privacy: ε of the whole run, for one unit.", show_default="no noise"),
+    ] = None
+    delta: Annotated[OptionalFloat, _o(panel=NOISE, min=0.0, help="Its δ.", show_default="1e-5")] = None
+    unit: Annotated[
+        OptionalText,
+        _o(panel=NOISE, help="Whom ε protects: any single row, or all data of a party.", choices=("row", "party")),
+    ] = None
+    row_bound: Annotated[
+        OptionalFloat,
+        _o(panel=NOISE, help="--unit row: longer rows are scaled down. Choose it without a look at the data."),
+    ] = None
+    clip: Annotated[
+        OptionalFloat,
+        _o(
+            panel=NOISE,
+            help="--unit party: the most that an H_p with rows of norm 1 may lie from the model.",
+            show_default="1",
+        ),
+    ] = None
+    noise: Annotated[
+        OptionalText,
+        _o(panel=NOISE, help="--unit party.", choices=("gaussian", "laplace"), show_default="gaussian"),
+    ] = None
+    relation: Annotated[
+        OptionalText,
+        _o(
+            panel=NOISE,
+            help="Which neighbours look alike; --unit row has the first two, --unit party the last two.",
+            choices=("add-or-remove", "replace", "zero-out"),
+            show_default="add-or-remove of rows, replace of parties",
+        ),
+    ] = None
     sums: Annotated[
         str,
-        _option(
-            "--sums",
-            panel=RANKS,
-            help="all-reduce: fast; in-order: the same bits whatever the transport.",
-            callback=one_of(SUMS),
+        _o(
+            panel=RANKED_PANEL,
+            help="all-reduce is fast; in-order gives the same bits whatever the transport.",
+            choices=SUMS,
         ),
-    ] = SUMS[0],
-    sketch: Annotated[
-        str,
-        _option(
-            "--sketch",
-            panel=RANKS,
-            help=f"How {', '.join(WITH_SKETCHES)} over ranks and --solver sanls sketch, one of {', '.join(SKETCHES)}.",
-            callback=one_of(SKETCHES),
-        ),
-    ] = SKETCHES[0],
-    sketch_ratio: Annotated[
-        float,
-        _option(
-            "--sketch-ratio",
-            panel=RANKS,
-            max=1.0,
-            help="Size of these sketches, as a share of the rows and of the columns.",
-            callback=positive,
-        ),
-    ] = 0.1,
-    play: Play = PLAYS[0],
-    step: Step = SAFE,
-    step_decay: StepDecay = None,
-    self_play: SelfPlay = SELF_PLAYS[0],
-    shrink: Shrink = None,
-    leader: Leader = None,
-    missing: Missing = MISSING[0],
-    seed: Annotated[
-        OptionalInt, _option("--seed", panel=COMPUTING, min=0, help="Random seed.", show_default="a new one, printed")
-    ] = None,
+    ] = SUMS[0]
+    seed: Annotated[OptionalInt, _o(panel=COMPUTING, min=0, help="Random seed.", show_default="a new one, printed")] = (
+        None
+    )
     dtype: Annotated[
-        OptionalText,
-        _option(
-            "--dtype",
-            panel=COMPUTING,
-            help="Precision: float32 or float64.",
-            callback=one_of(DTYPES),
-            show_default="as the data",
-        ),
-    ] = None,
-    threads: Threads = None,
-    label: Label = None,
-    transpose: Transpose = False,
-    key: Key = None,
-    header: Header = None,
-    weights: Annotated[
-        OptionalPath, _option("--weights", panel=KEEPING, help="Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
-    ] = None,
-    run_folder: Annotated[
-        OptionalPath,
-        _option("--run-folder", panel=KEEPING, help="Folder for the model, settings, versions, history and result."),
-    ] = None,
-    overwrite: Annotated[
-        bool, _option("--overwrite", panel=KEEPING, help="Replace an earlier run in the run folder.")
-    ] = False,
-    checkpoint: Annotated[
-        OptionalPath,
-        _option("--checkpoint", panel=KEEPING, help="File that --resume can go on from. It holds private weights."),
-    ] = None,
-    checkpoint_every: Annotated[
-        float,
-        _option("--checkpoint-every", panel=KEEPING, min=0.0, callback=finite, help="Seconds between checkpoints."),
-    ] = 30.0,
-    resume: Annotated[
-        OptionalPath, _option("--resume", panel=KEEPING, help="Go on from this checkpoint, with its settings.")
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
-) -> None:
+        OptionalText, _o(panel=COMPUTING, help="Precision.", choices=DTYPES, show_default="as the data")
+    ] = None
+    threads: Threads = None
+    label: Label = None
+    transpose: Transpose = False
+    key: Key = None
+    header: Header = None
+    as_json: AsJson = False
+    quiet: Annotated[bool, _o("--quiet", "-q", panel=None, help="No progress and no summary.")] = False
+    method_options: Mapping[str, str] = field(default_factory=dict)
+
+
+BASIC = frozenset({
+    "data", "output", "weights", "run_folder", "n_components", "solver", "max_iter", "tol", "rounds", "method",
+    "engine", "masked", "epsilon", "seed", "as_json", "quiet", "help_all",
+})  # fmt: skip
+"""What `--help` shows; `--help-all` shows the rest as well."""
+
+
+def _show_all(ctx: typer.Context, is_wanted: bool) -> None:
+    if is_wanted:
+        for parameter in ctx.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options and stop.")
+]
+
+
+def _method_option(name: str) -> Any:
+    values = f": {', '.join(CHOICES[name])}" if name in CHOICES else ""
+    help = f"{', '.join(methods.taking(name, KNOWN))}{values}."
+    return Annotated[OptionalText, _o(option(name), panel=METHOD_PANEL, help=help, metavar="VALUE")]
+
+
+def _with_options(run: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of `FitOptions`, the parameters of methods and --help-all as its options."""
+    hints = {**get_type_hints(FitOptions, include_extras=True), **{name: _method_option(name) for name in PARAMETERS}}
+    defaults = {one.name: one.default for one in fields(FitOptions) if one.name != "method_options"}
+    defaults["data"] = inspect.Parameter.empty
+    found = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    for name, default in {**defaults, **dict.fromkeys(PARAMETERS), "help_all": False}.items():
+        kind, shown = get_args(hints.get(name, HelpAll))
+        shown = copy(shown)  # other commands share some of them
+        shown.hidden = name not in BASIC
+        hint: Any = Annotated[kind, shown]
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    run.__annotations__ = {one.name: one.annotation for one in found}
+    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    return run
+
+
+@_with_options
+@guarded
+def fit(ctx: typer.Context, help_all: bool = False, **values: Any) -> None:
     """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.
 
-    Its line "exposure" says what could be computed from all that the parties sent: with enough rounds × components,
-    their rows (docs/privacy.md).
+    The line "exposure" of the result says what could be computed from all that the parties sent: with enough
+    rounds × components, their rows (docs/privacy.md).
     """
-    options = dict(locals())
-    given = given_names(options.pop("ctx"))
-    if engine in RANKED:
-        from partsong.cli.ranks import run_over_ranks
+    from partsong.cli.fit_session import run_fit
 
-        run_over_ranks(FitOptions(**options), given)
-    else:
-        from partsong.cli.fit_session import run_fit
-
-        run_fit(FitOptions(**options), given)
-
-
-def given_names(ctx: typer.Context) -> frozenset[str]:
-    """The options that stand on the command line, in contrast to those left at their defaults."""
+    named = {name: value for name in PARAMETERS if (value := values.pop(name)) is not None}
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    given = frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    run_fit(FitOptions(**values, method_options=named), given)

@@ -1,95 +1,108 @@
-"""One fit from the command line, start to end: look at everything first, compute, save, tell."""
+"""A fit in one process, start to end: check the options, read everything, fit, save, report."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
 
-from partsong.aggregation.plaintext import InTheOpen
-from partsong.cli.choices import GAME, MODEL_ENDINGS, WEIGHT_ENDINGS, engine_named, is_game, program_named
-from partsong.cli.fit_report import (
-    Result,
-    Witness,
-    faulty_of,
-    left_out_before,
-    missing_of,
-    read_sound_parties,
-    report,
-    warn_of_empty_model,
-    write_fit_report,
-)
-from partsong.cli.fit_settings import (
-    FOR_GAMES,
-    FOR_NOISE,
-    FOR_PRIVACY,
-    FederationSettings,
-    FitOptions,
-    RowSettings,
-    Settings,
-    may_change,
-    promise_of,
-    require_fitting_options,
-    require_game,
-    require_one_process,
-    require_privacy,
-    run_of,
-    settle,
-)
-from partsong.cli.inputs import ALONE, Holdings, read_holdings
+from partsong import methods
+from partsong.cli.fit import GAME, PARAMETERS, PARTIES, RANKED, READING, SKETCHES, TABLE, FitOptions, require_fitting
+from partsong.cli.fit_report import Result, Witness, report, write_fit_report
+from partsong.cli.inputs import ALONE, Holdings, read_holdings, read_sound_parties
 from partsong.console import output
+from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.console.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
 from partsong.console.tables import require_meaningful
 from partsong.core import runtime
-from partsong.core.interfaces import Matrix, Outcome, Round, Schedule, Shard
-from partsong.core.runtime import Interrupts, held
-from partsong.core.streams import key
-from partsong.data.conversion import as_matrix
-from partsong.data.observed import observed
-from partsong.data.table import Table
-from partsong.errors import FileError, FormatError
-from partsong.estimators.validation import row_solver_of
+from partsong.core.interfaces import Outcome, Round
+from partsong.core.parameters import SHARE
+from partsong.core.runtime import held
+from partsong.core.streams import fresh_seed
+from partsong.errors import CompositionError, FileError, FormatError, ParameterError
+from partsong.estimators.federated_nmf import FederatedNMF
+from partsong.estimators.nmf import NMF
 from partsong.io import model_file
-from partsong.io.model_file import Model, save_model
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import write_weights
-from partsong.methods.privacy_request import masks_for, privacy_told
-from partsong.privacy.exposure import exposures_of, worst_party
-from partsong.privacy.spending import Spending, without_names
-from partsong.solvers.game import game_from
+from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.solvers.game import compose_game
 from partsong.training import run_folder
-from partsong.training.centralized import CentralizedConfig
-from partsong.training.checkpoint import RunRecorder, SavedRun, fingerprint, load_run, require_same_run
-from partsong.training.distributed_settings import IGNORE
-from partsong.training.loop import LEAVE_OUT, ExclusionLog, Fit, HistoryRow, StoppingRule, Training, Watch, progress
-from partsong.training.loop import run as run_fit_to_end
-from partsong.training.result import FitResult, finish
+from partsong.training.checkpoint import (
+    RunRecorder,
+    SavedRun,
+    another_run,
+    fingerprint,
+    left_out_before,
+    load_run,
+    require_same_run,
+)
+from partsong.training.loop import LEAVE_OUT, Exclusion, Fit, FitObserver, HistoryRow, ResumePoint, Training
+from partsong.training.result import FitResult
 from partsong.training.run_folder import RunFolder
-from partsong.training.simulation import FederatedFit, simulation_of_rounds
-from partsong.training.single_party import single_party_fit
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
 
-# ---- fit outputs ------------------------------------------------------------------------------------------------
-#
-# What a fit is to write, looked at before it begins: options that need each other, names, folders, earlier files.
+FINISHING = (
+    "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save that of the iterations before, "
+    "if there were any, and once more to give up."
+)
+CENTRALISED = "centralised"
+MAY_CHANGE = frozenset({"tol", "max_iter", "rounds", "faulty"})
+"""Settings of a run that may differ once it is resumed; the noise of a private one was planned for its rounds."""
+
+Estimator = NMF | FederatedNMF
 
 
-def require_companions(options: FitOptions, given: Collection[str]) -> None:
-    """Refuse options that do nothing without another one."""
-    if options.output is None and options.run_folder is None:
-        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
-    if options.record and options.run_folder is None:
-        raise typer.BadParameter("needs --run-folder, where the traffic is kept.", param_hint="--record")
-    if options.overwrite and options.run_folder is None:
-        raise typer.BadParameter("needs --run-folder; other files are replaced anyway.", param_hint="--overwrite")
-    if "checkpoint_every" in given and options.checkpoint is None:
-        raise typer.BadParameter("needs --checkpoint, the file to write.", param_hint="--checkpoint-every")
+def run_fit(options: FitOptions, given: Collection[str]) -> None:
+    """Fit, save and report; end with exit code 130 after Ctrl-C, with 143 after SIGTERM."""
+    if options.engine in RANKED:
+        from partsong.cli.ranks import run_over_ranks
+
+        return run_over_ranks(options, given)
+    kind = PARTIES if is_parts_folder(place_of(options.data)) else TABLE
+    saved = None if options.resume is None else load_run(options.resume)
+    if saved is not None:
+        options = inherited(options, given, saved, kind)
+    require_fitting(options, given, kind)
+    if kind == TABLE:
+        require_meaningful(options.data, reading_of(options))
+    require_outputs(options)
+    if options.seed is None:
+        options = replace(options, seed=fresh_seed() >> 32)
+    with usage_errors():
+        estimator = estimator_of(options, given, kind)
+        estimator.check_settings()
+    session = Session.of(options, estimator, saved, kind)
+    if session.run():
+        raise typer.Exit(exit_code())
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Errors of parameters are errors of the command line, as long as no data have been read."""
+    try:
+        yield
+    except (ParameterError, CompositionError) as error:
+        raise typer.BadParameter(output.plain(error)) from error
+
+
+# ---- before the data ---------------------------------------------------------------------------------------------
+
+
+def reading_of(options: FitOptions) -> Wanted:
+    """How DATA is to be read."""
+    return Wanted(options.label, options.transpose, options.key, options.header, gaps=options.missing == "ignore")
 
 
 def require_outputs(options: FitOptions) -> None:
@@ -103,12 +116,10 @@ def require_outputs(options: FitOptions) -> None:
         for name in run_folder.OWN:
             require_distinct({"--run-folder": folder / name, **others})
         run_folder.make_usable(folder, options.overwrite)
-    endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": ()}
-    for option, path in outputs.items():
+    endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": (), "--report": (".html",)}
+    for name, path in {**outputs, "--report": options.report}.items():
         if path is not None:
-            require_writable(option, path, endings[option])
-    if options.report is not None:
-        require_writable("--report", options.report, (".html",))
+            require_writable(name, path, endings[name])
     if options.checkpoint is not None and place_of(options.checkpoint).exists():
         _require_checkpoint(place_of(options.checkpoint), is_resumed=options.resume is not None)
 
@@ -122,119 +133,165 @@ def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
     if saved.spent and not is_resumed:
         raise FileError(
             f"--checkpoint {path}: this file holds what an earlier run has spent on privacy, which adds up with what "
-            "this one will spend. Go on with it by --resume, or choose another name and keep it."
+            "this one will spend. Resume that run by --resume, or choose another name and keep the file."
         )
 
 
-# ---- fit tasks --------------------------------------------------------------------------------------------------
-#
-# Settings and data to a task that can be run, and its end to a model that can be saved.
-
-HARDWARE = {"threads", "engine", "time_budget"}
-"""Settings that say nothing about a model."""
-
-
-def fit_of(settings: Settings, holdings: Holdings, *, record: bool) -> Fit:
-    """What is to be computed; its start is made with the first step."""
-    if isinstance(settings, RowSettings):
-        return single_party_fit(matrix_of(holdings.tables[ALONE], settings), _row_fit(settings))
-    return federated_fit(settings, holdings, record)
-
-
-def matrix_of(table: Table, settings: Settings) -> Matrix:
-    """The rows in the precision of the fit; what is not known is not in it."""
-    return observed(table.X, settings.dtype) if settings.knows_some else as_matrix(table.X, settings.dtype)
-
-
-def _row_fit(settings: RowSettings) -> CentralizedConfig:
-    return CentralizedConfig(
-        rank=settings.n_components,
-        solver=row_solver_of(settings.solver, settings.alpha_w, settings.alpha_h, settings.l1_ratio),
-        init=settings.init,
-        seed=settings.seed,
-        max_iter=settings.max_iter,
-        stop=StoppingRule(settings.tol, settings.time_budget),
-        threads=settings.threads,
-        sketch=settings.sketch if settings.solver == "sanls" else None,
-        sketch_ratio=settings.sketch_ratio,
-        game=game_from(settings.rules()) if settings.is_game else None,
-    )
+def inherited(options: FitOptions, given: Collection[str], saved: SavedRun, kind: str) -> FitOptions:
+    """The options of a resumed run: as given, else as its checkpoint has them."""
+    stored: Mapping[str, Any] = saved.about["settings"]
+    if (stored["method"] == CENTRALISED) != (kind == TABLE):
+        here = CENTRALISED if kind == TABLE else options.method
+        raise another_run(options.resume, [f"method ({stored['method']} there, {here} here)"])
+    privacy = {("noise" if name == "kind" else name): value for name, value in (stored.get("privacy") or {}).items()}
+    known = {**stored, **privacy, "order": stored.get("play")}
+    named = {name: known[name] for name in PARAMETERS if known.get(name) is not None}
+    values = {one.name: known[one.name] for one in fields(FitOptions) if one.name in known and one.name not in given}
+    if kind == TABLE:
+        values.pop("method", None)
+    further = {**named, **stored.get("method_options", {}), **options.method_options}
+    options = replace(options, **{**values, "method_options": further})
+    if options.epsilon is not None:
+        return replace(options, checkpoint=_same_file(options))
+    return options
 
 
-def federated_fit(settings: FederationSettings, holdings: Holdings, record: bool) -> FederatedFit:
-    """The same parties, secrets and streams as FederatedNMF makes of a list of matrices."""
-    shards = [
-        Shard(name, matrix_of(table, settings), key(settings.seed, "secret", name))
-        for name, table in holdings.tables.items()
-    ]
-    program, privacy, spending = program_named(settings), promise_of(settings), None
-    if privacy is not None:
-        noisy = privacy.program(program, settings.rounds, len(shards), settings.masked is not None)
-        program, spending = noisy, Spending(noisy.release, privacy.delta, most=noisy.most)
-    masks = None if settings.masked is None else masks_for(privacy, len(shards), settings.masked)
-    reduction = InTheOpen() if masks is None else masks
-    schedule = Schedule(settings.rounds, settings.seed, faulty=settings.faulty)
-    stop = StoppingRule(settings.tol, settings.time_budget)
-    engine = engine_named(settings.engine, settings.threads, record)
-    fit = simulation_of_rounds(program, shards, settings.rounds, schedule, stop, engine, reduction, spending)
-    return replace(fit, threads=settings.threads)
+def _same_file(options: FitOptions) -> Path:
+    """Where a private run goes on: in one file, since another would be a second account of the same budget."""
+    assert options.resume is not None
+    place = place_of(options.resume)
+    if options.checkpoint is not None and place_of(options.checkpoint).resolve() != place.resolve():
+        raise typer.BadParameter(
+            "with --epsilon a run is resumed in its own checkpoint, which counts what was sent. Leave this out.",
+            param_hint="--checkpoint",
+        )
+    require_writable("--checkpoint", options.resume, ())
+    return options.resume
 
 
-def model_of(
-    settings: Settings, holdings: Holdings, done: FitResult, iterations: int, spending: Spending | None = None
-) -> Model:
-    """The model: H, names of features, settings, iterations made; nothing about single samples, and no paths.
+# ---- options to an estimator -------------------------------------------------------------------------------------
 
-    With noise it holds nothing that is not a function of what was released: no error, shares or number of rows.
-    """
-    told = {
-        name: value
-        for name, value in asdict(settings).items()
-        if name not in HARDWARE and name != "seed" and not (value is None and name in FOR_GAMES | FOR_PRIVACY)
+
+def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Estimator:
+    """The estimator that the options describe."""
+    common: dict[str, Any] = {
+        "n_components": options.n_components,
+        "tol": options.tol,
+        "time_budget": options.time_budget,
+        "random_state": options.seed,
+        "dtype": options.dtype,
+        "missing": options.missing,
+        "verbose": int(not options.quiet and sys.stderr.isatty()),
     }
-    n_samples, _ = holdings.shape
-    if spending is None:
-        told["n_samples"] = n_samples
-    else:
-        told = {name: value for name, value in told.items() if name not in FOR_NOISE} | {
-            "privacy": privacy_told(promise_of(settings)),  # type: ignore[arg-type]
-            "privacy_spent": without_names(spending.told()),
-            "dtype": str(done.H.dtype),
+    if kind == TABLE:
+        solver: Any = compose_game(**game_options(options)) if options.solver == GAME else options.solver
+        sketch: dict[str, Any] = {
+            name: options.method_options[name] for name in SKETCHES if name in options.method_options
         }
-    if getattr(settings, "unit", None) == "row":
-        del told["local_steps"]
-    told |= {"masked": True} if told.pop("masked", None) is not None else {}
-    return Model(
-        components=done.H,
-        feature_names=holdings.feature_names,
-        settings={**told, "parties": len(holdings.tables), "iterations": iterations},
-        seed=settings.seed,
-        relative_error=None if spending is not None else done.relative_error,
-        shares=None if spending is not None else done.shares,
-        created=model_file.now(),
-        versions=model_file.package_versions(),
+        if "sketch_ratio" in sketch:
+            sketch["sketch_ratio"] = SHARE.read(str(sketch["sketch_ratio"]))
+        return NMF(
+            solver=solver,
+            init=options.init,
+            max_iter=options.max_iter,
+            alpha_W=options.alpha_w,
+            alpha_H="same" if options.alpha_h is None else options.alpha_h,
+            l1_ratio=options.l1_ratio,
+            n_threads=options.threads,
+            **sketch,
+            **common,
+        )
+    return FederatedNMF(
+        method=options.method,
+        rounds=options.rounds,
+        faulty=options.faulty.replace("-", " "),
+        privacy=privacy_of(options, given),
+        masked=options.masked if options.masked_bound is None else MaskedSum(options.masked_bound),
+        method_options=method_options_of(options, options.method),
+        n_jobs=1 if options.engine == "sequential" else options.threads,
+        **common,
     )
 
 
-# ---- fit session ------------------------------------------------------------------------------------------------
-
-FINISHING = (
-    "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save that of the iterations before, "
-    "if there were any, and once more to give up."
-)
+def game_options(options: FitOptions) -> dict[str, Any]:
+    """The parts of a game over one table."""
+    return methods.method(GAME).parse(method_options_of(options, GAME))
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """All that is known before the first iteration."""
+def method_options_of(options: FitOptions, method: str) -> dict[str, Any]:
+    """The options of a method as plain data."""
+    parameters = methods.method(method).parameters_with(options.method_options)
+    return {
+        name: parameters[name].read(value) if isinstance(value, str) and name in parameters else value
+        for name, value in options.method_options.items()
+    }
+
+
+def privacy_of(options: FitOptions, given: Collection[str]) -> Privacy | None:
+    """The differential privacy that was asked for."""
+    if options.epsilon is None:
+        return None
+    if options.unit is None:
+        raise typer.BadParameter("say whom ε protects: row or party.", param_hint="--unit")
+    foreign = {"row": ("clip", "noise"), "party": ("row_bound",)}[options.unit]
+    if idle := [name for name in foreign if name in given]:
+        raise typer.BadParameter(f"not for --unit {options.unit}.", param_hint=output.option(idle[0]))
+    if measured := [name for name in ("time_budget", "tol") if name in given and getattr(options, name)]:
+        raise typer.BadParameter(
+            "with --epsilon no measurement may end a run. Use --rounds.", param_hint=output.option(measured[0])
+        )
+    if "masked_bound" in given:
+        raise typer.BadParameter("follows from --epsilon. Leave it out.", param_hint="--masked-bound")
+    asked: dict[str, Any] = {"delta": options.delta, "relation": options.relation}
+    if options.unit == "party":
+        asked |= {"clip": options.clip, "kind": options.noise}
+        return PartyPrivacy(options.epsilon, **_set(asked))
+    if options.row_bound is None:
+        raise typer.BadParameter("needed for --unit row: the norm of a large row.", param_hint="--row-bound")
+    return RowPrivacy(options.epsilon, options.row_bound, **_set(asked))
+
+
+def _set(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+# ---- the fit -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Session(FitObserver):
+    """One fit: what it reads, keeps on its way, and saves at its end."""
 
     options: FitOptions
-    settings: Settings
+    estimator: Estimator
     holdings: Holdings
-    data: Mapping[str, Any]
-    exclusions: ExclusionLog
-    resumed: SavedRun | None = None
+    kind: str
+    unsound: Mapping[str, str] = field(default_factory=dict)
+    saved: SavedRun | None = None
     started: str = field(default_factory=model_file.now)
+    settings: dict[str, Any] = field(default_factory=dict)
+    left_out: list[Exclusion] = field(default_factory=list)
+    witness: Witness | None = None
+    fit: Any = None
+    recorder: Any = None
+    training: Any = None
+    result: Any = None
+
+    @staticmethod
+    def of(options: FitOptions, estimator: Estimator, saved: SavedRun | None, kind: str) -> Session:
+        """Read DATA; with --faulty leave-out, without parties whose files are unusable."""
+        unsound: dict[str, str] = {}
+        if isinstance(estimator, FederatedNMF) and estimator.faulty == LEAVE_OUT:
+            known = set() if saved is None else saved.about["data"].keys()
+            before = [] if saved is None else left_out_before(saved, options.resume or "")
+            late = {entry.party for entry in before if entry.party not in known}
+            holdings, unsound = read_sound_parties(options.data, options.dtype, late, options.missing)
+        else:
+            holdings = read_holdings(options.data, reading_of(options), options.dtype, options.missing)
+        for name, reason in unsound.items():
+            warn(f"Party {name!r} is left out of this run. {reason}")
+        witness = None if options.report is None else Witness()
+        return Session(options, estimator, holdings, kind, unsound, saved, witness=witness)
 
     @property
     def folder(self) -> RunFolder | None:
@@ -242,182 +299,99 @@ class Session:
         place = self.options.run_folder
         return None if place is None else RunFolder(place_of(place))
 
-    @property
-    def run(self) -> str | None:
-        """What tells this run from others, where it can be gone on with or leaves traffic behind."""
-        return run_of(self.settings, self.data) if self.data else None
+    def run(self) -> bool:
+        """Fit, save and report; whether Ctrl-C was pressed."""
+        began, options = time.perf_counter(), self.options
+        earlier = self.saved.history[-1].seconds if self.saved is not None and self.saved.history else 0.0
+        with runtime.using_threads(options.threads or runtime.available()), held(FINISHING) as pressed:
+            W = self._fit()
+            seconds = earlier + time.perf_counter() - began
+            result = Result(self.options, self.estimator, self.holdings, self.fit, self.settings, self.training,
+                            self.result, self.recorder.sent, seconds, self.left_out)  # fmt: skip
+            self._save(W, result)
+            if self.witness is not None and options.report is not None:
+                write_fit_report(options.report, result, self.witness)
+            report(result.as_dict(), result.lines(), options)
+        return self.training.outcome is Outcome.INTERRUPTED or pressed.count > 0
 
+    def _fit(self) -> np.ndarray | None:
+        tables, W = {name: table.X for name, table in self.holdings.tables.items()}, None
+        if isinstance(self.estimator, NMF):
+            W = self.estimator.fit_transform(tables[ALONE], observer=self)
+        else:
+            is_seen = self.options.record or self.witness is not None
+            self.estimator.fit(tables, record=is_seen, observer=self)
+        if self.holdings.feature_names is not None:
+            self.estimator.feature_names_in_ = np.array(self.holdings.feature_names, dtype=object)
+        return W
 
-def run_fit(options: FitOptions, given: Collection[str]) -> None:
-    """Fit, save and tell; ends with exit code 130 where Ctrl-C was pressed, with 143 where SIGTERM came."""
-    require_companions(options, given)
-    require_one_process(options.method, options.solver, given)
-    is_federation = is_parts_folder(place_of(options.data))
-    require_fitting_options(given, is_federation, method=options.method, solver=options.solver)
-    if options.resume is None:
-        plays = is_game(options.method) if is_federation else options.solver == GAME
-        require_game(asdict(options), given, is_game=plays, is_between_parties=is_federation)
-    if not is_federation:
-        require_meaningful(options.data, _wanted(options))
-    require_outputs(options)
-    if is_federation and options.resume is None:
-        require_privacy(asdict(options), given)
-    session = _prepare(options, given, is_federation)
-    with runtime.using_threads(session.settings.threads):
-        is_interrupted = _fit(session)
-    if is_interrupted:
-        raise typer.Exit(exit_code())
-
-
-def _wanted(options: FitOptions) -> Wanted:
-    return Wanted(options.label, options.transpose, options.key, options.header)
-
-
-def _prepare(options: FitOptions, given: Collection[str], is_federation: bool) -> Session:
-    resumed = load_run(options.resume) if options.resume is not None else None
-    context = None if resumed is None else resumed.about
-    before, known, unsound = [], {}, dict[str, str]()
-    missing = missing_of(options, given, context)
-    if options.resume is not None and resumed is not None:
-        before = left_out_before(options.resume, resumed.about, resumed.checkpoint.index)
-        known = dict(resumed.about["data"])
-    if is_federation and faulty_of(options, given, context) == LEAVE_OUT:
-        late = {entry.party for entry in before if entry.party not in known}
-        holdings, unsound = read_sound_parties(options.data, options.dtype, late, missing)
-    else:
-        wanted = replace(_wanted(options), gaps=missing == IGNORE)
-        holdings = read_holdings(options.data, wanted, options.dtype, missing)
-    settings = settle(options, given, holdings, None if context is None else context["settings"])
-    data = {}
-    if options.checkpoint is not None or options.resume is not None or options.record:
-        data = {name: fingerprint(table.X, table.feature_names) for name, table in holdings.tables.items()}
-    if options.resume is not None and resumed is not None:
-        data |= {name: print_of for name, print_of in known.items() if name in unsound}
-        require_same_run(options.resume, resumed, asdict(settings), data, may_change(settings), output.option)
-        if isinstance(settings, FederationSettings) and settings.epsilon is not None:
-            options = replace(options, checkpoint=_same_file(options.resume, options.checkpoint))
-    exclusions = ExclusionLog(unsound, warn, before)
-    return Session(options, settings, holdings, data, exclusions, resumed)
-
-
-def _same_file(resumed: Path, checkpoint: Path | None) -> Path:
-    """Where a private run goes on: in one file, since another would be a second account of the same budget."""
-    if checkpoint is not None and place_of(checkpoint).resolve() != place_of(resumed).resolve():
-        raise typer.BadParameter(
-            "with --epsilon a run goes on in the file that it is resumed from, which counts what was sent. Leave "
-            "this out.",
-            param_hint="--checkpoint",
+    @contextmanager
+    def begin(self, fit: Fit, left_out: list[Exclusion]) -> Iterator[ResumePoint | None]:
+        """Open the checkpoint, and the run folder."""
+        options, saved = self.options, self.saved
+        self.fit, self.left_out = fit, left_out
+        self.settings = self.estimator.run_settings(fit)  # type: ignore[arg-type]
+        data = {}
+        if options.checkpoint is not None or saved is not None or options.record:
+            data = {name: fingerprint(table.X, table.feature_names) for name, table in self.holdings.tables.items()}
+        if saved is not None and options.resume is not None:
+            data |= {name: there for name, there in saved.about["data"].items() if name in self.unsound}
+            change = MAY_CHANGE - {"rounds"} if fit.is_private else MAY_CHANGE
+            require_same_run(options.resume, saved, self.settings, data, {*change, "parties"}, output.option)
+            left_out[:0] = left_out_before(saved, options.resume)
+        self.recorder = RunRecorder.of(
+            fit,
+            {"settings": self.settings, "data": data, "left_out": left_out},
+            path=options.checkpoint,
+            every=options.checkpoint_every,
+            traffic=TrafficRecorder(self.folder.path) if options.record and self.folder is not None else None,
+            resumed=saved,
         )
-    require_writable("--checkpoint", resumed, ())
-    return resumed
+        if self.folder is not None:
+            self._open_folder(self.folder, data)
+        with self.recorder:
+            yield self.recorder.earlier
 
+    def watch(self, done: Round, row: HistoryRow) -> None:
+        """Keep one more round."""
+        self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in self.unsound.items()]
+        self.recorder.watch(done, row)
+        if self.witness is not None:
+            self.witness.record(done, row)
 
-def _fit(session: Session) -> bool:
-    """Whether Ctrl-C was pressed."""
-    began = time.perf_counter()
-    options, settings = session.options, session.settings
-    is_seen = options.record or options.report is not None
-    fit = fit_of(settings, session.holdings, record=is_seen)
-    recorder, spending = _recorder(session, fit), fit.spending
-    if session.folder is not None:
-        _begin(session, session.folder)
-    witness = Witness() if options.report is not None else None
-    earlier_seconds = recorder.history[-1].seconds if recorder.history else 0.0
-    with held(FINISHING) as pressed:
-        with recorder:
-            run = _rounds(session, fit, recorder, witness, began, pressed)
-        done = finish(fit, run)
-        warn_of_empty_model(fit.solver, done)
-        seconds = earlier_seconds + time.perf_counter() - began
-        left_out = session.exclusions.left_out
-        exposure = None
-        if isinstance(fit, FederatedFit) and session.holdings.is_federation:
-            exposure = worst_party(exposures_of(fit.program, fit.shards, len(run.history)).values())
-        end = (left_out, spending, exposure)
-        result = Result(options, settings, session.holdings, run, done, recorder.sent, seconds, *end)
-        _save(session, done, result)
-        if witness is not None and options.report is not None and isinstance(fit, FederatedFit):
-            write_fit_report(options.report, fit, result, witness)
-        report(result)
-    return run.outcome is Outcome.INTERRUPTED or pressed.count > 0
+    def end(self, training: Training, result: FitResult) -> None:
+        """Keep how it ended."""
+        self.training, self.result = training, result
 
+    def _open_folder(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
+        """A run folder for this run; if the resumed run left its traffic there, that is kept."""
+        options, saved = self.options, self.saved
+        fixed = {name: value for name, value in self.settings.items() if name not in MAY_CHANGE}
+        run = hashlib.sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest() if data else None
+        kept = complete_rounds(folder.path, saved.sent) if saved is not None and folder.run() == run else {}
+        asked = {
+            **{name: getattr(options, name) for name in ("data", *READING, "engine", "time_budget")},
+            **self.settings,
+            "resumed_from": options.resume,
+            "started": self.started,
+            "run": run,
+        }
+        folder.begin(asked, model_file.machine_versions(options.threads or runtime.available()), kept)
+        missing = "" if saved is None else missing_traffic(
+            folder.path, kept, saved.checkpoint.index, is_recorded=options.record
+        )  # fmt: skip
+        if missing:
+            warn(missing)
 
-def _begin(session: Session, folder: RunFolder) -> None:
-    """A run folder for this run; where the one that is resumed left its traffic there, that is kept so far."""
-    versions = model_file.machine_versions(session.settings.threads)
-    resumed = session.resumed
-    kept = complete_rounds(folder.path, resumed.sent) if resumed is not None and folder.run() == session.run else {}
-    folder.begin(_asked(session), versions, kept)
-    if resumed is not None:
-        said = missing_traffic(folder.path, kept, resumed.checkpoint.index, is_recorded=session.options.record)
-        if said:
-            warn(said)
-
-
-def _asked(session: Session) -> dict[str, Any]:
-    """What settings.json says: enough to do the same again."""
-    options = session.options
-    reading = {name: getattr(options, name) for name in ("data", "label", "transpose", "key", "header")}
-    return {
-        **reading,
-        **asdict(session.settings),
-        "resumed_from": options.resume,
-        "started": session.started,
-        "run": session.run,
-    }
-
-
-def _recorder(session: Session, fit: Fit) -> RunRecorder:
-    options = session.options
-    about = {"settings": asdict(session.settings), "data": session.data, "left_out": session.exclusions.left_out}
-    return RunRecorder.of(
-        fit,
-        about,
-        path=options.checkpoint,
-        every=options.checkpoint_every,
-        traffic=TrafficRecorder(session.folder.path) if options.record and session.folder is not None else None,
-        resumed=session.resumed,
-        warn=lambda message: typer.echo(message, err=True),
-    )
-
-
-def _rounds(
-    session: Session,
-    fit: Fit,
-    recorder: RunRecorder,
-    witness: Witness | None,
-    began: float,
-    pressed: Interrupts,
-) -> Training:
-    def watcher(bar: Watch) -> Watch:
-        def watch(done: Round, row: HistoryRow) -> None:
-            session.exclusions.note(done, row)
-            recorder.watch(done, row)
-            if witness is not None:
-                witness.record(done, row)
-            bar(done, row)
-
-        return watch
-
-    rows, columns = session.holdings.shape
-    title = f"{len(session.holdings.tables)} parties" if session.holdings.is_federation else f"{rows} × {columns}"
-    is_shown = not session.options.quiet and sys.stderr.isatty()
-    with progress(int(is_shown), fit.last, session.settings.time_budget, title) as bar:
-        return run_fit_to_end(fit, resume=recorder.earlier, began=began, watch=watcher(bar), interrupts=pressed)
-
-
-def _save(session: Session, done: FitResult, result: Result) -> None:
-    """The model first: it is what was asked for."""
-    options = session.options
-    model = model_of(session.settings, session.holdings, done, result.iterations, result.spending)
-    places: list[Path] = [options.output] if options.output is not None else []
-    if session.folder is not None:
-        places.append(session.folder.path / run_folder.MODEL)
-    for place in places:
-        save_model(place, model)
-    if options.weights is not None:
-        sample_names = session.holdings.tables[ALONE].sample_names
-        write_weights(options.weights, done.W, sample_names)
-        warn_of_formulas(options.weights, sample_names)
-    if session.folder is not None:
-        session.folder.end(result.history, result.sent, result.as_dict())
+    def _save(self, W: np.ndarray | None, result: Result) -> None:
+        """The model first: it is what was asked for."""
+        options, folder = self.options, self.folder
+        for place in (options.output, None if folder is None else folder.path / run_folder.MODEL):
+            if place is not None:
+                self.estimator.save(place_of(place))
+        if options.weights is not None and W is not None:
+            sample_names = self.holdings.tables[ALONE].sample_names
+            write_weights(options.weights, W, sample_names)
+            warn_of_formulas(options.weights, sample_names)
+        if folder is not None:
+            folder.end(result.history, result.sent, result.as_dict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 
 from partsong.console.output import warn
 from partsong.console.tables import read_table
+from partsong.data.party_columns import Columns, of_other_columns, require_somebody
 from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few, reworded
 from partsong.io.opening import Wanted, place_of
-from partsong.io.party_folder import LISTING, holds_matrix, is_parts_folder, read_parts
+from partsong.io.party_folder import (
+    LISTING,
+    holds_matrix,
+    in_one_order,
+    is_parts_folder,
+    listed,
+    read_part,
+    read_parts,
+)
 from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
@@ -139,6 +148,41 @@ def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None, missing:
         names = next(iter(tables.values())).feature_names
         warn_of_unknown_columns(known_by_column(tables.values()), names, is_random=is_federation)
     return Holdings(tables, is_federation)
+
+
+LATE = "The run that is resumed began without it, and goes on so."
+
+
+def read_sound_parties(
+    path: Path, dtype: str | None, late: Collection[str], missing: str = "refuse"
+) -> tuple[Holdings, dict[str, str]]:
+    """The parties whose files can be used, and of the others why not; the list of parts itself has to be right.
+
+    Those who are `late` are left out, whatever has become of their files: the run that is resumed began without them.
+    """
+    folder, faults = place_of(path), dict[str, str]()
+    tables: dict[str, Table] = {}
+    parts = listed(folder)
+    for part in parts:
+        try:
+            tables[part.name] = read_part(folder, part)
+        except PartsongError as error:
+            faults[part.name] = str(error)
+    faults |= of_other_columns({name: Columns(t.X.shape[1], t.feature_names) for name, t in tables.items()})
+    for name in tables.keys() - faults.keys():
+        try:
+            tables[name] = with_known_cells(tables[name], missing)
+            if missing == IGNORE:
+                require_known([tables[name]])
+            require_usable(tables[name], dtype, party=name)
+        except PartsongError as error:
+            faults[name] = str(error)
+    faults |= {name: LATE for name in tables if name in late and name not in faults}
+    faults = {part.name: faults[part.name] for part in parts if part.name in faults}
+    kept = {name: table for name, table in tables.items() if name not in faults}
+    require_somebody(kept, faults)
+    warn_of_identifiers(kept.values())
+    return Holdings(in_one_order(kept), is_federation=True), faults
 
 
 def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:

@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partsong.cli.choices import MISSING, MODEL_ENDINGS, WEIGHT_ENDINGS, one_of
 from partsong.cli.inputs import header_notes, named_source, warn_of, with_known_cells
-from partsong.console.options import AsJson, Data, Header, Key, Label, OptionalText, Threads, Transpose, examples
+from partsong.console.options import (
+    MISSING,
+    MODEL_ENDINGS,
+    WEIGHT_ENDINGS,
+    AsJson,
+    Data,
+    Header,
+    Key,
+    Label,
+    OptionalText,
+    Threads,
+    Transpose,
+    examples,
+    one_of,
+)
 from partsong.console.output import guarded, put_json, require_distinct, require_writable, visible, warn_of_formulas
 from partsong.console.tables import read_table, require_meaningful
 from partsong.core.runtime import available, kernels_on

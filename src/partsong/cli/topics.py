@@ -11,9 +11,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from partsong import methods
-from partsong.cli.choices import MODEL_ENDINGS, unknown
 from partsong.cli.model import require_transform_files
-from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalPath, OptionalText, examples
+from partsong.console.options import (
+    MODEL_ENDINGS,
+    AsJson,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    examples,
+    unknown,
+)
 from partsong.console.output import (
     exit_code,
     guarded,

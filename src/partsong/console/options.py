@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -13,6 +16,12 @@ OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
 OptionalFloat = Optional[float]  # noqa: UP045
 OptionalBool = Optional[bool]  # noqa: UP045
+
+MODEL_ENDINGS = (".safetensors",)
+WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
+MISSING = ("refuse", "ignore")
+FAULTY = ("stop", "leave-out")
+DTYPES = ("float32", "float64")
 
 Data = Annotated[
     Path,
@@ -67,3 +76,28 @@ AsJson = Annotated[
 def examples(*lines: str) -> str:
     """Examples for the end of a help page, one per line."""
     return "\n\n".join(("Examples:", *lines))
+
+
+def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check for an option: one of these names, or a usage error that names the nearest."""
+
+    def check(value: str | None) -> str | None:
+        if value is None or value in names:
+            return value
+        raise typer.BadParameter(unknown(value, names))
+
+    return check
+
+
+def unknown(value: str, names: Sequence[str]) -> str:
+    """What to say about a name that is none of these."""
+    near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{value!r} is not one of {', '.join(names)}.{guess}"
+
+
+def positive(value: float | None) -> float | None:
+    """A check for an option: a finite number of more than 0."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(f"{value} is not a finite number of more than 0.")
+    return value

@@ -34,11 +34,11 @@ from partsong.io.write import as_json, first_formula, require_writable_file
 OPTIONS = {
     "column": "--text-column",
     "kernel_threads": "--threads",
-    "method_options": "--method-option",
     "n_components": "--components",
     "n_jobs": "--threads",
     "n_threads": "--threads",
     "n_topics": "--topics",
+    "order": "--play",
     "random_state": "--seed",
 }
 """Options that have another name than the parameter of the library."""

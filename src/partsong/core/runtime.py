@@ -47,6 +47,7 @@ class Interrupts:
 
 
 _holding: list[Callable[[int, object], None]] = []
+_counting: list[Interrupts] = []
 
 
 def press() -> bool:
@@ -61,9 +62,14 @@ def press() -> bool:
 def held(note: str = ENDING) -> Iterator[Interrupts]:
     """Within this block the first Ctrl-C is only counted (and `note` is shown); every further one breaks off.
 
-    Nothing is held where signals do not arrive (threads other than the main one) or have a handler of somebody else's;
-    an outer block of this kind goes on counting. Where they are ignored, `press` takes their place.
+    Nothing is held where signals do not arrive (threads other than the main one) or have a handler of somebody else's.
+    Within another block of this kind it is the outer one that counts, for both. Where signals are ignored, `press`
+    takes their place.
     """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and _counting:
+        yield _counting[0]
+        return
     pressed = Interrupts()
 
     def hold(number: int, frame: object) -> None:
@@ -73,21 +79,24 @@ def held(note: str = ENDING) -> Iterator[Interrupts]:
         if note and sys.stderr is not None:
             sys.stderr.write(f"{note}\n")
 
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not _holding:
+    if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         _holding.append(hold)
+        _counting.append(pressed)
         try:
             yield pressed
         finally:
             _holding.clear()
+            _counting.clear()
         return
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield pressed
         return
     before = signal.signal(signal.SIGINT, hold)
+    _counting.append(pressed)
     try:
         yield pressed
     finally:
+        _counting.clear()
         signal.signal(signal.SIGINT, before)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from partsong import methods
-from partsong.core.interfaces import Outcome
+from partsong.core.interfaces import Engine, Outcome
 from partsong.core.parameters import nearest, whole_number
 from partsong.core.runtime import using_threads
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.observed import observed
 from partsong.data.scan import extremes
+from partsong.data.table import Table
 from partsong.data.validation import require_transformable
 from partsong.engines.collective import Communicator, failing_together, heard, share, together
 from partsong.engines.mpi import launched_ranks
@@ -152,21 +153,45 @@ def fit_distributed(
         open_engine(name, sums if sums in SUMS else SUMS[0]) as (network, communicator),
         failing_together(communicator),
     ):
-        arguments = together(communicator, lambda: Arguments.of(name, communicator.size, asked, files))
-        _require_same(communicator, arguments)
-        together(communicator, lambda: _require_writable(files, communicator.rank, communicator.size))
-        seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))
-        folder = None if run_folder is None else RunFolder(Path(run_folder))
-        with using_threads(arguments.n_threads):
-            if _is_path(X, communicator):
-                data, settings = _from_file(X, arguments, seed, communicator)
-            else:
-                data, settings = _from_rows(X, arguments, seed, communicator)
-            together(communicator, lambda: _make_usable(folder, overwrite, communicator))
-            fit = fit_over_ranks(data, settings, network, communicator, folder=folder, verbose=verbose)
-            fit.save(communicator, model=model, weights=weights, folder=folder)
-        together(communicator, lambda: _warn(fit))
-        return fit
+        known: dict[str, Any] = {"random_state": random_state, "overwrite": overwrite}
+        return fit_on_ranks(network, communicator, X, {**asked, "engine": name}, files, **known)
+
+
+def fit_on_ranks(
+    network: Engine,
+    communicator: Communicator,
+    X: Any,
+    asked: Mapping[str, Any],
+    files: Mapping[str, Any],
+    *,
+    random_state: Any = None,
+    overwrite: bool = False,
+    reading: Wanted = Wanted(),
+    look: Callable[[Table], None] = lambda table: None,
+    note: str = "",
+) -> DistributedFit:
+    """`fit_distributed` over ranks that are connected already; `asked` are its other arguments by name.
+
+    `reading` says how a file is read. The first rank with rows has a `look` at its own; `note` is shown at Ctrl-C.
+    """
+    name, ranks = asked["engine"], communicator.size
+    arguments = together(communicator, lambda: Arguments.of(name, ranks, asked, files))
+    _require_same(communicator, arguments)
+    together(communicator, lambda: _require_writable(files, communicator.rank, ranks))
+    seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))
+    folder = None if files["run_folder"] is None else RunFolder(Path(files["run_folder"]))
+    with using_threads(arguments.n_threads):
+        if _is_path(X, communicator):
+            data, settings = _from_file(X, arguments, seed, communicator, reading, look)
+        else:
+            data, settings = _from_rows(X, arguments, seed, communicator)
+        together(communicator, lambda: _make_usable(folder, overwrite, communicator))
+        kept: dict[str, Any] = {"folder": folder, "verbose": asked["verbose"], "note": note}
+        kept["asked"] = {key: getattr(reading, key) for key in ("label", "transpose", "key", "header")}
+        fit = fit_over_ranks(data, settings, network, communicator, **kept)
+        fit.save(communicator, model=files["model"], weights=files["weights"], folder=folder)
+    together(communicator, lambda: _warn(fit))
+    return fit
 
 
 def _engine_of_launcher(engine: str | None) -> str:
@@ -341,13 +366,18 @@ def _is_path(X: Any, communicator: Communicator) -> bool:
 
 
 def _from_file(
-    path: str | os.PathLike[str], arguments: Arguments, seed: int, communicator: Communicator
+    path: str | os.PathLike[str],
+    arguments: Arguments,
+    seed: int,
+    communicator: Communicator,
+    reading: Wanted,
+    look: Callable[[Table], None],
 ) -> tuple[RankData, DistributedSettings]:
     """This rank's block of rows of a file, and the settings of all."""
-    source = open_on_all_ranks(path, communicator, Wanted(gaps=arguments.missing == IGNORE))
+    source = open_on_all_ranks(path, communicator, replace(reading, gaps=arguments.missing == IGNORE))
     require_enough(str(source.path), source.shape, arguments.method, communicator.size)
     settings = together(communicator, lambda: arguments.settings(source.shape, source.dtype, seed))
-    return read_rows(source, settings, communicator), settings
+    return read_rows(source, settings, communicator, look), settings
 
 
 def _from_rows(

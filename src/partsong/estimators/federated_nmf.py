@@ -20,7 +20,7 @@ from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule
-from partsong.core.parameters import whole_number
+from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import held
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -57,14 +57,19 @@ from partsong.methods.privacy_request import Privacy, RowPrivacy, masks_for, pri
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import exposures_of, worst_party
 from partsong.privacy.spending import SIMULATED, Spending, spent_from, without_names
+from partsong.secure_aggregation.protocol import MaskedSum
 from partsong.solvers.observed import ObservedRows
 from partsong.training.checkpoint import RunRecorder, fingerprint, stored_rows
 from partsong.training.loop import (
     FAULTY,
     LEAVE_OUT,
     STOP,
+    Exclusion,
     ExclusionLog,
+    Fit,
+    FitObserver,
     HistoryRow,
+    ResumePoint,
     StoppingRule,
     Training,
     Watch,
@@ -102,6 +107,7 @@ class Job:
     training: Training
     columns: Mapping[str, Any]
     exclusions: ExclusionLog
+    observer: FitObserver = field(default_factory=FitObserver)
     own: dict[str, Array] = field(default_factory=dict)
     bar: Watch = lambda done, row: None
 
@@ -109,13 +115,55 @@ class Job:
         """Note one more exchange."""
         self.own = party_components(done.checkpoint)
         self.exclusions.note(done, row)
+        self.observer.watch(done, row)
         self.bar(done, row)
+
+    def run(self) -> None:
+        """Take all rounds, from where the observer resumes them."""
+        with self.observer.begin(self.fit, self.exclusions.left_out) as earlier:
+            if earlier is not None:
+                known: dict[str, Any] = {
+                    "began": self.training.began,
+                    "interrupts": self.training.interrupts,
+                    "watch": self.watch,
+                }
+                self.training = training_of(self.fit, resume=earlier, **known)
+                self.own = party_components(earlier.checkpoint)
+            exhaust(steps_of(self.fit, self.training, earlier))
 
     def so_far(self) -> Job:
         """The same as it stands, whatever comes."""
         training = replace(self.training, history=list(self.training.history))
         exclusions = replace(self.exclusions, missing={}, left_out=list(self.exclusions.left_out))
         return replace(self, training=training, exclusions=exclusions)
+
+
+@dataclass(slots=True)
+class KeptRun(FitObserver):
+    """Keeps a run in a folder: its checkpoint is up to date whatever ends the rounds."""
+
+    folder: RunFolder
+    settings: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    resume: bool
+    record: bool
+    may_change: frozenset[str]
+    recorder: RunRecorder | None = None
+
+    @contextmanager
+    def begin(self, fit: Fit, left_out: list[Exclusion]) -> Iterator[ResumePoint | None]:
+        """Open the folder."""
+        names = self.columns.get("feature_names_in_")
+        data = {shard.name: fingerprint(stored_rows(shard.matrix), names) for shard in fit.shards}
+        asked: dict[str, Any] = {"resume": self.resume, "record": self.record, "may_change": self.may_change}
+        self.recorder = self.folder.start(fit, self.settings, data, left_out=left_out, **asked)
+        with self.recorder:
+            yield self.recorder.earlier
+
+    def watch(self, done: Round, row: HistoryRow) -> None:
+        """Note a round; the checkpoint is written now and then."""
+        assert self.recorder is not None
+        self.recorder.watch(done, row)
 
 
 class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -251,6 +299,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         run_folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
         record: bool = False,
+        observer: FitObserver | None = None,
     ) -> FederatedNMF:
         """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
         matrices, or one matrix and `parties`, a label for each of its rows.
@@ -263,22 +312,33 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         checkpoint every minute, history, bytes, result and model; with `record` every message as well, for attacks.
         `resume=True` goes on with the run that the folder holds, to the bits of one that was never interrupted; data
         and settings must be the same, but for `rounds`, `tol` and `time_budget`. The checkpoint holds private states:
-        it is for the one machine that simulates all parties.
+        it is for the one machine that simulates all parties. An `observer` (`training.loop.FitObserver`) sees every
+        round instead, and may keep the run elsewhere.
         """
         folder = None if run_folder is None else RunFolder(Path(run_folder))
-        if folder is None and (resume or record):
+        if folder is None and (resume or (record and observer is None)):
             raise ParameterError("resume and record need run_folder, where the run is kept.", parameter="run_folder")
+        if folder is not None and observer is not None:
+            raise ParameterError(
+                "A run is kept in run_folder or by an observer. Pass one of them.", parameter="run_folder"
+            )
         with held() as interrupts:
             seed = None if folder is None or not resume else seed_of(folder)
             job = self._prepare(X, names, parties, seed=seed, record=record)
             job.training.interrupts = interrupts
+            if folder is not None:
+                change = MAY_CHANGE if self.privacy is None else MAY_CHANGE - {"rounds"}
+                observer = KeptRun(folder, self.run_settings(job.fit), job.columns, resume, record, change)
+            job.observer = FitObserver() if observer is None else observer
             with self._keeping_rounds(job):
-                if folder is None:
-                    exhaust(steps_of(job.fit, job.training))
-                    return self
-                recorder = self._run_in_folder(folder, job, resume=resume, record=record)
-            self._end_folder(folder, recorder)
+                job.run()
+            if folder is not None and isinstance(observer, KeptRun):
+                self._end_folder(folder, observer)
         return self
+
+    def simulation(self, X: Any, names: Any = None) -> FederatedFit:
+        """What `fit` would run: program, parties, schedule, reduction and engine. Nothing is computed."""
+        return self._prepare(X, names, None).fit
 
     def iterate(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Iterator[RoundReport]:
         """`fit`, one round at a time: a report after each, with its history row, H as it stands, and the outcome if it
@@ -345,14 +405,12 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         not fitted again, is written with all that its file said of its fit.
         """
         check_is_fitted(self)
-        told = self._settings(self.n_parties_)
+        told = {**self.settings(), "parties": self.n_parties_}
         if self.privacy_report_ is not None:
             told |= {"privacy": privacy_told(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
         elif self.n_samples_ is not None:
             told |= {"n_samples": self.n_samples_}
         told |= {"masked": True} if self.masked else {}
-        if isinstance(self.privacy, RowPrivacy):
-            told.pop("local_steps")
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
     @classmethod
@@ -362,25 +420,15 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         What is not in the file is not there: history, names and components of single parties. An option that was given
         as a value without a name comes back as the method has it by default.
         """
-        estimator, loaded = cls(), load_fitted(path)
+        loaded = load_fitted(path)
         settings = loaded.settings
-        method = settings.get("method")
-        if method not in methods.names():
+        if settings.get("method") not in methods.names():
             raise ParameterError(
                 f"{path}: this model was not learned by one of the methods {', '.join(methods.names())}, but by "
-                f"{str(method)[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
+                f"{str(settings.get('method'))[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
             )
-        options = usable_options(method, settings.get("method_options"))
-        takes = methods.method(method).parameters_with(options or {})
-        asked = {name: settings[name] for name in ("rounds", "tol", "faulty") if name in settings}
-        asked |= {name: settings[name] for name in COMMON_OPTIONS if name in takes and name in settings}
-        if asked.get("align") not in methods.CHOICES["align"]:
-            asked["align"] = None
-        asked["method_options"] = options
-        asked["missing"] = settings.get("missing") or "refuse"
         try:
-            asked |= {"privacy": privacy_from(settings.get("privacy")), "masked": settings.get("masked", False)}
-            estimator.set_params(n_components=len(loaded.H), method=method, **asked)._check_settings()
+            estimator = cls.from_settings(settings).set_params(n_components=len(loaded.H))
             report, solver = spent_from(settings.get("privacy_spent")), solver_told(settings)
             estimator._set_fitted(
                 loaded.attributes(),
@@ -402,10 +450,12 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def __sklearn_tags__(self) -> Any:
         return non_negative_tags(super().__sklearn_tags__(), allow_nan=self.missing == "ignore")
 
-    def _check_settings(self) -> StoppingRule:
-        """All that can be refused before any data are looked at."""
+    def check_settings(self) -> StoppingRule:
+        """Refuse all that can be refused without data; return when to stop."""
         options = self._options()
         require_method(self.method, options)
+        if isinstance(self.method, str):
+            methods.method(self.method).build(Problem(2, rounds=self._rounds()), options)
         if self.rounds is not None:
             whole_number("rounds", self.rounds)
         require_privacy(self.privacy, self.masked, self.method, options=options, time_budget=self.time_budget)
@@ -451,13 +501,42 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         usual = usual if self.privacy is None else PRIVATE_ROUNDS
         return usual if self.rounds is None else int(self.rounds)
 
-    def _settings(self, n_parties: int) -> dict[str, Any]:
-        """What a file says of the fit."""
+    def settings(self) -> dict[str, Any]:
+        """The settings of the fit as plain data, without privacy: what model files and checkpoints say."""
         told: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
             told = {"method": self.method, **methods.method(self.method).settings(self._options(), COMMON_OPTIONS)}
-        told |= {"rounds": self._rounds(), "tol": float(self.tol), "faulty": self.faulty, "parties": n_parties}
+        if isinstance(self.privacy, RowPrivacy):
+            told.pop("local_steps", None)  # noisy sums are of one step
+        told |= {"rounds": self._rounds(), "tol": float(self.tol), "faulty": self.faulty}
         return told if self.missing == "refuse" else {**told, "missing": self.missing}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> FederatedNMF:
+        """An unfitted estimator from the settings of a model file, a run folder or a checkpoint.
+
+        An option that was given as a value without a name is as the method has it by default.
+        """
+        method = settings.get("method")
+        if not isinstance(method, str) or method not in methods.names():
+            raise ParameterError(f"No method between parties is called {str(method)[:40]!r}.")
+        options = usable_options(method, settings.get("method_options"))
+        takes = methods.method(method).parameters_with(options or {})
+        asked = {name: settings[name] for name in ("rounds", "tol", "faulty") if name in settings}
+        asked |= {name: settings[name] for name in COMMON_OPTIONS if name in takes and name in settings}
+        if asked.get("align") not in methods.CHOICES["align"]:
+            asked["align"] = None
+        asked |= {"method_options": options, "missing": settings.get("missing") or "refuse"}
+        asked["privacy"] = privacy_from(settings.get("privacy"))
+        if "seed" in settings:
+            asked |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
+        bound = settings.get("masked_bound")
+        asked["masked"] = (
+            settings.get("masked", False) if bound is None else MaskedSum(real_number("masked_bound", bound))
+        )
+        estimator = cls(method=method, **asked)
+        estimator.check_settings()
+        return estimator
 
     def _is_private(self) -> bool:
         """Whether what was released had noise, by the method or by `privacy`."""
@@ -481,7 +560,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> Job:
         """All that can be refused is refused here, before the first round; a resumed run has its own seed."""
-        began, stop = time.perf_counter(), self._check_settings()
+        began, stop = time.perf_counter(), self.check_settings()
         seed = whole_seed(self.random_state) if seed is None or self.random_state is not None else int(seed)
         matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
         precision, away, has_gaps = precision_of(self.dtype), dict[str, str](), self.missing == "ignore"
@@ -530,35 +609,20 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             raise
         self._finish(job)
 
-    def _run_in_folder(self, folder: RunFolder, job: Job, *, resume: bool, record: bool) -> RunRecorder:
-        """All rounds, kept in a folder; whatever ends them, the checkpoint there is up to date."""
-        fit, training = job.fit, job.training
-        settings = {
-            **self._settings(len(fit.shards)),
+    def run_settings(self, fit: FederatedFit) -> dict[str, Any]:
+        """What tells a run from others: `settings`, privacy, and what the data decide."""
+        return {
+            **self.settings(),
+            "parties": len(fit.shards),
             "n_components": fit.program.rank,
             "masked": bool(self.masked),
+            **({"masked_bound": self.masked.bound} if isinstance(self.masked, MaskedSum) else {}),
             "privacy": None if self.privacy is None else privacy_told(self.privacy),
             "dtype": str(fit.shards[0].matrix.dtype).removeprefix("torch."),
             "seed": fit.schedule.seed,
         }
-        columns = job.columns.get("feature_names_in_")
-        data = {shard.name: fingerprint(stored_rows(shard.matrix), columns) for shard in fit.shards}
-        change = MAY_CHANGE if self.privacy is None else MAY_CHANGE - {"rounds"}
-        recorder = folder.start(fit, settings, data, resume=resume, record=record, may_change=change)
 
-        def watch(done: Round, row: HistoryRow) -> None:
-            job.watch(done, row)
-            recorder.watch(done, row)
-
-        job.training = training_of(fit, resume=recorder.earlier, began=training.began, watch=watch)
-        job.training.interrupts = training.interrupts
-        if recorder.earlier is not None:
-            job.own = party_components(recorder.earlier.checkpoint)
-        with recorder:
-            exhaust(steps_of(fit, job.training, recorder.earlier))
-        return recorder
-
-    def _end_folder(self, folder: RunFolder, recorder: RunRecorder) -> None:
+    def _end_folder(self, folder: RunFolder, kept: KeptRun) -> None:
         self.save(folder.path / MODEL)
         result = {
             "outcome": str(self.outcome_),
@@ -569,7 +633,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             "privacy": self.privacy_report_,
             "simulated": list(self.simulated_),
         }
-        folder.end(self.history_, recorder.sent, result)
+        folder.end(self.history_, kept.recorder.sent if kept.recorder else (), result)
 
     def _finish(self, job: Job) -> None:
         """Fit the estimator to the best round so far."""
@@ -604,6 +668,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             privacy_report_=None if spending is None else spending.told(),
             simulated_=SIMULATED if spending is not None else (),
         )
+        job.observer.end(training, result)
 
     def _set_fitted(self, columns: Mapping[str, Any], **attributes: Any) -> None:
         """Set all fitted attributes; nothing is left of an earlier fit."""

@@ -6,6 +6,7 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,7 @@ from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import SquaredError
 from partsong.training.centralized import Build, CentralizedConfig, CentralizedFit, fit_centralized
-from partsong.training.loop import WINDOW, StoppingRule, Training, progress
+from partsong.training.loop import WINDOW, Fit, FitObserver, StoppingRule, Training, progress
 from partsong.training.result import FitResult, top_features
 
 SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu", "bpp"), 0.01
@@ -168,14 +169,16 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.dtype = dtype
         self.n_threads = n_threads
 
-    def fit(self, X: Any, y: Any = None, W: Any = None, H: Any = None) -> NMF:
-        """Learn the components of X."""
-        self._fit(X, W, H)
+    def fit(self, X: Any, y: Any = None, W: Any = None, H: Any = None, *, observer: FitObserver | None = None) -> NMF:
+        """Learn the components of X. A `training.loop.FitObserver` sees every iteration, and may resume a run."""
+        self._fit(X, W, H, observer)
         return self
 
-    def fit_transform(self, X: Any, y: Any = None, W: Any = None, H: Any = None) -> np.ndarray:
+    def fit_transform(
+        self, X: Any, y: Any = None, W: Any = None, H: Any = None, *, observer: FitObserver | None = None
+    ) -> np.ndarray:
         """Learn the components and return W, solved for as `transform` does."""
-        return self._fit(X, W, H).W
+        return self._fit(X, W, H, observer).W
 
     def transform(self, X: Any) -> np.ndarray:
         """W for given rows: the non-negative least squares fit to the learned components, in their precision.
@@ -204,25 +207,42 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         A model that was loaded, and not fitted again, is written with all that its file said of its fit.
         """
         check_is_fitted(self)
+        rows = {} if self.n_samples_ is None else {"n_samples": self.n_samples_}
+        save_fitted(self, path, {**self.settings(), "dtype": str(self.components_.dtype), **rows})
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the fit as plain data: what model files and checkpoints say."""
         alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
-        save_fitted(
-            self,
-            path,
-            {
-                "method": "centralised",
-                **self._solver_told(),
-                "init": self.init or "auto",
-                "tol": float(self.tol),
-                "max_iter": int(self.max_iter),
-                "alpha_w": float(self.alpha_W),
-                "alpha_h": float(alpha_H),
-                "l1_ratio": float(self.l1_ratio),
-                **({"sketch": self.sketch, "sketch_ratio": self.sketch_ratio} if self.solver == "sanls" else {}),
-                **({} if self.missing == "refuse" else {"missing": self.missing}),
-                "dtype": str(self.components_.dtype),
-                **({} if self.n_samples_ is None else {"n_samples": self.n_samples_}),
-            },
-        )
+        return {
+            "method": "centralised",
+            **self._solver_told(),
+            "init": self.init or "auto",
+            "tol": float(self.tol),
+            "max_iter": int(self.max_iter),
+            "alpha_w": float(self.alpha_W),
+            "alpha_h": float(alpha_H),
+            "l1_ratio": float(self.l1_ratio),
+            **({"sketch": self.sketch, "sketch_ratio": self.sketch_ratio} if self.solver == "sanls" else {}),
+            **({} if self.missing == "refuse" else {"missing": self.missing}),
+        }
+
+    def run_settings(self, fit: Fit) -> dict[str, Any]:
+        """What tells a run from others: `settings`, and what the data decide."""
+        dtype, seed = str(fit.shards[0].matrix.dtype), whole_seed(self.random_state)
+        return {**self.settings(), "n_components": fit.rank, "dtype": dtype.removeprefix("torch."), "seed": seed}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> NMF:
+        """An estimator with the settings of a fit, unfitted; those that are unreadable are left at their defaults."""
+        alpha_W, alpha_H, l1_ratio = penalties_of(settings)
+        told = fit_told(settings)
+        if told.get("solver") == "game":
+            from partsong.solvers.game import game_from_file
+
+            told["solver"] = game_from_file(settings)
+        if "seed" in settings:
+            told |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
+        return cls(**{"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio, **told})
 
     @property
     def _n_features_out(self) -> int:
@@ -247,20 +267,14 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         given as a value is told as text, and comes back as the usual one; games come back as they were, unless they
         have parts without a name.
         """
-        estimator, loaded = cls(), load_fitted(path)
+        loaded = load_fitted(path)
+        estimator = cls.from_settings(loaded.settings)
         estimator.__dict__.update(loaded.attributes())
-        alpha_W, alpha_H, l1_ratio = penalties_of(loaded.settings)
-        penalties = {"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio}
-        told = fit_told(loaded.settings)
-        if told.get("solver") == "game":
-            from partsong.solvers.game import game_from_file
+        return estimator.set_params(n_components=len(loaded.H))
 
-            told["solver"] = game_from_file(loaded.settings)
-        return estimator.set_params(n_components=len(loaded.H), **penalties, **told)
-
-    def _fit(self, X: Any, W: Any, H: Any) -> FitResult:
-        began = time.perf_counter()
-        stop, precision = self._check_settings(), precision_of(self.dtype)
+    def _fit(self, X: Any, W: Any, H: Any, observer: FitObserver | None) -> FitResult:
+        began, observer = time.perf_counter(), FitObserver() if observer is None else observer
+        stop, precision = self.check_settings(), precision_of(self.dtype)
         matrix = self._matrix(X, precision, reset=True)
         rank = rank_of(self._wanted_rank(H), matrix.shape)
         start = self._beginning(matrix, rank, W, H)
@@ -284,7 +298,8 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
         exchanges = most if sketch is None else 2 * most + 1
         with progress(self.verbose, exchanges, self.time_budget, title) as bar:
-            run, done = fit_centralized(matrix, config, init=start, began=began, watch=bar, build=self._build())
+            about: dict[str, Any] = {"began": began, "watch": bar, "build": self._build(), "observer": observer}
+            run, done = fit_centralized(matrix, config, init=start, **about)
         is_perfect = done.relative_error < NEGLIGIBLE["float32" in str(matrix.dtype)] and run.rounds > WINDOW
         if run.outcome is Outcome.MAX_ROUNDS and self.tol > 0 and not is_perfect:
             warnings.warn(
@@ -295,6 +310,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self._keep(done, run, rank)
         self.n_samples_: int | None = matrix.shape[0]
         self.seed_ = seed
+        observer.end(run, done)
         return done
 
     def _build(self) -> Build:
@@ -307,7 +323,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def _rows_for(self, X: Any, H: Any) -> tuple[np.ndarray, np.ndarray]:
         """W for rows and an H that is given, and that H."""
-        self._check_settings()
+        self.check_settings()
         if H is None:
             raise ParameterError("update_H=False needs H (k × m).")
         matrix = self._matrix(X, precision_of(self.dtype), reset=True)
@@ -346,8 +362,8 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _solver(self) -> SquaredError | ObservedRows:
         return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
-    def _check_settings(self) -> StoppingRule:
-        """All that can be refused before any data are looked at."""
+    def check_settings(self) -> StoppingRule:
+        """Refuse all that can be refused without data; return when to stop."""
         self._solver()
         require_sketch(self.sketch, self.sketch_ratio)
         require_squared_error(self.beta_loss, self.solver)
@@ -356,6 +372,8 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             raise ParameterError(f"shuffle must be True or False; got {self.shuffle!r}.", parameter="shuffle")
         if self.init is not None:
             one_of("init", self.init, INITS)
+        if self.missing == "ignore" and self.init not in (None, "auto", "random", "custom"):
+            raise ParameterError(f"init={self.init!r} needs all cells of X. Use init='random'.", parameter="init")
         whole_number("max_iter", self.max_iter)
         threads_of(self.n_threads)
         require_verbosity(self.verbose)

@@ -27,7 +27,7 @@ from partsong.solvers.initialization import (
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, Multiplicative, NoExtrapolation
-from partsong.training.loop import Fit, Step, StoppingRule, Training, Watch, run
+from partsong.training.loop import Fit, FitObserver, HistoryRow, Step, StoppingRule, Training, Watch, run
 from partsong.training.result import (
     NOTHING,
     EmptyModelWarning,
@@ -133,6 +133,10 @@ class CentralizedFit:
         return self.config.stop
 
     @property
+    def rank(self) -> int:
+        return self.config.rank
+
+    @property
     def last(self) -> int:
         return self.config.max_iter
 
@@ -173,16 +177,23 @@ def fit_centralized(
     began: float | None = None,
     watch: Watch = lambda done, row: None,
     build: Build = CentralizedFit,
+    observer: FitObserver = FitObserver(),
 ) -> tuple[Training, FitResult]:
     """Fit X ≈ W H from start to end; a penalised fit that ends at zero is tried again from another start.
 
-    `init` replaces the start that the configuration names.
+    `init` replaces the start that the configuration names. The observer sees the first of these fits only.
     """
     began = time.perf_counter() if began is None else began
+
+    def watch_all(done: Round, row: HistoryRow) -> None:
+        observer.watch(done, row)
+        watch(done, row)
+
     fit = build(matrix, config, init)
     warn_if_ill_posed(config.solver)
     with held() as interrupts, runtime.kernels_on(config.threads):
-        training = run(fit, began=began, watch=watch, interrupts=interrupts)
+        with observer.begin(fit, []) as earlier:
+            training = run(fit, resume=earlier, began=began, watch=watch_all, interrupts=interrupts)
         warn_of_divergence(training)
         result = finish(fit, training)
         if not is_zero(result):

@@ -30,7 +30,7 @@ from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.spending import Spending, releases_of
-from partsong.training.loop import Fit, HistoryRow, ProgressByCohort, ResumePoint
+from partsong.training.loop import Exclusion, Fit, HistoryRow, ProgressByCohort, ResumePoint
 from partsong.training.traffic import TrafficRecorder
 
 Sent = tuple[int, str, int, int]
@@ -140,15 +140,30 @@ def require_same_run(
 
     `data` has a fingerprint for each party, and `name_of` says how users know a setting.
     """
-    there = run.about["settings"]
+    there, here = _flat(run.about["settings"]), _flat(settings)
     differences = [
         f"{name_of(name)} ({there.get(name)} there, {value} here)"
-        for name, value in settings.items()
+        for name, value in here.items()
         if name not in may_change and there.get(name) != as_json(value)
     ]
     differences += _different_data(run.about["data"], data)
     if differences:
         raise another_run(path, differences)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of privacy and of the method beside the others."""
+    nested = [value for value in settings.values() if isinstance(value, Mapping)]
+    return {name: value for one in (settings, *nested) for name, value in one.items() if not isinstance(value, Mapping)}
+
+
+def left_out_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]:
+    """The parties left out of the rounds of a run so far."""
+    try:
+        found = [Exclusion(int(at), str(party), str(reason)) for at, party, reason in run.about.get("left_out", [])]
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{path}: its list of parties left out is unreadable. Start a new run.") from error
+    return [entry for entry in found if entry.iteration <= run.checkpoint.index]
 
 
 def another_run(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:

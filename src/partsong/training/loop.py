@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -22,7 +22,7 @@ from partsong.core.interfaces import Array, Checkpoint, Outcome, Round, RowSolve
 from partsong.core.runtime import Interrupts
 from partsong.core.streams import key
 from partsong.errors import BudgetSpent, DivergenceError, ParameterError
-from partsong.training.result import FinalizationTimer
+from partsong.training.result import FinalizationTimer, FitResult
 
 if TYPE_CHECKING:
     from partsong.privacy.spending import Spending
@@ -423,6 +423,8 @@ class Fit(Protocol):
     @property
     def solver(self) -> RowSolver: ...
     @property
+    def rank(self) -> int: ...
+    @property
     def stop(self) -> StoppingRule: ...
     @property
     def last(self) -> int: ...
@@ -491,6 +493,23 @@ def run(
     training = training_of(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
     exhaust(steps_of(fit, training, resume))
     return training
+
+
+class FitObserver:
+    """Observes a fit before its first step, after each step and at its end. This one does nothing."""
+
+    def begin(self, fit: Fit, left_out: list[Exclusion]) -> AbstractContextManager[ResumePoint | None]:
+        """Hold open whatever the steps need; yield the point to resume from, or None for a new run.
+
+        `left_out` lists the parties left out so far and grows during the run. Those of a resumed run go in front.
+        """
+        return nullcontext()
+
+    def watch(self, done: Round, row: HistoryRow) -> None:
+        """See one more step, with its line of the history."""
+
+    def end(self, training: Training, result: FitResult) -> None:
+        """See how it ended, and with which model."""
 
 
 def exhaust(steps: Iterator[Step]) -> None:

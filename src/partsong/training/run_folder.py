@@ -24,8 +24,16 @@ from typing import Any, get_type_hints
 from partsong.errors import FileError, FormatError
 from partsong.io.model_file import Model, load_model, machine_versions, now, save_model
 from partsong.io.write import as_json, quoting_for, require_writable_folder, write_json, write_text
-from partsong.training.checkpoint import RunRecorder, SavedRun, Sent, load_run, require_same_run, save_run
-from partsong.training.loop import Fit, HistoryRow
+from partsong.training.checkpoint import (
+    RunRecorder,
+    SavedRun,
+    Sent,
+    left_out_before,
+    load_run,
+    require_same_run,
+    save_run,
+)
+from partsong.training.loop import Exclusion, Fit, HistoryRow
 from partsong.training.traffic import (
     Lines,
     TrafficRecord,
@@ -122,6 +130,7 @@ class RunFolder:
         every: float = 60.0,
         record: bool = False,
         may_change: Collection[str] = (),
+        left_out: list[Exclusion] | None = None,
         warn: Callable[[str], None] = warnings.warn,
     ) -> RunRecorder:
         """Begin a run in this folder, or `resume` the one that it holds; return the recorder that keeps it here.
@@ -142,7 +151,11 @@ class RunFolder:
         missing = "" if saved is None else missing_traffic(self.path, kept, saved.checkpoint.index, is_recorded=record)
         if missing:
             warn(missing)
-        about, traffic = {"settings": settings, "data": data}, TrafficRecorder(self.path) if record else None
+        about: dict[str, Any] = {"settings": settings, "data": data}
+        traffic = TrafficRecorder(self.path) if record else None
+        if left_out is not None:
+            left_out[:0] = [] if saved is None else left_out_before(saved, place)
+            about["left_out"] = left_out
         return RunRecorder.of(fit, about, path=place, every=every, traffic=traffic, resumed=saved, warn=warn)
 
     def save(self, run: SavedRun) -> None:

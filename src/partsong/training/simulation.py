@@ -86,6 +86,11 @@ class FederatedFit:
         return solver
 
     @property
+    def rank(self) -> int:
+        rank: int = self.program.rank
+        return rank
+
+    @property
     def last(self) -> int:
         return self.schedule.rounds
 
