@@ -37,7 +37,7 @@ from partsong.attacks.transcript import Clock, Exchange, Scene, numbers, transcr
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Program, Reduction, Shard
 from partsong.engines.upload_checks import check_upload
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, UploadError
 from partsong.methods.game import PlayInStrata
 from partsong.privacy.exposure import Exposure, Support, directions_of
 from partsong.training.traffic import Traffic
@@ -164,16 +164,19 @@ class RecordedRun:
         """Uploads where they are open, and sums where they are hidden."""
         if self.reduction.hides_uploads:
             return summed(self.traffic, self.program, self.layout, self.reduction)
-        expected = self.program.upload_spec(self.layout)
-        for party, phase, message in (each for sent in self.traffic for each in sent):
-            if phase:
-                raise ParameterError(f"An upload of {party!r} is of phase {phase}; uploads in the open have one phase.")
-            check_upload(party, message, expected)
-        found = transcript(self.traffic, self.program, self.layout, asynchronous=self.asynchronous)
+        expected, trouble = self.program.upload_spec(self.layout), ""
+        try:
+            for party, phase, message in (each for sent in self.traffic for each in sent):
+                if phase:
+                    raise UploadError(f"{party!r} sent one of phase {phase}, and uploads in the open have one phase.")
+                check_upload(party, message, expected)
+            found = transcript(self.traffic, self.program, self.layout, asynchronous=self.asynchronous)
+        except UploadError as error:
+            found, trouble = [], f"{error} "
         if not found:
             raise ParameterError(
-                f"These uploads are not those of {type(self.program).__name__}: they have other arrays. Give the "
-                "program of the run, and the reduction if it hides uploads."
+                f"These uploads are not those of {type(self.program).__name__}: they have other arrays. {trouble}Give "
+                "the program of the run, and the reduction if it hides uploads."
             )
         return found
 

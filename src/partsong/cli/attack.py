@@ -15,7 +15,7 @@ from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, O
 from partsong.console.output import guarded, put_json, require_writable, visible
 from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
-from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError, UploadError
+from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder, read_parts
 
@@ -112,7 +112,7 @@ def attack(
             candidates=people,
             seconds=seconds,
         )
-    except (ParameterError, UploadError) as error:
+    except ParameterError as error:
         raise FormatError(f"{runs[0]}: {error}") from error
     worst = severity_of(found)
     summary: dict[str, Any] = {
