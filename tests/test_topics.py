@@ -424,8 +424,8 @@ def test_steps_that_are_too_large_are_told_with_ways_out_that_a_model_has(weight
     told = " ".join([str(caught.value), *caught.value.__notes__])
     assert "rate=1e+09, batch=64" in told
     assert "a smaller rate, a larger batch, a smaller critic_rate" in told
-    assert "mi_gradient='js'" in told
-    assert ("weighting='tfidf'" in told) == (weighting == "counts")
+    assert "mi_gradient js" in told
+    assert ("weighting tfidf" in told) == (weighting == "counts")
     assert "(party 'eastern', stage 'local', round 0)" in told
     assert not any(word in told for word in ("faulty", "checkpoint", "shards"))
     assert partsong.FederatedTopicModel(3, rate=1e-3, rounds=1, **settings).fit(PARTIES).n_iter_ == 1
@@ -449,7 +449,7 @@ def test_settings_that_make_no_sense_are_refused_by_name():
         ({"method": "nmf"}, "a method of TopicModel"),
         ({"server": "adam"}, "server='adam' is for fednmf"),
         ({"server": "sgd"}, "server is one of"),
-        ({"method": "fednmf", "server_rate": 0.1}, "an average has no rate. Take server='adam' .*leave server_rate"),
+        ({"method": "fednmf", "server_rate": 0.1}, "an average has no rate. Take one of these, or leave server_rate"),
         ({"participation": 0}, "participation must be"),
         ({"rounds": 0}, "rounds must be"),
         ({"weighting": "bm25"}, "weighting is one of"),

@@ -51,7 +51,7 @@ def test_a_folder_is_told_what_it_is(invoke, data_npy, parts, words, tmp_path):
     (tmp_path / "empty").mkdir()
     for folder, way_out in (
         ("run", "run/model.safetensors"),
-        ("parts", "partsong fit parts"),
+        ("parts", "no .safetensors file"),
         ("empty", "no .safetensors file"),
         (".", "Name a file in it, such as"),
     ):
@@ -60,7 +60,7 @@ def test_a_folder_is_told_what_it_is(invoke, data_npy, parts, words, tmp_path):
         message = invoke(*words, folder, *rest, code=1).stderr
         assert "this is a folder" in message
         assert way_out in message
-    assert "did not get as far" in invoke(*words, "run", *rest, code=1).stderr
+    assert "no .safetensors file" in invoke(*words, "run", *rest, code=1).stderr
     invoke(*words, "m.safetensors", *rest)
 
 

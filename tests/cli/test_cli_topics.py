@@ -2,14 +2,13 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
 
 import partsong
-from partsong.cli import topics as descent_options
-from partsong.methods.mutual_information.critics import BOUNDS, CRITICS
-from partsong.topics import LANGUAGES, vocabulary
+from partsong.topics import LANGUAGES
 from partsong.topics.tokenizer import LISTS
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
@@ -91,7 +90,7 @@ def test_descents_take_their_settings_and_a_device(files, told):
     found = told(*fit, *descent, *server)
     assert found["topics"][0]["words"] == model.topics()[0]
     assert found["relative_error"] == model.relative_error_
-    missing = told(*fit, *descent, "--device", "nowhere", code=1)
+    missing = told(*fit, *descent, "--device", "nowhere", code=2)
     assert "device" in missing["error"]
     pytest.importorskip("torch")
     assert told(*fit, *descent, *server, "--device", "cpu")["relative_error"] == pytest.approx(found["relative_error"])
@@ -106,9 +105,6 @@ def test_settings_of_the_critic_reach_the_model(files, told):
     found = told(*fit, "--strength", 9, *options)["relative_error"]
     assert found == partsong.FederatedTopicModel(2, **settings, **chosen).fit(parties).relative_error_
     assert found != told(*fit, "--strength", 9)["relative_error"]
-    assert CRITICS.names == descent_options.CRITICS
-    assert BOUNDS.names == descent_options.GRADIENTS
-    assert vocabulary.WEIGHTINGS == descent_options.WEIGHTINGS
 
 
 def test_weighting_shares_and_long_words_reach_the_model(files, told, invoke, tmp_path):
@@ -118,7 +114,7 @@ def test_weighting_shares_and_long_words_reach_the_model(files, told, invoke, tm
         (tmp_path / name).write_text(f"{lines}99,{long} cat\n", encoding="utf-8")
     fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2)
     assert told(*fit)["n_words"] == 10
-    assert "the same larger --longest-word, in bytes of UTF-8" in invoke(*fit, "-q").stderr
+    assert re.search("the same larger .*longest.word.*, in bytes of UTF-8", invoke(*fit, "-q").stderr)
     assert told(*fit, "--longest-word", 33)["n_words"] == 11
     assert told(*fit, "--max-share", 0.28)["n_words"] == 4  # goat, dog, piano and cello
     counted = told(*fit, "--weighting", "counts", "-o", "m.safetensors")
@@ -134,10 +130,10 @@ def test_a_given_vocabulary_is_taken_as_it_is(files, told, tmp_path):
     asked = {"max-words": 3, "min-documents": 1000, "min-parties": 2, "max-share": 0.5, "longest-word": 40}
     for name, value in asked.items():
         refused = told(*given, "voc.txt", f"--{name}", value, code=2)
-        assert refused["error"].startswith(f"Invalid value for --{name}")
+        assert re.search(name.replace("-", "."), refused["error"])
         assert "taken as it is" in refused["error"]
         hashed = told(*given, "hash", f"--{name}", value, code=0 if name == "max-words" else 2)
-        assert hashed.get("n_words") == 3 or "no word is left out" in hashed["error"]
+        assert hashed.get("n_words") == 3 or "leaves none out" in hashed["error"]
 
 
 def test_help_names_the_lists_of_stop_words(invoke):
@@ -150,7 +146,6 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
     for words in (
         ("a.csv", "--masked"),
         ("a.csv", "--method", "exact"),
-        ("a.csv", "--vocabulary", "agree"),
         ("a.csv", "--server", "adam"),
         ("a.csv", "b.csv", "--method", "lda"),
         ("a.csv", "b.csv", "--method", "nope"),
@@ -159,7 +154,6 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         ("a.csv", "-o", "a.csv"),
         ("a.csv", "-k", 0),
         ("a.csv", "--html", "m.txt"),
-        ("a.csv", "--device", "cpu"),
         ("a.csv", "--method", "lda", "--epochs", 2),
         ("a.csv", "--method", "nmf-sgd", "--strength", 0.1),
         ("a.csv", "--method", "nmf-sgd", "--rate", 0),
@@ -170,7 +164,6 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         ("a.csv", "b.csv", "--longest-word", 2000),
         ("a.csv", "b.csv", "--max-share", 0),
         ("a.csv", "--weighting", "bm25"),
-        ("a.csv", "--method", "lda", "--weighting", "tfidf"),
         ("a.csv", "--fits-first"),
         ("a.csv", "--method", "nmf-sgd", "--critic", "separable"),
         ("a.csv", "b.csv", "--method", "fednmf", "--mi-gradient", "js"),
@@ -181,22 +174,19 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         assert told("topics", "fit", *words, code=2)["exit_code"] == 2
 
 
-@pytest.mark.parametrize("server", [(), ("--server", "average")])
-def test_a_rate_of_a_server_that_takes_no_steps_is_refused_with_the_way_out(server, files, told):
-    words = ("a.csv", "b.csv", "-k", 2, "--method", "fednmf", "--rounds", 1, "--epochs", 1, "--server-rate", 0.1)
-    refused = told("topics", "fit", *words, *server, code=2)
-    assert refused["error"].startswith("Invalid value for --server-rate: This is for --server adagrad, yogi, adam")
-    assert refused["error"].endswith("leave it out.")
-    assert told("topics", "fit", *words, "--server", "adam")["outcome"] == "max-rounds"
-
-
-@pytest.mark.parametrize("option", [("--critic", "separable"), ("--mi-gradient", "js"), ("--critic-rate", 0.5)])
-def test_settings_of_a_critic_that_there_is_none_of_are_refused_with_the_way_out(option, files, told):
-    between = ("a.csv", "b.csv", "--method", "fednmf-mi", "-k", 2, "--rounds", 1, "--epochs", 1, *option)
-    for words in (between, ("a.csv", "--method", "nmf-sgd-mi", *option)):
-        refused = told("topics", "fit", *words, "--strength", 0, code=2)["error"]
-        assert refused.startswith(f"Invalid value for {option[0]}: With --strength 0 there is no critic")
-    assert told("topics", "fit", *between, "--strength", 0.1)["outcome"] == "max-rounds"
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (("a.csv", "--vocabulary", "agree"), "leave it out"),
+        (("a.csv", "--device", "cpu"), "Leave it out"),
+        (("a.csv", "--language", "klingon"), "stop words"),
+        (("a.csv", "--method", "lda", "--weighting", "tfidf"), "other methods"),
+        (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1), "one of these, or leave"),
+        (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1, "--server", "average"), "or leave"),
+    ],
+)
+def test_what_the_model_refuses_is_told_with_the_way_out(words, way_out, files, told):
+    assert way_out in told("topics", "fit", *words, "-k", 2, "--rounds", 1, code=2)["error"]
 
 
 def test_a_strength_of_zero_is_the_method_without_a_critic(files, told):
@@ -212,17 +202,16 @@ def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
     (tmp_path / "stops.csv").write_text("text\nthe\nof\n", encoding="utf-8")
     (tmp_path / "alien.csv").write_text(f"text\n{SECRET}\n", encoding="utf-8")
     for words, way_out in (
-        (("a.csv", "--text-column", "nope"), "--text-column"),
+        (("a.csv", "--text-column", "nope"), "'nope' is not among"),
         (("missing.csv",), "missing.csv"),
         (("latin.csv",), "encoding"),
         (("a.csv", "--encoding", "klingon"), "encoding"),
         (("broken.csv",), "quotes"),
         (("header.csv",), "no documents"),
         (("stops.csv",), "empty"),
-        (("a.csv", "-k", 500), "--topics 500"),
-        (("a.csv", "--language", "klingon"), "stop words"),
+        (("a.csv", "-k", 500), "500, but the vocabulary has"),
         (("a.csv", "alien.csv", "--min-documents", 30), "No word meets"),
-        (("a.csv", "b.csv", "--min-parties", 3), "--min-parties 2"),
+        (("a.csv", "b.csv", "--min-parties", 3), "For words that all of them"),
         (("a.csv", "b.csv", "--masked"), "at least 3 parties"),
     ):
         failure = told("topics", "fit", *words, code=1)
@@ -240,7 +229,7 @@ def test_files_that_are_no_topics_are_refused(files, told, invoke, tmp_path):
     assert told("topics", "transform", "a.csv", "m.safetensors", "-o", "W.csv", code=1)["type"] == "FormatError"
     invoke("topics", "fit", "a.csv", "-k", 2, "--rounds", 1, "-o", "t.safetensors", "-q")
     swapped = told("topics", "transform", "t.safetensors", "a.csv", "-o", "W.csv", code=1)
-    assert "Name the texts first" in swapped["error"]
+    assert "partsong topics transform a.csv t.safetensors" in swapped["error"]
     assert "partsong-model" in told("info", "t.safetensors", code=1)["error"]
 
 

@@ -168,10 +168,10 @@ def test_errors(invoke, model, tmp_path, words, code):
     assert (tmp_path / "data.csv").read_bytes() == before
 
 
-def test_messages_speak_of_options(invoke, model, data_csv):
+def test_columns_of_text_are_told_with_the_ways_out(invoke, model, data_csv):
     message = invoke("transform", data_csv, model, "-o", "W.csv", code=1).stderr
-    assert "--label" in message
-    assert "--drop-extra" in message
+    assert "name such a column as the label" in message
+    assert "drop_extra" in message
 
 
 def test_bad_cells_are_named(invoke, model, names, X, tmp_path):

@@ -36,7 +36,8 @@ from partsong.attacks.sums import (
 from partsong.attacks.transcript import Clock, Exchange, Scene, numbers, transcript
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Program, Reduction, Shard
-from partsong.errors import ParameterError
+from partsong.engines.upload_checks import check_upload
+from partsong.errors import ParameterError, UploadError
 from partsong.methods.game import PlayInStrata
 from partsong.privacy.exposure import Exposure, Support, directions_of
 from partsong.training.traffic import Traffic
@@ -139,7 +140,7 @@ class RecordedRun:
     """All that a run has left behind: its traffic from the first round on, and what everybody knows of it.
 
     `shards` are the rows and secrets of colluders, who do their own work again where masks hide what they have sent;
-    `truth` are rows by party, to compare with.
+    `truth` are rows by party, to compare with; those of a party that had another number of rows then are left out.
     """
 
     traffic: Sequence[Traffic]
@@ -152,7 +153,9 @@ class RecordedRun:
 
     def scene(self) -> Scene:
         """The run as an attacker has it."""
+        sizes = self._sizes()
         known = {name: numbers(rows) for name, rows in self.truth.items()}
+        known = {name: rows for name, rows in known.items() if sizes.get(name, len(rows)) == len(rows)}
         error: Any = getattr(self.reduction, "error", None) if self.reduction.hides_uploads else None
         step = None if error is None else float(error("cross", len(self.layout.parties)))
         return Scene(self.exchanges(), self.program, self.layout, known, mask_error=step)
@@ -161,13 +164,30 @@ class RecordedRun:
         """Uploads where they are open, and sums where they are hidden."""
         if self.reduction.hides_uploads:
             return summed(self.traffic, self.program, self.layout, self.reduction)
-        found = transcript(self.traffic, self.program, self.layout, asynchronous=self.asynchronous)
+        expected, trouble = self.program.upload_spec(self.layout), ""
+        try:
+            for party, phase, message in (each for sent in self.traffic for each in sent):
+                if phase:
+                    raise UploadError(f"{party!r} sent one of phase {phase}, and uploads in the open have one phase.")
+                check_upload(party, message, expected)
+            found = transcript(self.traffic, self.program, self.layout, asynchronous=self.asynchronous)
+        except UploadError as error:
+            found, trouble = [], f"{error} "
         if not found:
             raise ParameterError(
-                f"These uploads are not those of {type(self.program).__name__}: they have other arrays. Give the "
-                "program of the run, and the reduction if it hides uploads."
+                f"These uploads are not those of {type(self.program).__name__}: they have other arrays. {trouble}Give "
+                "the program of the run, and the reduction if it hides uploads."
             )
         return found
+
+    def _sizes(self) -> dict[str, int]:
+        """How many rows parties had in this run, as far as they have sent that in the open."""
+        return {
+            party: round(float(message["rows"]))
+            for sent in self.traffic
+            for party, _, message in sent
+            if {"rows", "cross"} <= message.arrays.keys()
+        }
 
 
 def findings(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from partsong.attacks.findings import Finding
 from partsong.attacks.moment import unit_of
@@ -78,7 +79,8 @@ def of_party(exchanges: Sequence[Exchange], party: str, *names: str) -> list[tup
 
 
 def numbers(array: Array) -> np.ndarray:
-    """Any array as NumPy's, in float64."""
+    """Any array as NumPy's, in float64; sparse ones as dense."""
+    array = array.toarray() if sparse.issparse(array) else array
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, np.float64)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partsong.cli.inputs import with_known_cells
+from partsong.cli.model import matched
 from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples, one_of
 from partsong.console.output import guarded, put_json, require_writable, visible
 from partsong.console.tables import read_table
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from partsong.estimators.federated_nmf import FederatedNMF
     from partsong.training.traffic import TrafficRecord
 
-CENTRALISED = "centralised"
 ATTACKERS = ("server", "colluders")
 SEEN = {
     "server": ("every upload", "sums alone: uploads were masked"),
@@ -95,27 +95,17 @@ def attack(
     """
     from partsong.attacks.findings import severity_of, verdict_of
     from partsong.attacks.runner import Attacker, findings
-    from partsong.training.traffic import read_record
 
     if report is not None:
         require_writable("--report", report, (".html",))
-    wanted, read = Wanted(label, transpose, key, header), []
-    for run in runs:
-        folder = place_of(run)
-        require_recorded(folder)
-        settings, record = estimator_of(folder), read_record(folder)
-        if party is not None and party not in record.parties:
-            raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(record.parties[:5])}.")
-        rows = truth_of(data, Truth(folder, record, party, settings.missing), wanted)
-        one = recorded_run(folder, settings, record, rows)
-        read.append((run, settings, record, rows, replace(one, truth=_fitting(rows, record))))
-    run, settings, record, rows, recorded = read[0]
-    about = Truth(place_of(run), record, party, settings.missing)
-    people = None if candidates is None else _dense(_in_order(read_table(candidates, wanted), about).X)
-    others = [one[-1] for one in read[1:]]
+    wanted = Wanted(label, transpose, key, header)
+    read = [Recorded.read(run, party) for run in runs]
+    rows = [one.rows_of(data, party, wanted) for one in read]
+    first, *others = (one.run_with(held) for one, held in zip(read, rows, strict=True))
+    people = None if candidates is None else read[0].matched(read_table(candidates, wanted)).X
     try:
         found = findings(
-            recorded,
+            first,
             attacker=Attacker(attacker),
             parties=None if party is None else {party},
             others=others,
@@ -123,22 +113,22 @@ def attack(
             seconds=seconds,
         )
     except ParameterError as error:
-        raise FormatError(f"{run}: {error}") from error
+        raise FormatError(f"{runs[0]}: {error}") from error
     worst = severity_of(found)
-    said: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "severity": str(worst.severity),
         "by_law": str(worst.by_law),
         "found": None if worst.found_level is None else str(worst.found_level),
         "worst_party": worst.party,
-        "run": run,
+        "run": runs[0],
         "other_runs": [str(one) for one in runs[1:]],
-        "method": settings.method,
-        "n_components": settings.n_components,
-        "n_features": recorded.layout.n_features,
+        "method": read[0].estimator.method,
+        "n_components": read[0].estimator.n_components,
+        "n_features": first.layout.n_features,
         "attacker": attacker,
-        "masked": recorded.reduction.hides_uploads,
-        "exchanges": len(record.traffic),
-        "compared_with": sorted(rows),
+        "masked": first.reduction.hides_uploads,
+        "exchanges": len(first.traffic),
+        "compared_with": sorted(rows[0]),
         "verdict": verdict_of(found),
         "parties": [_as_json(each) for each in found],
         "report": report,
@@ -148,9 +138,9 @@ def attack(
 
         write_page(report, f"Attack on {' and '.join(one.name for one in runs)}", found)
     if as_json:
-        put_json(said)
+        put_json(summary)
     else:
-        _show(said, found)
+        _show(summary, found)
 
 
 def _as_json(each: PartyFindings) -> dict[str, Any]:
@@ -160,44 +150,22 @@ def _as_json(each: PartyFindings) -> dict[str, Any]:
     return {**asdict(each), **own, "verdict": each.verdict}
 
 
-def _fitting(rows: Mapping[str, Table], record: TrafficRecord) -> dict[str, Any]:
-    """Rows by party; not those of a party whose number of rows was another in this run."""
-    told = {
-        party: round(float(message["rows"]))
-        for sent in record.traffic
-        for party, _, message in sent
-        if {"rows", "cross"} <= message.arrays.keys()
-    }
-    return {name: _dense(table.X) for name, table in rows.items() if told.get(name, len_of(table)) == len_of(table)}
-
-
-def len_of(table: Table) -> int:
-    """The number of rows."""
-    return int(table.X.shape[0])
-
-
-def _dense(X: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(X.toarray() if hasattr(X, "toarray") else X, np.float64)
-
-
-def _show(said: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
+def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    by = f"by the numbers: {said['by_law']}; found: {said['found'] or 'nothing beyond that'}"
+    by = f"by the numbers: {summary['by_law']}; found: {summary['found'] or 'nothing beyond that'}"
     lines = {
-        "severity": f"{said['severity']} ({by}; worst for {said['worst_party']})",
-        "method": said["method"],
-        "exchanges": said["exchanges"],
-        "attacker": said["attacker"],
-        "visible": SEEN[said["attacker"]][said["masked"]],
+        "severity": f"{summary['severity']} ({by}; worst for {summary['worst_party']})",
+        "method": summary["method"],
+        "exchanges": summary["exchanges"],
+        "attacker": summary["attacker"],
+        "visible": SEEN[summary["attacker"]][summary["masked"]],
     }
     for name, value in lines.items():
         typer.echo(f"{name:<12}{visible(value)}")
-    if not said["compared_with"]:
+    if not summary["compared_with"]:
         typer.echo(WITHOUT_TRUTH)
     typer.echo("")
     table = Table("party", "severity", "left it", "tried", "recovered", box=None, header_style="bold")
@@ -210,7 +178,7 @@ def _show(said: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     Console(highlight=False).print(table)
     for note in dict.fromkeys(note for each in found for note in each.notes):
         typer.echo(f"\n{visible(note)}")
-    typer.echo(f"\n{visible(said['verdict'])}")
+    typer.echo(f"\n{visible(summary['verdict'])}")
 
 
 def _tested(test: Any) -> str:
@@ -221,54 +189,7 @@ def _tested(test: Any) -> str:
     return f"{how}: AUC {test.auc:.2f}"
 
 
-# ---- attack data ------------------------------------------------------------------------------------------------
-#
-# Rows that the findings of an attack are held against.
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """What rows have to fit: the folder and the record of the run, the one party that is meant, and unknown cells."""
-
-    folder: Path
-    record: TrafficRecord
-    party: str | None
-    missing: str | None
-
-
-def truth_of(data: Sequence[Path], about: Truth, wanted: Wanted) -> dict[str, Table]:
-    """Tables by party, with their columns in the order of the run."""
-    parties = about.record.parties
-    found: dict[str, Table] = {}
-    for path in data:
-        place = place_of(path)
-        if is_parts_folder(place):
-            found |= read_parts(place)
-        elif about.party is None and len(parties) > 1:
-            raise typer.BadParameter(f"{path}: say whose rows these are by --party.", param_hint="--data")
-        else:
-            found[about.party or parties[0]] = read_table(path, wanted)
-    known = {name: table for name, table in found.items() if name in parties}
-    if data and not known:
-        raise FileError(f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run.")
-    return {name: with_known_cells(_in_order(table, about), about.missing) for name, table in known.items()}
-
-
-def _in_order(table: Table, about: Truth) -> Table:
-    """By name where the model of the run and the table have names; else as it is."""
-    from partsong.cli.model import matched
-    from partsong.io.model_file import load_model
-    from partsong.training.run_folder import MODEL
-
-    place, width = about.folder / MODEL, about.record.n_features
-    if place.is_file():
-        return matched(table, load_model(place), drop_extra=False)
-    if width is not None and table.X.shape[1] != width:
-        raise ShapeError(f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Bring its own rows.")
-    return table
-
-
-# ---- attack run -------------------------------------------------------------------------------------------------
+# ---- recorded runs -----------------------------------------------------------------------------------------------
 
 BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What code for sound settings raises on others."""
@@ -276,20 +197,90 @@ MOST_BLANK = 1000
 """H may have so many times as many numbers as were sent in all, and no more."""
 
 
-def require_recorded(folder: Path) -> None:
-    """Refuse what is no folder of a run, or of one that was not recorded."""
-    from partsong.training.run_folder import SETTINGS
-    from partsong.training.traffic import LIST
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The folder of a fit with --record: its estimator, not fitted, and what parties sent."""
 
-    if not folder.is_dir():
-        raise FileError(f"{folder}: there is no such folder. Name the --run-folder of a fit with --record.")
-    if not (folder / SETTINGS).is_file():
-        raise FileError(f"{folder} is not the folder of a run: it has no {SETTINGS}. Name the --run-folder of a fit.")
-    if not (folder / LIST).is_file():
-        raise FileError(
-            f"{folder}: this run was not recorded, so that it cannot be attacked. Fit again with --record: "
-            "partsong fit parts/ --run-folder run --record"
+    folder: Path
+    estimator: FederatedNMF
+    record: TrafficRecord
+
+    @staticmethod
+    def read(run: Path, party: str | None) -> Recorded:
+        """Refuse a folder that holds no recorded run between parties, or none in which `party` took part."""
+        from partsong.training.traffic import read_record
+
+        folder = place_of(run)
+        if not folder.is_dir():
+            raise FileError(f"{run}: there is no such folder. Name the --run-folder of a fit with --record.")
+        found = Recorded(folder, estimator_of(folder), read_record(folder))
+        parties = found.record.parties
+        if party is not None and party not in parties:
+            raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(parties[:5])}.")
+        return found
+
+    def rows_of(self, data: Sequence[Path], party: str | None, wanted: Wanted) -> dict[str, Table]:
+        """Tables by party, with their columns in the order of the run."""
+        parties = self.record.parties
+        found: dict[str, Table] = {}
+        for path in data:
+            if is_parts_folder(place_of(path)):
+                found |= read_parts(place_of(path))
+            elif party is None and len(parties) > 1:
+                raise typer.BadParameter(f"{path}: say whose rows these are by --party.", param_hint="--data")
+            else:
+                found[party or parties[0]] = read_table(path, wanted)
+        known = {name: table for name, table in found.items() if name in parties}
+        if data and not known:
+            raise FileError(f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run.")
+        return {name: with_known_cells(self.matched(table), self.estimator.missing) for name, table in known.items()}
+
+    def matched(self, table: Table) -> Table:
+        """The table with the columns of the run: by name where its model is there, else as it is."""
+        from partsong.io.model_file import load_model
+        from partsong.training.run_folder import MODEL
+
+        width = self.record.n_features
+        if (self.folder / MODEL).is_file():
+            return matched(table, load_model(self.folder / MODEL), drop_extra=False)
+        if width is not None and table.X.shape[1] != width:
+            raise ShapeError(
+                f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Bring its own rows."
+            )
+        return table
+
+    def run_with(self, rows: Mapping[str, Table]) -> RecordedRun:
+        """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
+        from partsong.attacks.runner import RecordedRun
+        from partsong.engines.virtual_clock import Asynchronous
+
+        try:
+            blank = with_known_cells(self._blank(), self.estimator.missing)
+            tables = {name: rows.get(name, blank).X for name in self.record.parties}
+            fit = self.estimator.simulation(tables)
+        except (PartsongError, *BROKEN) as error:
+            raise FormatError(f"{self.folder}: its traffic is not that of its settings.json: {error}") from error
+        return RecordedRun(
+            self.record.traffic,
+            fit.program,
+            Layout.of(fit.shards, fit.schedule.seed),
+            fit.reduction,
+            asynchronous=isinstance(fit.engine, Asynchronous),
+            shards={shard.name: shard for shard in fit.shards if shard.name in rows},
+            truth={name: table.X for name, table in rows.items()},
         )
+
+    def _blank(self) -> Table:
+        """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
+        import numpy as np
+
+        from partsong.data.table import Table
+
+        k, width = self.estimator.n_components, self.record.n_features
+        numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
+        if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
+            raise FormatError(f"{k} components of {width} columns are not what this traffic is about.")
+        return Table(np.ones((1, width), self.estimator.dtype))
 
 
 def estimator_of(folder: Path) -> FederatedNMF:
@@ -297,70 +288,12 @@ def estimator_of(folder: Path) -> FederatedNMF:
     from partsong.estimators.federated_nmf import FederatedNMF
     from partsong.training.run_folder import SETTINGS, RunFolder
 
-    told, path = RunFolder(folder).settings(), folder / SETTINGS
-    if told.get("method") == CENTRALISED:
+    path, written = folder / SETTINGS, RunFolder(folder).settings()
+    if written.get("method") == "centralised":
         raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
-    if lacking := [name for name in ("method", "n_components", "dtype", "seed", "rounds") if name not in told]:
+    if lacking := [name for name in ("method", "n_components", "dtype", "seed", "rounds") if name not in written]:
         raise FormatError(f"{path}: lacks {', '.join(lacking)}. Restore it, or record the run again.")
     try:
-        return FederatedNMF.from_settings(told).set_params(n_jobs=1, dtype=str(told["dtype"]))
+        return FederatedNMF.from_settings(written).set_params(n_jobs=1, dtype=str(written["dtype"]))
     except (PartsongError, *BROKEN) as error:
         raise FormatError(f"{path}: not the settings of a run: {error} Restore it, or record the run again.") from error
-
-
-def recorded_run(
-    folder: Path, estimator: FederatedNMF, record: TrafficRecord, rows: Mapping[str, Table]
-) -> RecordedRun:
-    """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
-    from partsong.attacks.runner import RecordedRun
-    from partsong.data.table import Table
-    from partsong.engines.virtual_clock import Asynchronous
-
-    blank = with_known_cells(Table(_blank(folder, estimator, record)), estimator.missing)
-    try:
-        fit = estimator.simulation({name: rows.get(name, blank).X for name in record.parties})
-        layout = Layout.of(fit.shards, fit.schedule.seed)
-        if not fit.reduction.hides_uploads:
-            _require_uploads(record, fit.program, layout)
-    except (PartsongError, *BROKEN) as error:
-        raise FormatError(f"{folder}: its traffic is not that of its settings.json: {error}") from error
-    shards = {shard.name: shard for shard in fit.shards if shard.name in rows}
-    is_asynchronous = isinstance(fit.engine, Asynchronous)
-    return RecordedRun(record.traffic, fit.program, layout, fit.reduction, is_asynchronous, shards)
-
-
-def _blank(folder: Path, settings: FederatedNMF, record: TrafficRecord) -> Any:
-    """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
-    import numpy as np
-
-    width = record.n_features or _width_of(record)
-    numbers = sum(int(array.size) for sent in record.traffic for _, _, m in sent for array in m.arrays.values())
-    if width is None:
-        raise FormatError(f"{folder}: its record does not tell the number of columns. TrafficRecord the run anew.")
-    rank = settings.n_components
-    if not isinstance(rank, int) or rank < 1 or rank * width > MOST_BLANK * max(1, numbers):
-        raise FormatError(f"{folder}: {rank} components of {width} columns are not what this traffic is about.")
-    return np.ones((1, width), settings.dtype)
-
-
-def _width_of(record: TrafficRecord) -> int | None:
-    """From the arrays that have all columns; records of earlier releases tell it in no other way."""
-    for _, _, message in (each for sent in record.traffic for each in sent):
-        if "place" in message.arrays and message["place"].size == 3:
-            return int(message["place"][2])
-        for name in ("cross", "H"):
-            if name in message.arrays and message[name].ndim == 2:
-                return int(message[name].shape[1])
-    return None
-
-
-def _require_uploads(record: TrafficRecord, program: Any, layout: Any) -> None:
-    """Hold every upload to what its program says of it, as engines do."""
-    from partsong.engines.upload_checks import check_upload
-
-    expected = program.upload_spec(layout)
-    for index, sent in enumerate(record.traffic):
-        for party, phase, message in sent:
-            if phase:
-                raise FormatError(f"round {index + 1} has a phase {phase}, and uploads in the open have one phase.")
-            check_upload(party, message, expected)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partsong import methods
-from partsong.console.options import FAULTY, AsJson, OptionalInt, OptionalPath, examples, one_of, unknown
+from partsong.cli.inputs import read_sound_parties
+from partsong.console.options import FAULTY, AsJson, OptionalInt, OptionalPath, examples, one_of
 from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
+from partsong.io.party_folder import is_parts_folder, read_parts
 
 if TYPE_CHECKING:
     from partsong.estimators.compare import Comparison
@@ -22,15 +26,14 @@ EPILOG = examples(
 
 DEFAULT = ("local", "fedavg", "fnmf", "exact", "pooled")
 NAMES = ("local", *(name for name in methods.names() if not methods.TABLE[name].required), "pooled")
+OF_A_PARTY = ("rows", "relative_error", "own_error", "drift", "aligned_drift", "shares")
 
 
 def _known(values: list[str]) -> list[str]:
     for value in values:
-        if value not in NAMES:
-            raise typer.BadParameter(unknown(value, NAMES))
-    twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
-    if twice:
-        raise typer.BadParameter(f"Every method is compared once; given more than once: {', '.join(twice)}.")
+        one_of(NAMES)(value)
+    if len(set(values)) < len(values):
+        raise typer.BadParameter("Every method is compared once.")
     return values
 
 
@@ -43,8 +46,7 @@ def compare(
         OptionalInt, typer.Option("--components", "-k", min=1, help="Number of parts to learn.", show_default="20")
     ] = None,
     method: Annotated[
-        list[str],
-        typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known),
+        list[str], typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known)
     ] = list(DEFAULT),  # noqa: B006  # typer copies it
     rounds: Annotated[
         OptionalInt,
@@ -75,47 +77,33 @@ def compare(
     """Compare models that parties learn alone, together, and from pooled rows; in simulation."""
     if report is not None:
         require_writable("--report", report, (".html",))
-    from partsong.io.party_folder import is_parts_folder, read_parts
-
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
-    from partsong.training.loop import LeftOutWarning
-
-    missing: dict[str, str] = {}
-    if faulty == "leave-out":
-        from partsong.cli.inputs import read_sound_parties
-
-        holdings, missing = read_sound_parties(place, None, ())
-        tables = dict(holdings.tables)
-    else:
-        tables = read_parts(place)
-    for name, reason in missing.items():
-        warn(f"Party {name!r} is left out of this comparison. {reason}")
-    import warnings
-    from dataclasses import replace
-
     from partsong.estimators.compare import IncompleteWarning
     from partsong.estimators.compare import compare as compare_parties
 
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", LeftOutWarning)
-        warnings.simplefilter("ignore", IncompleteWarning)  # told below, in one line
+    if faulty == "leave-out":
+        holdings, unreadable = read_sound_parties(place, None, ())
+        tables = holdings.tables
+    else:
+        tables, unreadable = read_parts(place), {}
+    for name, reason in unreadable.items():
+        warn(f"Party {name!r} is left out of this comparison. {reason}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IncompleteWarning)  # shown below, in one line
         found = compare_parties(
-            [table.X for table in tables.values()],
+            {name: table.X for name, table in tables.items()},
             n_components,
             method,
-            names=list(tables),
             rounds=rounds,
             local_steps=local_steps,
             random_state=seed,
             faulty=faulty.replace("-", " "),
             verbose=0 if as_json else 1,
         )
-    for warning in told:
-        warn(str(warning.message))
     feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)
-    found = replace(found, feature_names=feature_names, left_out={**missing, **found.left_out})
+    found = replace(found, feature_names=feature_names, left_out={**unreadable, **found.left_out})
     if report is not None:
         found.save_report(report)
     if as_json:
@@ -129,23 +117,13 @@ def compare(
 
 def description(found: Comparison) -> dict[str, Any]:
     """All that was found in plain values."""
-    per_party = found.per_party
     rows = []
+    per_party = found.per_party
     for row in found.rows:
-        parties = {
-            name: {
-                "rows": at.rows,
-                "relative_error": at.relative_error,
-                "own_error": at.own_error,
-                "drift": at.drift,
-                "aligned_drift": at.aligned_drift,
-                "shares": at.shares,
-            }
-            for name, at in per_party[row.method].items()
-        }
-        told = row._asdict()
-        del told["party_errors"]
-        rows.append({**told, "parties": parties})
+        parties = per_party[row.method].items()
+        about = row._asdict() | {"parties": {name: {n: getattr(at, n) for n in OF_A_PARTY} for name, at in parties}}
+        del about["party_errors"]
+        rows.append(about)
     return {
         "n_components": found.n_components,
         "seed": found.seed,

@@ -90,8 +90,11 @@ def check(
         if not as_json:
             raise
         tell(error)
-        told = {"factorizable": False, "summary": None, "findings": [_unreadable(error)], "report": None}
-        put_failure({**told, **failure(error, BAD_INPUT)})
+        hints = getattr(error, "__notes__", ())
+        finding = {"kind": "unreadable", "severity": "error", "message": plain(error)}
+        finding |= {"remedy": " ".join(hints)} if hints else {}
+        unreadable = {"factorizable": False, "summary": None, "findings": [finding], "report": None}
+        put_failure({**unreadable, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
     from partsong.data.summary import summary_of
     from partsong.data.validation import identifier_findings, inspect
@@ -105,26 +108,21 @@ def check(
     if report is not None:
         _write_report(report, table)
     if as_json:
-        listed = [asdict(finding) for finding in findings]
-        found: dict[str, Any] = {
-            "factorizable": is_factorizable,
-            "summary": summary,
-            "findings": listed,
-            "report": report,
-        }
-        put_json({**found, "exposure": None if support is None else support.as_dict()})
+        put_json(
+            {
+                "factorizable": is_factorizable,
+                "summary": summary,
+                "findings": [asdict(finding) for finding in findings],
+                "report": report,
+                "exposure": None if support is None else support.as_dict(),
+            }
+        )
     else:
         _print_check(summary, findings, is_factorizable, report)
         if support is not None:
             typer.echo(str(support))
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
-
-
-def _unreadable(error: PartsongError) -> dict[str, Any]:
-    told = {"kind": "unreadable", "severity": "error", "message": plain(error)}
-    hints = getattr(error, "__notes__", ())
-    return {**told, "remedy": " ".join(hints)} if hints else told
 
 
 def _with_hint(finding: Finding) -> Finding:
@@ -165,7 +163,7 @@ def _shown(value: Any) -> str:
 # ---- split ------------------------------------------------------------------------------------------------------
 
 CONCENTRATION = 3.0
-EPILOG = examples(
+SPLIT_EPILOG = examples(
     "partsong split counts.csv --parties 5 -o parts/",
     "partsong split cells.h5ad --parties 8 --by cell_type --concentration 1 --seed 1 -o parts/",
     "partsong split counts.csv --parties 5 --sizes 0.5 -o parts/",
@@ -231,10 +229,8 @@ def split(
         raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
     from partsong.core.streams import fresh_seed
 
-    wanted, label_option = (
-        Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE),
-        "--label" if by is None else "--by",
-    )
+    wanted = Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE)
+    label_option = "--label" if by is None else "--by"
     require_meaningful(data, wanted, label_option)
     folder = place_of(output)
     require_free(folder)
@@ -248,7 +244,7 @@ def split(
     skew = next((given for given in (sizes, concentration) if given is not None), CONCENTRATION)
     rows = shares_of(table, parties, how, skew, seed)
     about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
-    about["concentration"] = skew if how in ("by", "sizes") else None
+    about |= {"concentration": skew if how in ("by", "sizes") else None}
     listing = write_parts(folder, table, rows, about)
     if as_json:
         put_json({"output": output, **listing})

@@ -55,7 +55,6 @@ def _row(method: MethodResult) -> dict[str, Any]:
 
 RANK, PARTIES, CONCENTRATION = 16, 10, 1.0
 INDEPENDENT = "independent"
-FNMF, EXACT, ORACLE = "FNMF, long rounds", "exact shared statistics", "pooled oracle"
 
 
 def candidates(rounds: int) -> tuple[Candidate, ...]:
@@ -82,7 +81,7 @@ def candidates(rounds: int) -> tuple[Candidate, ...]:
             INDEPENDENT,
         ),
         Candidate(
-            FNMF,
+            "FNMF, long rounds",
             "The same starts and as many iterations and bytes, but it finds out which component is which before it "
             "averages, and pulls parties to the model (iPALM; the others use coordinate descent).",
             methods.build("fnmf-alone", RANK, local_steps=long, align="assignment"),
@@ -96,14 +95,14 @@ def candidates(rounds: int) -> tuple[Candidate, ...]:
             rounds,
         ),
         Candidate(
-            EXACT,
+            "exact shared statistics",
             "From a common start, parties send WᵀW and WᵀX; the sums give exactly the pooled factorization, whatever "
             "the split.",
             exact,
             rounds,
         ),
         Candidate(
-            ORACLE,
+            "pooled oracle",
             "All rows in one place: the same iteration from the same start as the exact method, for comparison only.",
             exact,
             rounds,
@@ -128,14 +127,13 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     owned = by_label(labels, PARTIES, stream(seed, "split"), CONCENTRATION)
     names = party_names(PARTIES)
     shards = [Shard(n, as_matrix(X[rows]), key(seed, "secret", n)) for n, rows in zip(names, owned, strict=True)]
-    pooled = Shard("everyone", as_matrix(X), key(seed, "secret", "everyone"))
     console.print(
         f"{len(X)} handwritten digits of 8 × 8 pixels, held by {PARTIES} parties with skewed labels; rank {RANK}."
     )
     entered = candidates(20 if quick else 80)
     console.print("Warming up: what is used for the first time is compiled now, and kept for later runs …")
     warm_up((candidate.program for candidate in entered), shards)
-    found = _run_all(entered, shards, pooled, seed, console)
+    found = _run_all(entered, shards, seed, verbose=0 if console.quiet else 1)
     parties = tuple(
         Party(name, len(rows), {str(d): int((labels[rows] == d).sum()) for d in range(10)})
         for name, rows in zip(names, owned, strict=True)
@@ -151,30 +149,16 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     return report
 
 
-def _run_all(
-    entered: tuple[Candidate, ...], shards: list[Shard], pooled: Shard, seed: int, console: Any
-) -> tuple[MethodResult, ...]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from partsong.estimators.compare import in_the_order_of, run_candidate
+def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, verbose: int) -> tuple[MethodResult, ...]:
+    from partsong.estimators.compare import in_the_order_of, pooled, run_candidate
+    from partsong.training.loop import progress
 
     found: list[MethodResult] = []
-    columns = (
-        TextColumn("{task.description:<26}"),
-        BarColumn(),
-        TextColumn("{task.fields[error]}"),
-        TimeRemainingColumn(),
-    )
-    with held() as interrupts, Progress(*columns, console=console) as bar:
+    with held() as interrupts:
         for candidate in entered:
-            task = bar.add_task(candidate.name, total=candidate.rounds, error="")
-
-            def watch(done: Any, row: Any, task: Any = task) -> None:
-                bar.update(task, completed=row.iteration, error=f"error {100 * row.relative_error:5.1f} %")
-
-            found.append(
-                run_candidate(candidate, shards, seed, watch, pooled if candidate.is_oracle else None, interrupts)
-            )
+            all_rows = pooled(shards) if candidate.is_oracle else None
+            with progress(verbose, candidate.rounds, None, candidate.name) as watch:
+                found.append(run_candidate(candidate, shards, seed, watch, all_rows, interrupts))
             if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
     reference = next(method.components for method in found if method.is_oracle)
@@ -184,37 +168,26 @@ def _run_all(
 def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
     import numpy as np
 
-    from partsong.reporting.html import percent
     from partsong.reporting.run_report import Report
 
-    aligned, exact, oracle = (next(m for m in found if m.name == name) for name in (FNMF, EXACT, ORACLE))
-    by_position = found[found.index(aligned) - 1]
-    gap = abs(exact.relative_error - oracle.relative_error) / oracle.relative_error
-    lead = (
-        f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds the parts "
-        f"in an order of its own: averaging by position in {aligned.rounds} rounds ends at an error of "
-        f"{percent(by_position.relative_error)}, finding out which part is which first at "
-        f"{percent(aligned.relative_error)}. Summing small statistics in {exact.rounds} rounds gives the model that "
-        f"pooling would have given: {percent(oracle.relative_error)} (the two differ by {100 * gap:.2g} %)."
-    )
-    settings = {
-        "command": f"partsong demo --seed {seed}" + (" --quick" if quick else ""),
-        "data": "scikit-learn load_digits, pixel values 0…16",
-        "rank": str(RANK),
-        "split": f"{PARTIES} parties, label mixtures drawn from Dirichlet({CONCENTRATION:g} · label frequencies)",
-        "seed": str(seed),
-        "threads": str(runtime.available()),
-    }
-    versions = {"partsong": runtime.package_version(), "python": platform.python_version(), "numpy": np.__version__}
     return Report(
         title="One set of parts, no pooled rows",
-        lead=lead,
+        lead=f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds the "
+        "parts in an order of its own, so that averages by position go wrong where parties iterate for long; finding "
+        "out which part is which first helps. Summing small statistics gives the model that pooling would have given.",
         parties=parties,
         methods=found,
         image_shape=(8, 8),
         feature_names=None,
-        settings=settings,
-        versions=versions,
+        settings={
+            "command": f"partsong demo --seed {seed}" + (" --quick" if quick else ""),
+            "data": "scikit-learn load_digits, pixel values 0…16",
+            "rank": str(RANK),
+            "split": f"{PARTIES} parties, label mixtures drawn from Dirichlet({CONCENTRATION:g} · label frequencies)",
+            "seed": str(seed),
+            "threads": str(runtime.available()),
+        },
+        versions={"partsong": runtime.package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent="The rows X_p and the weights W_p never left a party. Sums that a party sends in the open still "
         "tell about its rows, the more the fewer rows it has: they are not anonymous.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,22 +18,20 @@ from partsong.core.runtime import package_version
 
 
 class Place(NamedTuple):
-    """Where a command is: `module.name`, a function or a typer app; and its line in the list of commands."""
+    """The module of a command, a function of its name or a typer `app`; and its line in the list of commands."""
 
     module: str
-    name: str
     summary: str
-    epilog: str = ""
 
     def load(self, command: str) -> Any:
-        """The command, as if it had been added to the app directly."""
+        """The command, as if it had been added to the app directly, with the examples of its module."""
         module = import_module(self.module)
         outer = typer.Typer(callback=lambda: None, rich_markup_mode=RICH, add_completion=False)
-        found = getattr(module, self.name)
-        if isinstance(found, typer.Typer):
-            outer.add_typer(found, name=command)
+        if hasattr(module, "app"):
+            outer.add_typer(module.app, name=command)
         else:
-            outer.command(command, epilog=getattr(module, self.epilog))(found)
+            epilog = getattr(module, f"{command.upper()}_EPILOG", None) or module.EPILOG
+            outer.command(command, epilog=epilog)(getattr(module, command))
         group: Any = typer.main.get_command(outer)
         return group.commands[command]
 
@@ -40,61 +39,39 @@ class Place(NamedTuple):
 RICH: Literal["rich"] = "rich"
 PLACES = {
     "fit": Place(
-        "partsong.cli.fit",
-        "fit",
-        "Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.",
-        "EPILOG",
+        "partsong.cli.fit", "Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation."
     ),
     "transform": Place(
-        "partsong.cli.model",
-        "transform",
-        "Weights of new rows: the non-negative least squares fit of each row to a model's parts.",
-        "EPILOG",
+        "partsong.cli.model", "Weights of new rows: the non-negative least squares fit of each row to a model's parts."
     ),
     "check": Place(
         "partsong.cli.data",
-        "check",
         "Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not.",
-        "CHECK_EPILOG",
     ),
-    "split": Place(
-        "partsong.cli.data", "split", "Split a table among parties, to try out a federation on one machine.", "EPILOG"
-    ),
+    "split": Place("partsong.cli.data", "Split a table among parties, to try out a federation on one machine."),
     "info": Place(
-        "partsong.cli.model",
-        "info",
-        "Show a model: its shape, error and settings, and the top features of each component.",
-        "INFO_EPILOG",
+        "partsong.cli.model", "Show a model: its shape, error and settings, and the top features of each component."
     ),
     "compare": Place(
         "partsong.cli.compare",
-        "compare",
         "Compare models that parties learn alone, together, and from pooled rows; in simulation.",
-        "EPILOG",
     ),
     "attack": Place(
         "partsong.cli.attack",
-        "attack",
         "Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it.",
-        "EPILOG",
     ),
     "demo": Place(
-        "partsong.cli.demo",
-        "demo",
-        "Fit a small federation, compare it with the pooled data, and write a report (.html).",
-        "EPILOG",
+        "partsong.cli.demo", "Fit a small federation, compare it with the pooled data, and write a report (.html)."
     ),
     "topics": Place(
-        "partsong.cli.topics", "app", "Topics of texts, in one file or spread over parties that keep their texts."
+        "partsong.cli.topics", "Topics of texts, in one file or spread over parties that keep their texts."
     ),
     "federation": Place(
         "partsong.federation.commands.server",
-        "app",
         "Run experiments between institutions: one coordinator, and sites that keep their rows.",
     ),
     "audit": Place(
         "partsong.federation.commands.audit",
-        "app",
         "What has left a site: every message out, without values, in a log that cannot be changed unseen.",
     ),
 }
@@ -104,13 +81,8 @@ PLACES = {
 class Loaded(Mapping[str, Any]):
     """The commands by name, each loaded when it is first asked for."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
-            self._known[name] = PLACES[name].load(name)
-        return self._known[name]
+        return _loaded(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The command, or the default; a KeyError while it is loaded is not taken for a name that there is not."""
@@ -121,6 +93,11 @@ class Loaded(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(PLACES)
+
+
+@cache
+def _loaded(name: str) -> Any:
+    return PLACES[name].load(name)
 
 
 # ---- usage ------------------------------------------------------------------------------------------------------
@@ -136,25 +113,18 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = Loaded()
-        self._is_listing = False
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, from their lines alone."""
-        self._is_listing = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, without loading anything."""
         return list(PLACES)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command, or a stand-in with its line where all are listed; None where there is none."""
-        if self._is_listing and cmd_name in PLACES:
-            return TyperCommand(cmd_name, help=PLACES[cmd_name].summary)
-        return super().get_command(ctx, cmd_name)
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, from their lines alone."""
+        known, self.commands = self.commands, {n: TyperCommand(n, help=place.summary) for n, place in PLACES.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = known
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
         """Run, and tell of a usage error once more after people have been told."""
@@ -162,7 +132,8 @@ class Commands(TyperGroup):
             return super().main(args, *rest, **more)
         except SystemExit as end:
             error = end.__context__
-            if isinstance(error, UsageError) and _wants_json(sys.argv[1:] if args is None else args):
+            options = list(sys.argv[1:] if args is None else args)
+            if isinstance(error, UsageError) and "--json" in options[: [*options, "--"].index("--")]:
                 message = error.format_message()  # type: ignore[attr-defined]
                 put_failure({"error": message, "type": "UsageError", "exit_code": end.code})
             raise
@@ -173,11 +144,6 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(exit_code()) from None
-
-
-def _wants_json(args: Sequence[str]) -> bool:
-    options = args[: args.index("--")] if "--" in args else args
-    return "--json" in options
 
 
 # ---- main -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from partsong.console.tables import read_table, require_meaningful
 from partsong.core.runtime import available, kernels_on
 from partsong.errors import FileError, FormatError, ShapeError
 from partsong.io.opening import Wanted, place_of
-from partsong.io.party_folder import is_parts_folder
 from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
@@ -48,22 +47,11 @@ def read_model(path: Path) -> Model:
     from partsong.io.model_file import load_model
 
     place = place_of(path)
-    if place.is_dir():
-        raise FileError(f"{path}: this is a folder, not a model file. {_way_out(path, place)}")
-    return load_model(place)
-
-
-def _way_out(path: Path, folder: Path) -> str:
-    from partsong.training.run_folder import MODEL, is_run_folder
-
-    if (folder / MODEL).is_file():
-        return f"It is a run folder; name the model in it: {path / MODEL}."
-    if is_parts_folder(folder):
-        return f"It holds the parts of several parties; fit them first: partsong fit {path} -o {MODEL}."
-    if is_run_folder(folder):
-        return "It is the folder of a run that did not get as far as a model. Run the fit again."
-    held = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(MODEL_ENDINGS))
-    return f"Name a file in it, such as {path / held[0]}." if held else "It holds no .safetensors file."
+    if not place.is_dir():
+        return load_model(place)
+    held = sorted(entry.name for entry in place.iterdir() if entry.name.endswith(MODEL_ENDINGS))
+    way_out = f"Name a file in it, such as {path / held[0]}." if held else "It holds no .safetensors file."
+    raise FileError(f"{path}: this is a folder, not a model file. {way_out}")
 
 
 # ---- info -------------------------------------------------------------------------------------------------------
@@ -91,11 +79,16 @@ def info(
 
 def description(model: Model, top: int) -> dict[str, Any]:
     """All that can be said about a model in plain values."""
-    error = model.relative_error
+    import numpy as np
+
+    from partsong.training.result import top_features
+
+    H, error = model.components, model.relative_error
+    features, values = top_features(H, model.feature_names, top), -np.sort(-H, axis=1)[:, :top]
     return {
-        "n_components": model.components.shape[0],
-        "n_features": model.components.shape[1],
-        "dtype": str(model.components.dtype),
+        "n_components": H.shape[0],
+        "n_features": H.shape[1],
+        "dtype": str(H.dtype),
         "has_feature_names": model.feature_names is not None,
         "relative_error": error,
         "explained_variance": None if error is None else 1.0 - error**2,
@@ -103,20 +96,15 @@ def description(model: Model, top: int) -> dict[str, Any]:
         "created": model.created,
         "settings": dict(model.settings),
         "versions": dict(model.versions),
-        "components": [_component(model, at, top) for at in range(model.components.shape[0])],
-    }
-
-
-def _component(model: Model, at: int, top: int) -> dict[str, Any]:
-    import numpy as np
-
-    values = model.components[at]
-    order = np.argsort(-values, kind="stable")[:top].tolist()
-    return {
-        "component": at + 1,
-        "share": None if model.shares is None else float(model.shares[at]),
-        "top_features": [j if model.feature_names is None else model.feature_names[j] for j in order],
-        "top_values": [float(values[j]) for j in order],
+        "components": [
+            {
+                "component": at + 1,
+                "share": None if model.shares is None else float(model.shares[at]),
+                "top_features": features[at],
+                "top_values": values[at].tolist(),
+            }
+            for at in range(len(H))
+        ],
     }
 
 
@@ -141,7 +129,7 @@ def _show(content: dict[str, Any]) -> None:
 
 # ---- transform --------------------------------------------------------------------------------------------------
 
-EPILOG = examples(
+TRANSFORM_EPILOG = examples(
     "partsong transform new.csv model.safetensors -o W.csv",
     "partsong transform new.h5ad model.safetensors -o W.h5ad --drop-extra",
 )
@@ -154,8 +142,7 @@ def transform(
         Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad."),
+        Path, typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad.")
     ],
     drop_extra: Annotated[
         bool, typer.Option("--drop-extra", help="Leave out columns that the model does not know.")
@@ -179,16 +166,18 @@ def transform(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
 ) -> None:
     """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
+    from partsong.estimators.persistence import LDA
     from partsong.io.weights import write_weights
 
-    require_distinct({"DATA": data, "MODEL": model, "--output": output})
-    require_writable("--output", output, WEIGHT_ENDINGS)
-    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
-        raise FileError(f"{data}: this looks like the model. Name the data first: partsong transform {model} {data}.")
+    require_transform_files("partsong transform", data, model, output)
     wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
     known = read_model(model)
-    require_least_squares(model, known)
+    if known.settings.get("method") == LDA:
+        raise FormatError(
+            f"{model}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
+            "topics.safetensors, for partsong topics transform."
+        )
     missing = missing or (IGNORE if known.settings.get("missing") == IGNORE else MISSING[0])
     wanted = replace(wanted, features=frozenset(known.feature_names or ()), gaps=missing == IGNORE)
     table = read_table(data, wanted)
@@ -214,15 +203,12 @@ def transform(
         typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}")
 
 
-def require_least_squares(path: Path, model: Model) -> None:
-    """Refuse topics of LDA, as a federation's server has them: weights are shares there."""
-    from partsong.estimators.persistence import LDA
-
-    if model.settings.get("method") == LDA:
-        raise FormatError(
-            f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
-            "topics.safetensors, for partsong topics transform."
-        )
+def require_transform_files(command: str, data: Path, model: Path, output: Path) -> None:
+    """Refuse an output that would replace an input or cannot be written, and the model in the place of the data."""
+    require_distinct({"DATA": data, "MODEL": model, "--output": output})
+    require_writable("--output", output, WEIGHT_ENDINGS)
+    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
+        raise FileError(f"{data}: this looks like the model, which comes second: {command} {model} {data}.")
 
 
 def matched(table: Table, model: Model, drop_extra: bool) -> Table:
@@ -246,21 +232,17 @@ def weights_of(table: Table, model: Model, threads: int | None, missing: str = M
     from partsong.data.conversion import as_matrix
     from partsong.data.observed import observed
     from partsong.data.validation import require_transformable
+    from partsong.estimators.validation import penalties_of
     from partsong.solvers.observed import ObservedRows
     from partsong.solvers.squared_error import solver_of
 
+    kind = model.components.dtype
     with named_source(table):
-        require_transformable(table.X, dtype=model.components.dtype)
-    is_partial, kind = missing == IGNORE, model.components.dtype
-    matrix: Matrix = observed(table.X, kind) if is_partial else as_matrix(table.X, kind)
-    penalties = (_number(model.settings.get(name)) for name in ("alpha_w", "alpha_h", "l1_ratio"))
+        require_transformable(table.X, dtype=kind)
+    matrix: Matrix = observed(table.X, kind) if missing == IGNORE else as_matrix(table.X, kind)
     Ht = np.ascontiguousarray(model.components.T)
     with kernels_on(threads or available()):
-        W = ObservedRows(solver_of("hals", *penalties)).solve_rows(matrix, Ht)
+        W = ObservedRows(solver_of("hals", *penalties_of(model.settings))).solve_rows(matrix, Ht)
         distance = max(0.0, matrix.squared_distance(W, Ht))
         norm = matrix.squared_norm
     return W, math.sqrt(distance / norm) if norm > 0 else 0.0
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -6,6 +6,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -57,10 +58,32 @@ from partsong.topics.fitting import (
     without_empty,
 )
 from partsong.topics.persistence import fill_with_topics, save_fitted_topics
-from partsong.topics.shared_vocabulary import AGREE, FEWEST_MASKED, HASH, LONGEST, Prepared, prepare, word_rule
+from partsong.topics.shared_vocabulary import (
+    AGREE,
+    FEWEST_MASKED,
+    HASH,
+    LONGEST,
+    Prepared,
+    WordRule,
+    prepare,
+    word_rule,
+)
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, Weighing, matrix_of, texts_by_party, words_of
 from partsong.training.loop import HistoryRow, StoppingRule, progress
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the parameters of a model ask for."""
+
+    stop: StoppingRule
+    words: Words
+    rule: WordRule
+    seed: int
+    weighting: str
+    program: Any
+    dtype: Any
 
 
 class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
@@ -94,10 +117,22 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _source(self) -> Any:
         return self.vocabulary
 
-    def _check_settings(self) -> StoppingRule:
+    def check_settings(self) -> Plan:
+        """Refuse all that can be refused without texts; return what is asked for."""
         require_method(self.method, self._methods)
         require_verbosity(self.verbose)
-        return stop_of(self.tol, self.time_budget)
+        asked = {name: getattr(self, name) for name in self._word_options}
+        plan = Plan(
+            stop=stop_of(self.tol, self.time_budget),
+            words=words_of(self.words, self.language, self.stop_words),
+            rule=word_rule(self._source(), asked, self._least_documents),
+            seed=whole_seed(self.random_state),
+            weighting=weighting_of(self.weighting, self.method),
+            program=topic_program(self.method, self.n_topics, self._descent(), self._methods),
+            dtype=precision_of(self.dtype),
+        )
+        require_device(self.device, plan.program)
+        return plan
 
     def _descent(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in OF_DESCENTS}
@@ -108,23 +143,18 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _fit(self, texts: Any) -> tuple[Program, Prepared]:
         """Check the settings, prepare words and rows, learn, and keep what was found."""
-        stop, options = self._check_settings(), words_of(self.words, self.language, self.stop_words)
-        asked = {name: getattr(self, name) for name in self._word_options}
-        rule = word_rule(self._source(), asked, self._least_documents)
-        seed, weighting = whole_seed(self.random_state), weighting_of(self.weighting, self.method)
-        program = topic_program(self.method, self.n_topics, self._descent(), self._methods)
-        dtype = precision_of(self.dtype)
-        require_device(self.device, program)
+        plan = self.check_settings()
+        program, seed = plan.program, plan.seed
         parties, most = self._texts(texts), self._most_rounds()
         rounds = rounds_for(self.method) if most is None else int(most)
         absent, reduction = self._schedule(program, list(parties), rounds, seed)
         with errors_of_topics():
-            prepared = prepare(rule, parties, options, seed, weighting)
+            prepared = prepare(plan.rule, parties, plan.words, seed, plan.weighting)
         require_words(program, prepared.weighing.vocabulary.n_columns)
-        course = Course(rounds, seed, stop, absent, reduction, device=self.device, weighting=weighting)
+        course = Course(rounds, seed, plan.stop, absent, reduction, device=self.device, weighting=plan.weighting)
         label = f"topics of {sum(map(len, parties.values()))} texts"
         with progress(self.verbose, rounds, self.time_budget, label) as bar:
-            found = learn(program, prepared.rows, course, dtype, bar)
+            found = learn(program, prepared.rows, course, plan.dtype, bar)
         self._keep(found, prepared, program.solver, seed)
         return program, prepared
 
@@ -394,10 +424,10 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         tags.transformer_tags.preserves_dtype = []
         return tags
 
-    def _check_settings(self) -> StoppingRule:
+    def check_settings(self) -> Plan:
         if self.max_iter is not None:
             whole_number("max_iter", self.max_iter)
-        return super()._check_settings()
+        return super().check_settings()
 
     def _texts(self, texts: Any) -> dict[str, list[str]]:
         return {"all": as_documents(texts)}
@@ -527,8 +557,7 @@ history_, n_iter_, outcome_, seed_ :
         self.exposure_ = worst_party(self.exposures_.values()).level
         return self
 
-    def _check_settings(self) -> StoppingRule:
-        stop = super()._check_settings()
+    def check_settings(self) -> Plan:
         require_server(self.method, self.server, self.server_rate)
         if self.rounds is not None:
             whole_number("rounds", self.rounds)
@@ -541,7 +570,7 @@ history_, n_iter_, outcome_, seed_ :
             raise ParameterError(
                 f"participation must be above 0 and at most 1; got {self.participation!r}.", parameter="participation"
             )
-        return stop
+        return super().check_settings()
 
     def _texts(self, texts: Any) -> dict[str, list[str]]:
         return texts_by_party(texts)

@@ -178,8 +178,20 @@ def read_record(folder: str | PathLike[str]) -> TrafficRecord:
         what = f"that of round {absent} is missing" if absent is not None else "there is none"
         raise FileError(f"{path} does not hold the traffic of a run from its first round on: {what}. Add --record.")
     senders = {party for sent in rounds.values() for party, _, _ in sent}
-    parties, widths = _told_by(path, abouts)
-    return TrafficRecord([rounds[index] for index in sorted(rounds)], tuple(sorted(senders | parties)), widths)
+    parties, width = _told_by(path, abouts)
+    traffic = [rounds[index] for index in sorted(rounds)]
+    return TrafficRecord(traffic, tuple(sorted(senders | parties)), width or _width_of(traffic))
+
+
+def _width_of(traffic: Iterable[Traffic]) -> int | None:
+    """The number of columns by the arrays that have all of them; files of earlier releases do not say it."""
+    for _, _, message in (each for sent in traffic for each in sent):
+        if "place" in message.arrays and message["place"].size == 3:
+            return int(message["place"][2])
+        for name in ("cross", "H"):
+            if name in message.arrays and message[name].ndim == 2:
+                return int(message[name].shape[1])
+    return None
 
 
 def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]:
