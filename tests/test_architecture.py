@@ -45,7 +45,6 @@ OPTIONAL = {
     "pandas": {"io.weights"},
     "polars": set(),
     "pyarrow": {"io.columnar", "io.weights"},
-    "starlette": {"federation.flower"},
     "tomli_w": {"federation.toml_files"},
     "torch": {
         "aggregation.alignment", "cli.ranks", "core.codec", "data.conversion", "data.tensor",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from partsong.federation.setup.credentials import Card, Listed
     from partsong.federation.setup.run_place import RunPlace
     from partsong.federation.setup.server_folder import ServerFolder
-    from partsong.federation.transports.base import Transport
 
 
 # ---- federation demo --------------------------------------------------------------------------------------------
@@ -512,19 +511,14 @@ def _run_to_end(
     server: ServerFolder, place: RunPlace, drop: Path | None, tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
     """By the server that runs, or over files by this process."""
-    from partsong.federation.flower.control import News, run_to_end
+    from partsong.federation.flower.control import run_to_end
     from partsong.federation.server.launch import run_over
     from partsong.federation.transports.files import requests_in
 
     if drop is None:
         return run_to_end(server, place, tell)
 
-    def opened() -> Transport:
-        """By `run_over`, which holds the run then."""
-        News.from_now(place).forget_failure()
-        return requests_in(drop, server, place)
-
-    return run_over(opened, server, place, tell)
+    return run_over(lambda: requests_in(drop, server, place), server, place, tell)
 
 
 def _settings(place: RunPlace, timeout: float | None, names: list[str] | None) -> dict[str, Any]:

@@ -89,6 +89,12 @@ def result_in(place: RunPlace) -> dict[str, Any]:
     )
 
 
+def forget_failure(place: RunPlace) -> None:
+    """Remove a result that does not say that the run is done: whoever works on it now writes another."""
+    if place.result.exists() and (_object(place.result) or {}).get("status") != "done":
+        place.result.unlink()
+
+
 def settings_in(place: RunPlace) -> dict[str, Any]:
     """`timeout`, public `names` of columns and the folder `drop` of a run, as they were last given; none at first."""
     if not place.settings.exists():
