@@ -16,10 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from partsong.cli import federation_demo as demo
-from partsong.federation.flower.control import Control, controlling
-from partsong.federation.flower.environment import QUIET
-from partsong.federation.flower.site_process import free_port
+from partsong.federation.commands import demo
+from partsong.federation.flower.control import QUIET, Control, controlling
 from partsong.federation.setup.run_place import RunPlace
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
@@ -136,7 +134,7 @@ def flower_alone(
     folder: Path, running: demo.Processes, names: tuple[str, ...]
 ) -> Iterator[tuple[ServerFolder, list[int]]]:
     """Flower's own SuperLink and SuperNodes, as they come, with TLS and node keys."""
-    server = ServerFolder.made(folder, "bare", f"127.0.0.1:{free_port()}")
+    server = ServerFolder.made(folder, "bare", f"127.0.0.1:{demo.free_port()}")
     place = server.path
     port = server.address.rpartition(":")[2]
     tls = ["--ssl-ca-certfile", place / "ca.crt", "--ssl-certfile", place / "server.crt"]
@@ -148,7 +146,7 @@ def flower_alone(
         for name in names:
             site = _site(folder, server, name)
             numbers.append(_tried(lambda key=site.card().node_key, name=name: control.register(key, name)))
-            words = ["--superlink", server.address, "--port", free_port(), "--root-certificates", place / "ca.crt"]
+            words = ["--superlink", server.address, "--port", demo.free_port(), "--root-certificates", place / "ca.crt"]
             _start(
                 running,
                 name,

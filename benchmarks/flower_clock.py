@@ -89,14 +89,14 @@ def watch_site(clock: Clock) -> None:
     from partsong.federation import ledger, wire
     from partsong.federation import ledger as chain
     from partsong.federation import signing as signatures
-    from partsong.federation.flower import client_app as client
+    from partsong.federation.flower import site_process
     from partsong.federation.setup import site_folder
     from partsong.federation.site import service as site
     from partsong.federation.site import state as site_files
     from partsong.methods.exact import SharedSums
 
     clock.watch(os, "fsync", "fsync")
-    clock.watch(client, "content_of answer_to", "Flower's envelope")
+    clock.watch(site_process, "content_of answer_to", "Flower's envelope")
     clock.watch(site_folder.SiteFolder, "at opened answering", "settings, roster and policy")
     clock.watch(signatures.Way, "signed opened", "signatures")
     clock.watch(wire.Request, "read digest about", "wire format")

@@ -35,15 +35,16 @@ known: dict[str, Any] = {}
 @client.query("partsong")
 def ours(message, context):  # type: ignore[no-untyped-def]
     """Our layer."""
-    from partsong.federation.flower import client_app as product
+    from partsong.federation.flower import site_process
+    from partsong.federation.setup.site_folder import SiteFolder
 
     if "product" not in known:
-        known["product"] = product.answer
+        known["product"] = SiteFolder.at(Path(str(context.node_config["site"]))).answering()
         watch_site(clock)
     clock.taken()
     began = time.perf_counter()
     with clock.watching():
-        reply = known["product"](message, context)
+        reply = site_process.answer_to(message, known["product"](site_process.content_of(message)))
     _note(context, "ours", time.perf_counter() - began, clock.taken())
     return reply
 

@@ -44,16 +44,19 @@ def bundle(module: str) -> bytes:
 
 
 def main(module: str, folder: Path) -> None:
-    from partsong.federation.flower import client_app as client
-    from partsong.federation.flower import site_process as supernode
-    from partsong.federation.flower.environment import set_quiet
+    from partsong.federation.flower import site_process
+    from partsong.federation.flower.control import set_quiet
     from partsong.federation.setup.site_folder import SiteFolder
 
     site = SiteFolder.at(folder)
     set_quiet(site.path / "flower")
-    client.app = import_module(f"benchmarks.{module}").client
-    supernode.app_bundle = lambda: bundle(module)
-    supernode.join(site)
+    from flwr.app import Context, RecordDict
+
+    client = import_module(f"benchmarks.{module}").client
+    context = Context(0, 0, {"site": str(site.path)}, RecordDict(), {})
+    site_process.Node._answered = lambda node, message, answer: client(message=message, context=context)
+    site_process.app_bundle = lambda: bundle(module)
+    site_process.join(site)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from partsong.federation.flower import control as following
 from partsong.federation.flower.control import ServerError, Status
 from partsong.federation.locks import holder_of
 from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import RunPlace
+from partsong.federation.setup.run_place import RunPlace, forget_failure
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and locks")
 
@@ -170,8 +170,14 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
     with pytest.raises(ServerError, match="No server answers"):
         follow(place, Down(Status("unknown")), monkeypatch)
     assert _run_told(place)["status"] == "failed"
+
+    class Killed(Control):
+        def start(self, name):
+            forget_failure(place)  # as the process that works on a run does first
+            return super().start(name)
+
     with pytest.raises(ServerError, match="without a word"):
-        follow(place, Control(Status("finished", "failed")), monkeypatch)
+        follow(place, Killed(Status("finished", "failed")), monkeypatch)
     told = _run_told(place)
     assert told["status"] == "broken off"
     assert told["resume"].endswith("--resume")

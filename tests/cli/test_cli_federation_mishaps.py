@@ -6,8 +6,8 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import time
-import tomllib
 import zipfile
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -22,9 +22,9 @@ from cryptography import x509
 
 from partsong.errors import FileError, FormatError
 from partsong.federation.commands import server as federation_server
+from partsong.federation.commands.demo import free_port
 from partsong.federation.commands.server import Engine
-from partsong.federation.flower import control, environment, server_process, site_process
-from partsong.federation.flower.site_process import quoted
+from partsong.federation.flower import control, server_process, site_process
 from partsong.federation.locks import held
 from partsong.federation.setup import credentials, server_folder
 from partsong.federation.setup.credentials import Card, Kit, require_address, write
@@ -318,21 +318,20 @@ def test_a_certificate_can_be_for_every_address(address):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
 def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
-    with environment._bound(environment.socket.AF_INET, (environment.HERE, 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     try:
-        sockets = environment.bound(host, port)
+        sockets = server_process.listening(host, port)
     except FileError:
-        if ":" in host and not environment.socket.has_ipv6:
+        if ":" in host and not socket.has_ipv6:
             pytest.skip("no version 6 here")
         raise
     try:
-        assert host == "localhost" or host in environment.hosts_of(sockets)
+        assert host == "localhost" or host in [one.getsockname()[0] for one in sockets]
         for one in sockets:
             one.listen()
-        environment.socket.create_connection((environment.HERE, port), 5).close()
+        socket.create_connection((control.HERE, port), 5).close()
         with pytest.raises(FileError, match=f"port {port}"):
-            environment.bound(host, port)
+            server_process.listening(host, port)
     finally:
         for one in sockets:
             one.close()
@@ -341,19 +340,7 @@ def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
 def test_a_host_that_is_not_of_this_machine_is_told_with_the_way_out():
     for host in ("203.0.113.7", "no-such-host.invalid", f"{'a' * 70}.invalid"):
         with pytest.raises(FileError, match=rf"{host}.*--host 0\.0\.0\.0"):
-            environment.bound(host, 18443)
-
-
-def test_an_executor_that_dies_at_once_is_given_up_and_one_that_has_lived_is_not():
-    seen = server_process.Executor()
-    pauses = [seen.died(1.0) for _ in range(server_process.DEATHS)]
-    assert pauses == [server_process.RESTART_GLANCE * 2**power for power in range(server_process.DEATHS)]
-    assert not seen.has_failed
-    assert seen.died(server_process.LIFE) == server_process.RESTART_GLANCE
-    for _ in range(server_process.DEATHS):
-        assert not seen.has_failed
-        seen.died(0.0)
-    assert seen.has_failed
+            server_process.listening(host, 18443)
 
 
 @pytest.mark.parametrize(
@@ -372,15 +359,6 @@ def test_a_clock_that_is_wrong_is_named_before_the_key(server, seconds, said):
     assert ("card.toml" in text) == (said.endswith("the key"))
     unsure = site_process.unknown(site, site_process.seconds_ahead(None))
     assert unsure.index("clock") < unsure.index("card.toml")
-
-
-@pytest.mark.parametrize(
-    "path", ["/a\\b", "/a\\u0041", '/a"b', '/a\\"b', "/a\nb", "/a b=c", "/ü😀", "/\x7f", "/a\\", "/a.toml"]
-)
-def test_every_path_of_a_site_can_be_told_to_flower(path):
-    found = re.findall(r"(\S+?)=(\"[^\"]*\")", f"site={quoted(path)}")
-    assert len(found) == 1
-    assert tomllib.loads(" = ".join(found[0])) == {"site": path}
 
 
 def test_the_command_that_comes_next_can_be_copied(server, invoke, tmp_path):

@@ -153,8 +153,8 @@ def test_runs_that_are_worked_on_may_use_one_folder_for_files(place, tmp_path):
         server.run(name).folder.mkdir()
         server.run(name).experiment.write_text("")
     with held(server.run("second").lock, "busy"), held(server.run("third").lock, "busy"):
-        assert server.over_files(tmp_path / "drop", "third").transport.others() == ["second"]
-    assert server.over_files(tmp_path / "drop", "third").transport.others() == []
+        assert server.over_files(tmp_path / "drop", "third").others() == ["second"]
+    assert server.over_files(tmp_path / "drop", "third").others() == []
 
 
 def test_the_line_of_those_who_are_waited_for():

@@ -113,13 +113,13 @@ class Killer:
         self.killed.append((victim, stage, done))
         with (self.made.folder / "kills.log").open("a") as log:
             log.write(f"{time.strftime('%H:%M:%S')} {run}, {done} exchanges done, {stage}: {victim}\n")
-        if victim in ("server", *self.made.names):
+        if victim in ("server", "executor"):
+            self.made.running.running.pop("server").wait(30)  # it ends when its executor has died
+            demo.start_server(self.made.running, self.made.server)
+        elif victim in self.made.names:
             self.made.running.running.pop(victim).wait(30)
-            if victim == "server":
-                demo.start_server(self.made.running, self.made.server)
-            else:
-                time.sleep(self.random.uniform(0.0, 2 * (self.haunt.patience or 0.0)))
-                self.made.start_node(victim)
+            time.sleep(self.random.uniform(0.0, 2 * (self.haunt.patience or 0.0)))
+            self.made.start_node(victim)
 
     def wait_for_the_moment(self, run):
         """The stage that was hit least, or after some seconds; now and then exchanges may end first: kills of what is

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from partsong.core.interfaces import Message
-from partsong.federation.flower import client_app, site_process
-from partsong.federation.flower.environment import set_quiet
+from partsong.federation.flower import site_process
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.service import Site
 from partsong.federation.wire import Kind, Reply
@@ -29,9 +28,9 @@ CHANGES = {
 
 def lying(place):
     """It answers as it should, and then changes its reply; it signs what it sends."""
-    lies = Lies(place.path / "lie", Site.answer, client_app.answer_to)
+    lies = Lies(place.path / "lie", Site.answer, site_process.answer_to)
     Site.answer = lambda site, data: lies.answer(site, data)
-    client_app.answer_to = lies.send
+    site_process.answer_to = lies.send
 
 
 def seeded(place):
@@ -79,6 +78,5 @@ class Lies:
 
 if __name__ == "__main__":
     found = SiteFolder.at(Path(sys.argv[2]))
-    set_quiet(found.path / "flower")
     {"lying": lying, "seeded": seeded}[sys.argv[1]](found)
     site_process.join(found)

@@ -25,9 +25,9 @@ from partsong.errors import FileError, ParameterError, SiteLost
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.launch import run_experiment
 from partsong.federation.server.state import ArrivalsJournal
-from partsong.federation.signing import public_key, signer, verifier
+from partsong.federation.signing import MARK, public_key, signer, verifier
 from partsong.federation.transports.base import Lost
-from partsong.federation.transports.files import MAGIC, NO_REPLY, Folders, Mailbox
+from partsong.federation.transports.files import NO_REPLY, Folders, Mailbox
 
 HERE = Path(__file__).parent
 
@@ -102,7 +102,7 @@ def spoiled(how, kept):
             case "repeated":
                 path.write_bytes(kept["first"])
             case "without a signature":
-                path.write_bytes(MAGIC + bytes(64) + data[72:])
+                path.write_bytes(data[: -len(MARK) - 64] + bytes(64) + MARK)
 
     return change
 
@@ -119,12 +119,12 @@ def test_replies_that_were_tampered_with_are_not_used(tmp_path, how):
         return
     real, change = Folders._reply, spoiled(how, kept)
 
-    def meddled(self, party, key):
-        path = self.folder / party / "out" / f"{key}.reply"
+    def meddled(self, party, out):
+        path = self.folder / party / "out" / f"{out.key}.reply"
         if not path.exists():
             return Lost(NO_REPLY)  # a reply that comes now is meddled with at the next look
         change(path)
-        return real(self, party, key)
+        return real(self, party, out)
 
     with answering(mailbox, lambda data: data), pytest.MonkeyPatch.context() as patched:
         patched.setattr(Folders, "_reply", meddled)
@@ -275,8 +275,9 @@ class Sites:
 
     def __init__(self, folder, names):
         command = [sys.executable, str(HERE / "site_process.py"), str(folder)]
+        path = os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.nursery = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, **pipes)
+        self.nursery = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)
         self.running = {name: self.started(name) for name in names}
 
     def started(self, name):

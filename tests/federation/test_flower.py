@@ -258,7 +258,7 @@ class Halting(Grid):
 def test_a_site_that_was_killed_while_it_sent_holds_up_nobody():
     """Also not one whose reply was to come with the same call: it is asked again, and sends the same."""
     grid = Halting(replying)
-    asked = transport(grid, watch=flower.Watch(pulls=Pulls(0.05)))
+    asked = transport(grid, pulls=Pulls(0.05))
     asked.push({"east": b"abc", "north": b"xyz"}, 60)
     assert len(grid.halted) == 0
     assert {asked.arrived(5), asked.arrived(5)} == {("east", b"cba"), ("north", b"zyx")}
@@ -429,17 +429,17 @@ def test_an_asynchronous_run_is_held_up_by_nobody_and_can_be_repeated_in_one_pro
 
 @pytest.mark.slow
 def test_a_node_whose_key_is_not_known_is_not_let_in(tmp_path):
-    from partsong.federation.flower.site_process import announce
+    from partsong.federation.flower.site_process import present
 
     server, sites = demo.set_up(tmp_path, SITES)
     with demo.processes(tmp_path) as running:
         demo.start_server(running, server)
         with pytest.raises(ServerError, match=r"does not know the key"):
-            announce(sites["east"], lambda line: None)
+            present(sites["east"], lambda line: None).__enter__()
         other, strangers = demo.set_up(tmp_path / "other", SITES)
         stranger = demo.SiteFolder(strangers["east"].path, "demo", "east", server.address, strangers["east"].data)
         with pytest.raises(ServerError, match="no certificate by the authority"):
-            announce(stranger, lambda line: None)
+            present(stranger, lambda line: None).__enter__()
     assert other.address != server.address
 
 

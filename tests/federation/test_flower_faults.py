@@ -24,7 +24,7 @@ import flower_processes as processes
 from flower_kills import KINDS, Killer
 from flower_processes import PLAIN, SITES, federation, limit_files
 
-from partsong.federation.flower.control import ServerError, app_bundle, controlling
+from partsong.federation.flower.control import ServerError, controlling
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 LIES = {
@@ -189,7 +189,7 @@ class Impatient:
 
 def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who_start_runs(tmp_path):
     from partsong.federation.flower import server_process as superlink
-    from partsong.federation.flower.site_process import announce
+    from partsong.federation.flower.site_process import present
 
     server, sites = demo.set_up(tmp_path, SITES)
     expired(server)
@@ -197,25 +197,11 @@ def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who
         superlink.serve(server)
     with Impatient(server):
         with pytest.raises(ServerError, match=r"expired.*call the coordinator"):
-            announce(sites["east"], lambda line: None)
+            present(sites["east"], lambda line: None).__enter__()
         with controlling(server) as control, pytest.raises(ServerError, match=r"expired.*--renew"):
             control.nodes()
     server.renewed()
     assert server.require_valid() > 300
-
-
-def test_a_run_of_another_app_is_over_before_it_begins(monkeypatch):
-    from flwr.supernode import start_client_internal as node
-
-    from partsong.federation.flower.site_process import admit_only
-
-    monkeypatch.setattr(node, "get_fused_config_from_fab", lambda content, run: {"run": run})
-    ours = app_bundle()
-    admit_only(ours)
-    assert node.get_fused_config_from_fab(ours, 5) == {"run": 5}
-    for foreign in (ours[:-1], ours + b"\0", b"", None):
-        with pytest.raises(node.RunNotRunningException):
-            node.get_fused_config_from_fab(foreign, 5)
 
 
 def test_nobody_is_left_behind_is_seen(tmp_path):

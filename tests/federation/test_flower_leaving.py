@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,38 +16,40 @@ pytest.importorskip("flwr")
 import httpx
 
 from partsong.federation.commands.demo import site_of
-from partsong.federation.flower import client_app, control, site_process
+from partsong.federation.flower import control, site_process
 from partsong.federation.flower.control import Control, ServerError
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request
 
 NODE = """
-import sys, time
-from flwr.supercore.exit import add_exit_handler
-from flwr.supernode import start_client_internal as node
-from flwr.supercore.telemetry import EventType
+import contextlib, sys, time
+from pathlib import Path
 from partsong.federation.commands import site as federation_site
+from partsong.federation.flower import site_process
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.flower import site_process as leaving, site_process as supernode
 
-def flower(site):
-    def work():
-        node.register_signal_handlers(EventType.RUN_SUPERNODE_LEAVE, exit_message="bye")
-        add_exit_handler(lambda: time.sleep(float(sys.argv[1])))
+class Node:
+    def answer_next(self, answer):
         print("ready", flush=True)
         time.sleep(60)
-    leaving.leave_soon()
-    leaving.run_to_a_signal(work)
 
-supernode.join = flower
-federation_site._start(SiteFolder("", "liver", "north", "a.b:1", ""), None)
+@contextlib.contextmanager
+def present(site, tell):
+    try:
+        yield Node()
+    finally:
+        time.sleep(float(sys.argv[1]))
+
+site_process.present = present
+SiteFolder.answering = lambda site: None
+federation_site._start(SiteFolder(Path(sys.argv[2]), "liver", "north", "a.b:1", ""), None)
 """
 
 
 @pytest.mark.parametrize(("seconds", "number"), [(0, signal.SIGINT), (30, signal.SIGTERM)])
-def test_a_node_says_that_it_has_stopped_and_does_not_wait_for_a_server_that_hangs(seconds, number):
-    words = [sys.executable, "-c", NODE, str(seconds)]
+def test_a_node_says_that_it_has_stopped_and_does_not_wait_for_a_server_that_hangs(tmp_path, seconds, number):
+    words = [sys.executable, "-c", NODE, str(seconds), str(tmp_path)]
     node = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert node.stdout.readline() == "ready\n"
@@ -61,12 +64,48 @@ def test_a_node_says_that_it_has_stopped_and_does_not_wait_for_a_server_that_han
         node.wait()
 
 
-def test_an_error_of_flower_s_node_stays_one():
-    def failing():
-        sys.exit(1)
+class Away:
+    """A server's answers to calls, one after another."""
 
-    with pytest.raises(SystemExit):
-        site_process.run_to_a_signal(failing)
+    def __init__(self, *answers):
+        self.answers, self.said = list(answers), []
+
+    def __call__(self):
+        found = self.answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def refusal(code):
+    request = httpx.Request("POST", "https://127.0.0.1/v1/fleet/pull-messages")
+    return httpx.HTTPStatusError("refused", request=request, response=httpx.Response(code, request=request))
+
+
+def test_a_server_that_is_away_is_waited_for_and_told_of_once(monkeypatch):
+    monkeypatch.setattr(site_process, "PAUSE", 0.0)
+    said = []
+    patience = site_process.Patience(SimpleNamespace(address="a.b:1"), said.append)
+    assert patience.invoke(Away(httpx.ConnectError("gone"), httpx.ReadError("gone"), "done")) == "done"
+    assert said == ["No server answers at a.b:1 yet; waiting for it."]
+    with pytest.raises(httpx.HTTPStatusError):
+        patience.invoke(Away(refusal(403)))
+    patience.is_over.set()
+    with pytest.raises(httpx.ConnectError):
+        patience.invoke(Away(httpx.ConnectError("gone")))
+
+
+def test_a_request_that_the_server_does_not_know_any_more_is_dropped_and_a_node_that_it_does_not_know_ends(monkeypatch):
+    monkeypatch.setattr(site_process, "PAUSE", 0.0)
+    answers, said = Away(refusal(403), ValueError("half a message"), refusal(401)), []
+    client = SimpleNamespace(PullMessages=lambda request: answers())
+    site = SimpleNamespace(address="a.b:1", path=Path("site"))
+    node = site_process.Node(site, client, 7, said.append)
+    for _ in range(2):
+        node.answer_next(lambda data: data)
+    assert len(said) == 2
+    with pytest.raises(ServerError, match="does not know the key"):
+        node.answer_next(lambda data: data)
 
 
 def test_a_node_over_flower_answers_with_what_it_was_started_with(tmp_path):
@@ -76,8 +115,10 @@ def test_a_node_over_flower_answers_with_what_it_was_started_with(tmp_path):
     site.pin(server.roster())
     request, joined = Request("east", Nonce("r", kind=Kind.FINISH)).written(), site.path / "joined.toml"
 
+    answer = site.answering()
+
     def answered():
-        replies = server.signed(InProcess({"east": client_app.party_in(site.path)})).ask({"east": request}, 1.0)
+        replies = server.signed(InProcess({"east": answer})).ask({"east": request}, 1.0)
         return Reply.read(replies["east"]).answer.code
 
     assert answered() == "not-started"

@@ -14,7 +14,6 @@ from partsong.federation.commands.server import _admit_nodes
 from partsong.federation.commands.status import server_told
 from partsong.federation.flower import site_process
 from partsong.federation.flower.control import ServerError, controlling
-from partsong.federation.flower.site_process import free_port, quoted
 from partsong.federation.setup.server_folder import ServerFolder
 
 pytest.importorskip("flwr")
@@ -25,11 +24,17 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 SKEW = 60
 
 
+def announced(site):
+    """Its node begins and ends."""
+    with site_process.present(site, lambda line: None):
+        pass
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A server at an address of version 6, and a site whose card it has."""
     folder = tmp_path_factory.mktemp("served")
-    server = ServerFolder.made(folder / "server", "demo", f"[::1]:{free_port()}")
+    server = ServerFolder.made(folder / "server", "demo", f"[::1]:{demo.free_port()}")
     site = demo.site_of(folder, server, "east")
     with demo.processes(folder) as running:
         demo.start_server(running, server)
@@ -46,7 +51,9 @@ def test_a_site_is_admitted_by_a_command_also_after_one_that_was_killed(served):
             control.register(site.card().node_key, "west")
         _admit_nodes(server, [site.card()])
         assert server.node_of("east") == number
-        assert site_process.announce(site, lambda line: None) == number
+        with site_process.present(site, lambda line: None) as node:
+            assert node.number == number
+            assert server_told(server)["sites"] == {"east": "online"}
         assert server_told(server)["sites"] == {"east": "offline"}
 
 
@@ -73,7 +80,7 @@ def test_a_clock_that_is_ahead_is_named(served, monkeypatch):
     with pytest.raises(
         ServerError, match=rf"clock of this machine is (5|6)\d seconds ahead of .*{server.address[-5:]}"
     ):
-        site_process.announce(site, lambda line: None)
+        announced(site)
 
 
 def test_a_certificate_that_the_server_does_not_show_yet_is_told(served):
@@ -81,13 +88,6 @@ def test_a_certificate_that_the_server_does_not_show_yet_is_told(served):
     assert server_told(server)["served_certificate_days"] is None
     server.renewed()
     assert server_told(server)["served_certificate_days"] == 397
-
-
-@pytest.mark.parametrize("path", ["/a\\b", '/a"b', "/a b=c", "/a\\u0041", "/ü😀"])
-def test_flower_reads_a_path_as_it_is(path):
-    from flwr.common.config import parse_config_args
-
-    assert parse_config_args([f"site={quoted(path)}"]) == {"site": path}
 
 
 @pytest.mark.slow
@@ -100,4 +100,3 @@ def test_runs_are_taken_up_by_a_server_at_an_address_of_version_6(tmp_path, monk
         code, told = found.run("trial", PLAIN + "rounds = 1\n")
         assert (code, told["rounds"]) == (0, 1)
         assert found.is_same("trial")
-    assert "started again" not in (tmp_path / "server.log").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def recorded_federation(folder, monkeypatch):
         made.running = running
         with monkeypatch.context() as patched:
             patched.setenv("PARTSONG_TEST_RECORD", str(record))
-            patched.setenv("PYTHONPATH", str(HERE))
+            patched.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
             demo.start_server(running, made.server)
         with made.controlling() as control:
             demo.register(control, made.server)

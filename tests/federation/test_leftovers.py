@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from partsong.federation.flower.server_process import MESSAGES, OVERWRITES, sweep
+from partsong.federation.flower.server_process import MESSAGES, OVERWRITES, purge
 
 PRAGMAS = (("journal_mode", "WAL"), *OVERWRITES)
 
@@ -46,12 +46,12 @@ def test_a_message_that_was_delivered_is_in_no_file_and_others_are(database, tmp
     flower.execute(f"PRAGMA secure_delete = {'ON' if is_overwritten else 'OFF'}")
     delivered, waiting = secrets.token_bytes(100_000), secrets.token_bytes(100_000)
     put(flower, 1, delivered)
-    sweep(path)
+    purge(path)
     put(flower, 2, waiting)
     flower.execute("DELETE FROM objects WHERE number = 1")
     flower.commit()
     assert kept(tmp_path, delivered)
-    sweep(path)
+    purge(path)
     assert bool(kept(tmp_path, delivered)) != is_overwritten
     assert kept(tmp_path, waiting) == ["state.db"]
     assert (tmp_path / "state.db-wal").stat().st_size == 0
@@ -64,19 +64,19 @@ def test_when_the_server_ends_nothing_is_left_of_any_message(database, tmp_path)
     waiting = secrets.token_bytes(100_000)
     put(flower, 1, waiting)
     flower.execute("PRAGMA secure_delete = OFF")
-    sweep(path, entirely=True)
+    purge(path, entirely=True)
     assert not kept(tmp_path, waiting)
     assert flower.execute("SELECT count(*) FROM objects").fetchone() == (0,)
 
 
-def test_a_sweep_waits_for_nobody_and_what_is_no_database_is_left_alone(database, tmp_path):
+def test_a_purge_waits_for_nobody_and_what_is_no_database_is_left_alone(database, tmp_path):
     path, flower = database
     flower.execute("BEGIN IMMEDIATE")
     flower.execute("INSERT INTO objects VALUES (1, x'00')")
-    sweep(path)
+    purge(path)
     flower.commit()
     (tmp_path / "other.db").write_bytes(b"no database")
-    sweep(tmp_path / "other.db", entirely=True)
+    purge(tmp_path / "other.db", entirely=True)
     assert (tmp_path / "other.db").read_bytes() == b"no database"
-    sweep(tmp_path / "none.db", entirely=True)
+    purge(tmp_path / "none.db", entirely=True)
     assert not (tmp_path / "none.db").exists()

@@ -12,8 +12,8 @@ from federations import Killed
 pytest.importorskip("cryptography")
 
 from partsong.federation.commands import demo
-from partsong.federation.flower.control import Lines
 from partsong.federation.server.launch import run_over
+from partsong.federation.server.progress import Lines
 from partsong.federation.transports.base import InProcess, by_seed
 
 SITES = demo.NAMES[:3]
@@ -23,16 +23,16 @@ ROUNDS = {
 }
 
 
-class Broken(io.StringIO):
+class Broken(io.BytesIO):
     """A file to which some characters of a line are written, and no more: the process is killed then."""
 
     def __init__(self, path, characters):
-        io.StringIO.__init__(self)
+        io.BytesIO.__init__(self)
         self.path, self.characters = path, characters
 
     def write(self, text):
         with Path(self.path).open("ab") as file:
-            file.write(text[: self.characters].encode())
+            file.write(text[: self.characters])
         raise Killed
 
 
@@ -41,7 +41,7 @@ def killing(monkeypatch, place, at, characters):
     opened = Path.open
 
     def watched(path, mode="r", **settings):
-        is_line = path == place.progress and mode == "a"
+        is_line = path == place.progress and mode in ("r+b", "wb")
         before = path.read_bytes().count(b"\n") if is_line and path.exists() else 0
         return Broken(path, characters) if is_line and before == at else opened(path, mode, **settings)
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from federations import NAMES
 
-from partsong.federation.flower import control
-from partsong.federation.flower.control import Lines, Telling, WaitingLines
+from partsong.federation.server import progress
+from partsong.federation.server.progress import Lines, Telling, append_line
 from partsong.federation.transports.base import Lost, all_replies
 
 
@@ -69,7 +69,7 @@ def test_who_has_not_answered_is_told_now_and_then(clock):
     assert told[1] == (105.0, {"waiting": ["north", "south", "west"], "answered": 1, "of": 4})
     assert told[2] == (115.0, {"waiting": ["north", "west"], "answered": 2, "of": 4})
     pauses = [later - before for (before, _), (later, _) in pairwise(told)]
-    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [control.SELDOM] * 3
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [progress.SELDOM] * 3
 
 
 def test_who_answers_at_once_is_not_told_of_and_arrivals_have_no_number(clock):
@@ -88,8 +88,8 @@ def test_who_answers_at_once_is_not_told_of_and_arrivals_have_no_number(clock):
 
 
 def test_a_part_of_a_line_does_not_spoil_the_next(tmp_path):
-    lines = WaitingLines(tmp_path / "waiting.jsonl")
+    path = tmp_path / "waiting.jsonl"
     for part in ('{"wai', '{"waiting": ["east"]}\n{"wai'):
-        lines.path.write_text(part)
-        lines.note({"waiting": ["west"]})
-        assert list(Lines(lines.path).new())[-1] == {"waiting": ["west"]}
+        path.write_text(part)
+        append_line(path, {"waiting": ["west"]})
+        assert list(Lines(path).new())[-1] == {"waiting": ["west"]}

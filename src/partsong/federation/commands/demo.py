@@ -34,7 +34,6 @@ from partsong.engines.local import Sequential
 from partsong.errors import FileError, PartsongError, PartyError
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import Control, controlling, require_flower
-from partsong.federation.flower.site_process import free_port
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import Kit, require_address
 from partsong.federation.setup.server_folder import ServerFolder
@@ -245,6 +244,13 @@ def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:
     rng = stream(7, "federation demo", name)
     parts = stream(7, "federation demo parts").gamma(0.5, size=(3, n_columns))
     return rng.gamma(0.5, size=(n_rows, 3)) @ parts + 0.05 * rng.random((n_rows, n_columns))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _disturbed(running: Processes, server: ServerFolder, site: SiteFolder, tell: Tell) -> None:

@@ -40,7 +40,6 @@ from partsong.federation.setup.run_place import (
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
-from partsong.federation.transports.base import Transport
 from partsong.federation.wire import way_to_result
 
 # ---- federation server ------------------------------------------------------------------------------------------
@@ -407,12 +406,7 @@ def _run_to_end(
     if drop is None:
         return control.run_to_end(server, place, tell)
 
-    def opened() -> Transport:
-        """By `run_over`, which holds the run then."""
-        control.News.from_now(place).forget_failure()
-        return files.requests_in(drop, server, place)
-
-    return run_over(opened, server, place, tell)
+    return run_over(lambda: files.requests_in(drop, server, place), server, place, tell)
 
 
 def _names_in(path: Path) -> tuple[str, ...]:

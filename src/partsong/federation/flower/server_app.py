@@ -1,19 +1,47 @@
-"""What Flower runs at the server: an experiment over its grid. Where the federation's folder is, `serve` has said."""
+"""What Flower runs at the server, in a process for each run: an experiment over its grid."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from typing import Any
 
 from flwr.serverapp import ServerApp
 
-from partsong.federation.flower.server_process import end_with_the_server
+from partsong.federation.flower.control import SERVER
 from partsong.federation.server.launch import run_over_flower
+
+GLANCE = 1.0
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """The run that was named when this was started."""
+    """Work on the run that was named when this was started."""
     end_with_the_server()
     run_over_flower(grid, str(context.run_config["run"]))
+
+
+def end_with_the_server() -> None:
+    """From now on this process ends, as by a power cut, when its server has gone.
+
+    Flower asks it to end by a signal, which it does not hear while it waits for a reply.
+    """
+    server = int(os.environ[SERVER])
+
+    def watch() -> None:
+        while _is_there(server):
+            time.sleep(GLANCE)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="lifeline").start()
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,21 +1,26 @@
-"""The server process: Flower's SuperLink with long polling, message purging and supervised restarts.
+"""The server's process: Flower 1.41's SuperLink with TLS and known nodes, behind a gate.
 
-A bell at the server: Flower's nodes look for requests every three seconds, and here a look lasts until there is one.
+What it changes of Flower's own server, `flower-superlink`, each for a reason:
 
-A look that has found nothing is not answered but made again, for the same node, when the server has handed something
-over; after `PATIENCE` seconds it is answered as it is. Messages are handed over piece by piece, and who finds one that
-is not whole waits for seconds: so nobody looks before all pieces are there.
+- `Gate`: Flower lets everybody who reaches its port start runs, with code of their own, and take up work that is meant
+  for the server itself.
+- `LongPolling`: Flower's nodes look for messages every few seconds; most of a round would be waiting.
+- `purged`: SQLite leaves the bytes of deleted messages in Flower's database and its write-ahead log.
+- `listening`: Flower listens at one host, and its executor calls that one; but the gate knows callers of the server's
+  own machine by their address, 127.0.0.1.
+- `serve` ends when Flower's executor has died, after which Flower would take up no run any more, without a word. A
+  service manager starts it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import ipaddress
-import math
 import os
-import signal
+import socket
 import sqlite3
 import sys
 import threading
@@ -25,15 +30,120 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partsong.errors import CompositionError
-from partsong.federation.flower.control import HEADER, ServerError, require_flower
-from partsong.federation.flower.environment import HERE, bound, hosts_of, run_on, set_quiet
+from partsong.errors import FileError
+from partsong.federation.flower.control import HEADER, HERE, SERVER, ServerError, require_flower, set_quiet
 from partsong.federation.locks import held
 from partsong.federation.server.launch import FEDERATION
 from partsong.federation.setup.credentials import require_address
 from partsong.federation.setup.server_folder import ServerFolder
 
-# ---- doorbell ---------------------------------------------------------------------------------------------------
+Scope = dict[str, Any]
+App = Callable[[Scope, Any, Any], Awaitable[None]]
+
+
+def serve(server: ServerFolder, host: str | None = None, tell: Callable[[str], None] = lambda line: None) -> None:
+    """Serve until a signal comes; nothing is left running then. Sites call `host`, its own machine calls 127.0.0.1."""
+    require_flower()
+    server.require_valid()
+    control_key = server.control_key
+    set_quiet(server.path / "flower", {FEDERATION: str(server.path), SERVER: str(os.getpid())})
+    reached, port = require_address(server.address)
+    with held(server.path / "server.lock", "This federation is served already"):
+        sockets = listening(host or reached, port)
+        tell(f"It listens on {' and '.join(one.getsockname()[0] for one in sockets)}, port {port}.")
+        database = server.path / "flower" / "state.db"
+        with purged(database):
+            flower, web = _flower_in(server, database, port, control_key)
+            ended = threading.Event()
+            threading.Thread(target=_end_with_executor, args=(flower, web, ended), daemon=True).start()
+            web.run(sockets)
+        if not web.started:
+            raise ServerError("Flower's server did not start. Its reason is above.")
+        if ended.is_set():
+            raise ServerError(
+                "The process that starts runs for Flower has died, and the server has ended. Start it again; all runs "
+                "can be resumed."
+            )
+
+
+def _flower_in(server: ServerFolder, database: Path, port: int, control_key: str) -> tuple[Any, Any]:
+    """Flower's application, and the web server for it."""
+    import uvicorn
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+    from flwr.supercore.logger import console_handler
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+    from flwr.superlink.main import create_app
+
+    certificate, key = str(server.path / "server.crt"), str(server.path / "server.key")
+    sys.argv = [
+        "flower-superlink",
+        *("--host", HERE),
+        *("--port", str(port)),
+        *("--database", str(database)),
+        *("--ssl-ca-certfile", str(server.path / "ca.crt")),
+        *("--ssl-certfile", certificate),
+        *("--ssl-keyfile", key),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+    ]
+    flower = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+    polling = LongPolling(flower)
+    log = get_uvicorn_log_config(console_handler.level)
+    web = uvicorn.Server(
+        uvicorn.Config(Gate(polling, control_key), ssl_certfile=certificate, ssl_keyfile=key, log_config=log)
+    )
+    polling.is_ending = lambda: web.should_exit
+    return flower, web
+
+
+def _end_with_executor(flower: Any, web: Any, ended: threading.Event) -> None:
+    """End the web server, in order, when the process that starts runs has died."""
+    while not web.should_exit:
+        executor = flower.state.superlink_lifespan.superexec_process
+        if executor is not None and executor.poll() is not None:
+            ended.set()
+            web.should_exit = True
+        time.sleep(1.0)
+
+
+# ---- gate -------------------------------------------------------------------------------------------------------
+
+FOR_NODES = ("/v1/fleet/", "/health")
+FOR_COORDINATOR = "/v1/control/"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Who may ask for what, before Flower sees a request (an ASGI middleware).
+
+    Sites can do what nodes do; starting and stopping needs the key that is in the federation's folder; the server's own
+    work is for processes of its own machine.
+    """
+
+    app: App
+    key: str = field(repr=False, default="")
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Pass on, or answer 403."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and self.admits(scope)):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+    def admits(self, scope: Scope) -> bool:
+        """Admit nodes to the fleet, who has the key to the control, and this machine to the rest."""
+        path = str(scope.get("path", ""))
+        if path.startswith(FOR_NODES):
+            return True
+        if path.startswith(FOR_COORDINATOR):
+            sent = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
+            return bool(self.key) and hmac.compare_digest(sent, self.key.encode())
+        client = scope.get("client")
+        return client is not None and ipaddress.ip_address(client[0]).is_loopback
+
+
+# ---- long polling -----------------------------------------------------------------------------------------------
 
 LOOK = "/v1/fleet/pull-messages"
 HANDED_OVER = frozenset({"/v1/runtime/push-messages", "/v1/runtime/push-object"})
@@ -44,86 +154,76 @@ GLANCE = 0.5
 SETTLED = 0.1
 LONGEST = 5.0
 
-Scope = dict[str, Any]
-App = Callable[[Scope, Any, Any], Awaitable[None]]
-
 
 @dataclass(slots=True)
-class Doorbell:
-    """An ASGI middleware; `rings` counts what was handed over, `open` what is being handed over."""
+class LongPolling:
+    """A look for messages that finds nothing is made again, for the same node, when something has been handed over, and
+    is answered as it is after `patience` seconds (an ASGI middleware).
+
+    Messages are handed over piece by piece, and a node that finds one that is not whole waits for seconds: so nobody
+    looks while pieces come. `open` counts calls that hand over, `last` is when the last of them ended.
+    """
 
     app: App
     patience: float = PATIENCE
-    rings: int = 0
+    is_ending: Callable[[], bool] = lambda: False
     open: int = 0
-    last: float = -math.inf
-    waiting: set[asyncio.Event] = field(default_factory=set)
+    last: float = 0.0
+    bell: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass on; ring after what nodes may be waiting for."""
-        path = scope.get("path") if scope["type"] == "http" else None
+        path = scope.get("path")
         if path == LOOK:
             await self._look(scope, receive, send)
-            return
-        if path not in HANDED_OVER:
+        elif path in HANDED_OVER:
+            self.open += 1
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self.open, self.last = self.open - 1, time.monotonic()
+                self.bell.set()
+                self.bell = asyncio.Event()
+        else:
             await self.app(scope, receive, send)
-            return
-        self.open += 1
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            self.open -= 1
-            self.rings, self.last = self.rings + 1, time.monotonic()
-            for one in self.waiting:
-                one.set()
 
     async def _look(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Until something is found, somebody refuses, the node has gone, or time is up."""
-        body = await _whole(receive)
-        until = time.monotonic() + self.patience
-        gone = asyncio.ensure_future(_gone(receive))
+        """Look until something is found, somebody refuses, the node has gone, or time is up."""
+        body, until = await _body(receive), time.monotonic() + self.patience
+        gone = asyncio.ensure_future(_disconnected(receive))
         try:
             while True:
-                await self._whole_messages()
-                before, answer = self.rings, Answer()
-                await self.app(_copied(scope), Replayed(body, gone), answer)
-                if self.rings == before and answer.is_empty:
-                    await self._rung(gone, until)
-                if not answer.is_empty or time.monotonic() >= until or gone.done() or is_ending():
+                await self._settled()
+                bell, answer = self.bell, Answer()
+                scope_of_look = {**scope, "state": dict(scope.get("state") or {})}  # frameworks keep things in it
+                await self.app(scope_of_look, Replayed(body, gone), answer)
+                if not answer.is_empty or not await self._rung(bell, gone, until):
                     break
             for message in answer.messages:
                 await send(message)
         finally:
             gone.cancel()
 
-    async def _whole_messages(self) -> None:
+    async def _settled(self) -> None:
         until = time.monotonic() + LONGEST
         while (self.open or time.monotonic() - self.last < SETTLED) and time.monotonic() < until:
             await asyncio.sleep(SETTLED / 2)
 
-    async def _rung(self, gone: asyncio.Future[None], until: float) -> None:
-        bell = asyncio.Event()
-        ringing = asyncio.ensure_future(bell.wait())
-        self.waiting.add(bell)
-        try:
-            while time.monotonic() < until and not is_ending():
-                left = min(GLANCE, max(0.0, until - time.monotonic()))
-                done, _ = await asyncio.wait((ringing, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if done:
-                    return
-        finally:
-            self.waiting.discard(bell)
-            ringing.cancel()
+    async def _rung(self, bell: asyncio.Event, gone: asyncio.Future[None], until: float) -> bool:
+        """Whether the bell rang in time, for a node that is there."""
+        while not (bell.is_set() or gone.done() or self.is_ending() or time.monotonic() >= until):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(bell.wait(), min(GLANCE, max(0.0, until - time.monotonic())))
+        return bell.is_set() and not gone.done()
 
 
 @dataclass(slots=True)
 class Answer:
-    """What the app has sent, kept back."""
+    """What the app has sent, kept back (as ASGI's send)."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     async def __call__(self, message: dict[str, Any]) -> None:
-        """As ASGI's send."""
         self.messages.append(message)
 
     @property
@@ -135,14 +235,13 @@ class Answer:
 
 @dataclass(slots=True)
 class Replayed:
-    """A request that is read once more."""
+    """A request that is read once more (as ASGI's receive)."""
 
     body: bytes
     gone: asyncio.Future[None]
     is_read: bool = False
 
     async def __call__(self) -> dict[str, Any]:
-        """As ASGI's receive."""
         if not self.is_read:
             self.is_read = True
             return {"type": "http.request", "body": self.body, "more_body": False}
@@ -151,13 +250,7 @@ class Replayed:
         return {"type": "http.disconnect"}
 
 
-def is_ending() -> bool:
-    """Whether this process was told to stop: its web server waits for open calls."""
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    return bool(getattr(server, "should_exit", False))
-
-
-async def _whole(receive: Any) -> bytes:
+async def _body(receive: Any) -> bytes:
     """The body of a request; what is longer than a look can be is cut off, and then refused by the app."""
     body, more = b"", True
     while more and len(body) <= MOST_BYTES:
@@ -167,69 +260,54 @@ async def _whole(receive: Any) -> bytes:
     return body
 
 
-async def _gone(receive: Any) -> None:
+async def _disconnected(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _copied(scope: Scope) -> Scope:
-    """Frameworks keep things in a scope; each look has its own."""
-    return {**scope, "state": dict(scope.get("state") or {})}
-
-
-# ---- leftovers --------------------------------------------------------------------------------------------------
-#
-# What Flower's server leaves of messages in its files: nothing that was delivered more than some seconds ago.
-#
-# Flower keeps messages in SQLite, and takes them out once they are delivered. SQLite leaves the bytes of what is taken
-# out where they were, and a copy in the write-ahead log. So they are overwritten when they are taken out, and the log
-# is
-# emptied every few seconds. What was never fetched goes when the server ends, or is started again after it was killed:
-# no
-# run of Flower's outlives it.
+# ---- purge ------------------------------------------------------------------------------------------------------
 
 EVERY = 10.0
 """Seconds."""
 OVERWRITES = (("secure_delete", "ON"),)
-"""What every connection to the database is told first."""
+"""What every connection to the database is told first: to overwrite what it deletes."""
 MESSAGES = ("object_children", "run_objects", "objects", "message_res", "message_ins")
-"""Flower's tables of them."""
+"""Flower's tables of messages."""
 
 
 @contextlib.contextmanager
-def swept(database: Path, every: float = EVERY) -> Iterator[None]:
-    """While the server runs, and around that."""
-    overwrite_deleted()
-    sweep(database, entirely=True)
+def purged(database: Path, every: float = EVERY) -> Iterator[None]:
+    """Keep nothing of messages that were delivered more than some seconds ago in the files of Flower's database.
+
+    Flower deletes them once they are delivered; here they are overwritten then, and the write-ahead log is emptied now
+    and then. What was never fetched goes when the server ends, or starts again after it was killed: no run of Flower's
+    outlives it.
+    """
+    from flwr.supercore import sql_mixin
+
+    sql_mixin.SQLITE_PRAGMAS = tuple({**dict(sql_mixin.SQLITE_PRAGMAS), **dict(OVERWRITES)}.items())
+    purge(database, entirely=True)
     is_over = threading.Event()
 
-    def keep_sweeping() -> None:
+    def keep_purging() -> None:
         while not is_over.wait(every):
-            sweep(database)
+            purge(database)
 
-    thread = threading.Thread(target=keep_sweeping, daemon=True, name="leftovers")
+    thread = threading.Thread(target=keep_purging, daemon=True, name="purge")
     thread.start()
     try:
         yield
     finally:
         is_over.set()
         thread.join()
-        sweep(database, entirely=True)
+        purge(database, entirely=True)
 
 
-def overwrite_deleted() -> None:
-    """From now on Flower's connections overwrite what they take out."""
-    from flwr.supercore import sql_mixin
-
-    sql_mixin.SQLITE_PRAGMAS = tuple(dict((*sql_mixin.SQLITE_PRAGMAS, *OVERWRITES)).items())
-
-
-def sweep(database: Path, *, entirely: bool = False) -> None:
-    """Empty the log, if nobody is in the middle of something. `entirely`: take out all messages before, and write the
-    database anew, without gaps.
+def purge(database: Path, *, entirely: bool = False) -> None:
+    """Empty the write-ahead log, if nobody is in the middle of something. `entirely`: delete all messages before, and
+    write the database anew, without gaps.
     """
-    log = Path(f"{database}-wal")
-    if not database.exists() or not (entirely or (log.exists() and log.stat().st_size)):
+    if not database.exists():
         return
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=5.0 if entirely else 0.2)) as own:
@@ -247,186 +325,38 @@ def sweep(database: Path, *, entirely: bool = False) -> None:
             sys.stderr.write(f"Messages of runs that are over may be left in {database}: {error}.\n")
 
 
-# ---- lifelines --------------------------------------------------------------------------------------------------
-#
-# Who ends with whom at the server: nobody outlives it, and what starts its apps is started again, some times.
-#
-# Flower asks the server's app to end when its parent has gone, by a signal that an app does not hear while it waits for
-# a
-# reply; and a server whose executor has died takes up no run any more, without a word.
+# ---- listening --------------------------------------------------------------------------------------------------
 
-SERVER = "PARTSONG_SERVER_PROCESS"
-"""The variable in which `serve` tells its children its number."""
-RESTART_GLANCE = 1.0
-DEATHS = 6
-LIFE = 60.0
-"""An executor that has lived for so many seconds dies for another reason than the one before it."""
+EVERYWHERE = "0.0.0.0"
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-@dataclass(slots=True)
-class Executor:
-    """How often in a row it has died young, and whether it was given up."""
+def listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets for a host, and one for 127.0.0.1 unless it is among them; FileError where one cannot be had.
 
-    deaths: int = 0
-    has_failed: bool = False
-
-    @property
-    def told(self) -> str:
-        """For people."""
-        return (
-            f"What starts runs here has died {self.deaths} times in a row, each time within {LIFE:.0f} seconds: the "
-            "server has ended. What it has said is above; all runs can be resumed."
-        )
-
-    def died(self, seconds: float) -> float:
-        """After a life of so many seconds; how long to wait before the next: 1, 2, 4, … of them."""
-        self.deaths = 1 if seconds >= LIFE else self.deaths + 1
-        self.has_failed = self.deaths > DEATHS
-        return float(RESTART_GLANCE * 2 ** (self.deaths - 1))
-
-
-def end_with_the_server() -> None:
-    """From now on this process ends when the server has gone. It can be ended at any point, as by a power cut."""
-    number = os.environ.get(SERVER, "")
-    if not number.isdigit() or os.name == "nt":
-        return
-
-    def watch() -> None:
-        while is_there(int(number)):
-            time.sleep(RESTART_GLANCE)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="lifeline").start()
-
-
-def is_there(process: int) -> bool:
-    """Whether a process with this number lives."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def keep_executor() -> Executor:
-    """From now on the executor of the server in this process is started again when it has died; one that dies at once,
-    whenever it is started, ends the server.
+    Of a name with several addresses those count that this machine has. `::` is everywhere, of version 4 too.
     """
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-
+    ways = f"Listen at an address of this machine, or everywhere: partsong federation serve --host {EVERYWHERE}"
     try:
-        start = SuperLinkLifespan._start_superexec_if_needed
-    except AttributeError as error:
-        raise CompositionError(
-            "Flower's server is not the one that this was written for. Install flwr 1.41."
-        ) from error
-
-    seen = Executor()
-
-    def started(lifespan: Any) -> None:
-        start(lifespan)
-        threading.Thread(target=keep, args=(lifespan, start, seen), daemon=True, name="executor").start()
-
-    SuperLinkLifespan._start_superexec_if_needed = started
-    return seen
-
-
-def keep(lifespan: Any, start: Any, seen: Executor) -> None:
-    """Until the server ends, or the executor is given up."""
-    while (process := lifespan.superexec_process) is not None:
-        began = time.monotonic()
-        process.wait()
-        pause = seen.died(time.monotonic() - began)
-        time.sleep(RESTART_GLANCE if seen.has_failed else pause)
-        if is_ending() or lifespan.superexec_process is not process:
-            seen.has_failed = False
-            return
-        if seen.has_failed:
-            end_server()
-            return
-        sys.stderr.write("What starts runs here has died; it is started again.\n")
-        sys.stderr.flush()
-        start(lifespan)
-
-
-def end_server() -> None:
-    """As its web server ends when it is told to, in order."""
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    if server is not None:
-        server.should_exit = True
-
-
-# ---- superlink --------------------------------------------------------------------------------------------------
-#
-# The server's process: Flower's SuperLink with TLS and known nodes, behind a gate.
-#
-# Flower lets everybody who reaches its port start runs, with code of their own, and take up work that is meant for the
-# server itself. Behind the gate sites can do what nodes do; starting and stopping needs a key that is in the
-# federation's folder, and the server's own work is for processes of its own machine.
-
-FOR_NODES = ("/v1/fleet/", "/health")
-FOR_COORDINATOR = "/v1/control/"
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Who may ask for what, before Flower sees a request (an ASGI middleware)."""
-
-    app: App
-    key: str = field(repr=False, default="")
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Pass on, or answer 403."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and self.admits(scope)):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-
-    def admits(self, scope: Scope) -> bool:
-        """Nodes to the fleet, who has the key to the control, and this machine to the rest."""
-        path = str(scope.get("path", ""))
-        if path.startswith(FOR_NODES):
-            return True
-        if path.startswith(FOR_COORDINATOR):
-            sent = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
-            return bool(self.key) and hmac.compare_digest(sent, self.key.encode())
-        client = scope.get("client")
-        return client is not None and ipaddress.ip_address(client[0]).is_loopback
-
-
-def serve(server: ServerFolder, host: str | None = None, tell: Callable[[str], None] = lambda line: None) -> None:
-    """Until it is told to stop; nothing is left running then. Sites call `host`, its own machine calls 127.0.0.1."""
-    require_flower()
-    server.require_valid()
-    control_key = server.control_key
-    home = server.path / "flower"
-    set_quiet(home, {FEDERATION: str(server.path), SERVER: str(os.getpid())})
-    reached, port = require_address(server.address)
-    with held(server.path / "server.lock", "This federation is served already"):
-        from flwr.superlink import extensions
-        from flwr.superlink.cli.flower_superlink import flower_superlink
-        from starlette.middleware import Middleware
-
-        sockets = bound(host or reached, port)
-        run_on(sockets)
-        tell(f"It listens on {' and '.join(hosts_of(sockets))}, port {port}.")
-        executor = keep_executor()
-        extensions.get_middleware = lambda: (Middleware(Gate, key=control_key), Middleware(Doorbell))
-        sys.argv = [
-            "flower-superlink",
-            *("--host", HERE),
-            *("--port", str(port)),
-            *("--database", str(home / "state.db")),
-            *("--ssl-ca-certfile", str(server.path / "ca.crt")),
-            *("--ssl-certfile", str(server.path / "server.crt")),
-            *("--ssl-keyfile", str(server.path / "server.key")),
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
-        ]
-        with swept(home / "state.db"):
-            flower_superlink()
-        if executor.has_failed:
-            raise ServerError(executor.told)
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise FileError(f"This machine does not know {host[:100]!r} ({error}). {ways}") from error
+    where = list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+    asked = {address for _, address in where}
+    if not {HERE, EVERYWHERE} & asked:
+        where.append((socket.AF_INET, EVERYWHERE if "::" in asked else HERE))
+    sockets: list[socket.socket] = []
+    with contextlib.ExitStack() as opened:
+        for family, address in where:
+            try:
+                sockets.append(opened.enter_context(socket.create_server((address, port), family=family)))
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise FileError(
+                        f"Nobody can listen on port {port} of {address}: {error.strerror or error}. End what listens "
+                        "there already."
+                    ) from error
+        if not any(one.getsockname()[0] in asked for one in sockets):
+            raise FileError(f"{host} is not an address of this machine. {ways}")
+        opened.pop_all()
+    return sockets

@@ -1,102 +1,114 @@
-"""A site's process: Flower's SuperNode, which calls the server and is called by nobody, and one answering thread.
+"""A site's process: it calls the server over TLS, is called by nobody, and runs nothing that it was sent.
 
-Flower's nodes install and run the app that the server sends. This one does not: such an app must be, byte for byte, the
-bundle that the site's own partsong makes (two names, no code), and even then it is neither installed nor loaded.
-Requests are answered in this process, so that nothing is started or compiled for each of them.
+It speaks the protocol of Flower 1.41's nodes (the fleet interface), with Flower's client, keys and messages, and takes
+the place of Flower's own node, `flower-supernode`, which
+
+- installs and runs the app that the server sends: here that app has to be, byte for byte, the one that this partsong
+  makes, and even then it is neither fetched nor loaded;
+- starts a process for each request, and serves a port for it: here requests are answered in this process, one after
+  another, with the data that it has read;
+- waits three seconds between two looks for requests: here a look lasts until there is one (`LongPolling` at the
+  server);
+- is not let in for a minute after a crash, since the server believes that it is still there: here it first ends what
+  the server believes, by the number of its node, which is kept in `node.number`;
+- ends its process where the server does not know a request any more: here that request is dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from partsong.errors import CompositionError
-from partsong.federation.flower.control import ServerError, app_bundle, distrust, require_flower
-from partsong.federation.flower.environment import set_quiet
+from partsong.federation.flower.control import ServerError, app_bundle, distrust, require_flower, set_quiet
 from partsong.federation.locks import held
 from partsong.federation.setup.credentials import write
 from partsong.federation.setup.site_folder import SiteFolder
-
-# ---- leaving ----------------------------------------------------------------------------------------------------
-#
-# How a site's node ends: Flower takes leave of the server, and a server that hangs is not waited for.
-
-PATIENCE = 2.5
-"""Seconds that Flower has for it once a signal has come; it takes one where the server answers."""
-STOPPED = "The node has stopped."
-
-
-def run_to_a_signal(node: Callable[[], None]) -> None:
-    """Flower's node, until a signal ends it; SystemExit where it has ended by itself, with an error."""
-    try:
-        node()
-    except SystemExit as ended:
-        if ended.code:
-            raise
-
-
-def leave_soon() -> None:
-    """From now on a signal that ends Flower's node ends this process within PATIENCE, with exit code 0. All that a
-    site has to keep is on its disk before it sends anything, and the next start ends what the server still believes.
-    """
-    from flwr.supernode import start_client_internal as node
-
-    try:
-        original = node.register_signal_handlers
-    except AttributeError as error:
-        raise CompositionError("Flower's node is not the one that this was written for. Install flwr 1.41.") from error
-
-    def registered(*words: Any, **settings: Any) -> None:
-        original(*words, **settings)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _with_an_end(signal.getsignal(number)))
-
-    node.register_signal_handlers = registered
-
-
-def _with_an_end(handler: Any) -> Callable[[int, Any], None]:
-    def handle(number: int, frame: Any) -> None:
-        threading.Thread(target=_end, daemon=True, name="leaving").start()
-        handler(number, frame)
-
-    return handle
-
-
-def _end() -> None:
-    time.sleep(PATIENCE)
-    sys.stderr.write(f"{STOPPED}\n")
-    sys.stderr.flush()
-    os._exit(0)
-
-
-# ---- presence ---------------------------------------------------------------------------------------------------
-#
-# Before a site's node begins: is the server the right one, are we known there, and is our last life over?
-#
-# Flower lets no node in that it believes to be there still, which it does for a minute after a crash. A site that knows
-# the number of its node ends that life itself; and it learns the number whenever it is let in.
+from partsong.federation.site.state import write_down
+from partsong.federation.transports.flower import answer_to, content_of
 
 PAUSE = 2.0
 LAPSE = 120.0
 """Longer than a server takes to notice that a node is gone."""
+HEARTBEAT = 30
+"""Seconds; a server takes a node for gone after two of them without a sign of life."""
+PULLING = 60.0
+"""Seconds after which a message that is not whole is given up: the server's process was killed while it sent it."""
 AHEAD, BEHIND = 5, 300
 """Seconds by which the clock of a node may differ from the server's: Flower takes no signature of another time."""
+PATIENCE = 2.5
+"""Seconds that a server may take to hear that the node ends; it takes one where it answers."""
+STOPPED = "The node has stopped."
+
+Tell = Callable[[str], None]
+Result = TypeVar("Result")
 
 
-def announce(site: SiteFolder, tell: Callable[[str], None]) -> int:
-    """The number of the site's node, which can begin now; waits for a server that does not answer yet."""
-    import httpx
+def join(site: SiteFolder) -> None:
+    """Answer requests until a signal comes."""
+    require_flower()
+    set_quiet(site.path / "flower")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with held(site.path / "node.lock", "The node of this site runs already"):
+        answer = site.answering()
+        with present(site, _tell) as node:
+            try:
+                while True:
+                    node.answer_next(answer)
+            except KeyboardInterrupt:
+                _end_soon()
+                raise
+
+
+@dataclass(slots=True)
+class Patience:
+    """Makes calls again until the server answers, as a retry invoker of Flower's clients."""
+
+    site: SiteFolder
+    tell: Tell
+    is_told: bool = False
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def invoke(self, call: Callable[[], Result]) -> Result:
+        """Call, as often as it takes; ServerError where who answers is not the server."""
+        import httpx
+
+        while True:
+            try:
+                result = call()
+            except httpx.TransportError as error:
+                if why := distrust(error):
+                    raise ServerError(
+                        f"Who answers at {self.site.address} has no certificate by the authority of this federation "
+                        f"({why}): it has expired, or this is somebody else. Nothing was sent; call the coordinator."
+                    ) from error
+                if self.is_over.is_set():
+                    raise
+                if not self.is_told:
+                    self.tell(f"No server answers at {self.site.address} yet; waiting for it.")
+                self.is_told = True
+                time.sleep(PAUSE)
+            except httpx.HTTPStatusError:
+                self.is_told = False
+                raise
+            else:
+                self.is_told = False
+                return result
+
+
+@contextmanager
+def present(site: SiteFolder, tell: Tell) -> Iterator[Node]:
+    """The site's node, which the server takes for present until the block ends; waits for a server that is away."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -104,23 +116,174 @@ def announce(site: SiteFolder, tell: Callable[[str], None]) -> int:
 
     key: Any = load_ssh_private_key((site.path / "node").read_bytes(), None)
     guards = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
-    authority = (site.path / "ca.crt").read_bytes()
-    told, until = False, time.monotonic() + LAPSE
-    with FleetHttpClient.from_server_address(site.address, False, authority, interceptors=guards) as client:
-        while True:
-            try:
-                return _let_in(client, key, site)
-            except httpx.TransportError as error:
-                _require_trust(error, site)
-                if not told:
-                    tell(f"No server answers at {site.address} yet; waiting for it.")
-                told, until = True, time.monotonic() + LAPSE
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code in (401, 403) or not (site.path / "node.number").exists():
-                    raise ServerError(unknown(site, seconds_ahead(error.response.headers.get("date")))) from error
-                if time.monotonic() > until:
-                    raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
+    patience = Patience(site, tell)
+    with FleetHttpClient.from_server_address(
+        site.address, False, (site.path / "ca.crt").read_bytes(), interceptors=guards, retry_invoker=patience
+    ) as client:
+        node = Node(site, client, _let_in(client, key.public_key(), site), tell)
+        heart = threading.Thread(target=node.beat, args=(patience.is_over,), daemon=True, name="heartbeat")
+        heart.start()
+        try:
+            yield node
+        finally:
+            patience.is_over.set()
+            heart.join(PATIENCE)
+            leaving = threading.Thread(target=node.leave, daemon=True, name="leaving")
+            leaving.start()
+            leaving.join(PATIENCE)
+
+
+def _let_in(client: Any, public_key: Any, site: SiteFolder) -> int:
+    """The number of the site's node, once the server takes it for present; its last life is ended first."""
+    import httpx
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(public_key), heartbeat_interval=HEARTBEAT)
+    place, until = site.path / "node.number", time.monotonic() + LAPSE
+    while True:
+        try:
+            if place.exists():
+                with _allowing_refusal():
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=int(place.read_text())))
+            number = int(client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 403) or not place.exists():
+                raise ServerError(unknown(site, seconds_ahead(error.response.headers.get("date")))) from error
+            if time.monotonic() > until:
+                raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
             time.sleep(PAUSE)
+        else:
+            write(place, str(number))
+            return number
+
+
+@contextmanager
+def _allowing_refusal() -> Iterator[None]:
+    """Ending a life that the server knows to be over is refused, which is no error; an unknown node is one."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            raise
+
+
+@dataclass(slots=True)
+class Node:
+    """A node that was let in: pulls messages of Flower, has them answered, and pushes replies."""
+
+    site: SiteFolder
+    client: Any = field(repr=False)
+    number: int
+    tell: Tell
+    apps: dict[int, bool] = field(default_factory=dict)
+    """Whether the app of a run is ours."""
+
+    def beat(self, is_over: threading.Event) -> None:
+        """Tell the server now and then that the node is there; what else goes wrong shows where messages are pulled."""
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        request = SendNodeHeartbeatRequest(node=self._node(), heartbeat_interval=HEARTBEAT)
+        while not is_over.wait(HEARTBEAT / 3):
+            with suppress(Exception):
+                self.client.SendNodeHeartbeat(request)
+
+    def leave(self) -> None:
+        """Tell the server that the node ends."""
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+        with suppress(Exception):
+            self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.number))
+
+    def answer_next(self, answer: Callable[[bytes], bytes]) -> None:
+        """Wait for a message and answer it; what cannot be fetched or answered is dropped, and the server asks again.
+
+        A node that the server does not know any more is an error.
+        """
+        import httpx
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+        try:
+            pulled = self.client.PullMessages(PullMessagesRequest(node=self._node()))
+            if not pulled.messages_list:
+                time.sleep(PAUSE / 10)
+            elif self._is_pinned(pulled.messages_list[0].metadata.run_id):
+                message = self._fetched(pulled.messages_list[0], pulled.message_object_trees[0])
+                self._push(self._answered(message, answer))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+                ahead = seconds_ahead(error.response.headers.get("date"))
+                raise ServerError(unknown(self.site, ahead)) from error
+            self.tell(f"The server has refused a call ({error.response.status_code}): its run may be over.")
+            time.sleep(PAUSE)
+        except ServerError:
+            raise
+        except Exception as error:
+            self.tell(f"A message could not be passed on ({type(error).__name__}: {str(error)[:200]}).")
+            time.sleep(PAUSE)
+
+    def _node(self) -> Any:
+        from flwr.proto.node_pb2 import Node as FlowerNode
+
+        return FlowerNode(node_id=self.number)
+
+    def _is_pinned(self, run: int) -> bool:
+        from flwr.proto.run_pb2 import GetRunRequest
+
+        if run not in self.apps:
+            found = self.client.GetRun(GetRunRequest(node=self._node(), run_id=run)).run
+            self.apps[run] = found.fab_hash == hashlib.sha256(app_bundle()).hexdigest()
+        if not self.apps[run]:
+            self.tell("The server has sent an app that this site has not pinned; it was dropped.")
+        return self.apps[run]
+
+    def _fetched(self, message: Any, tree: Any) -> Any:
+        from flwr.app import Message
+        from flwr.supercore.inflatable import inflatable_protobuf_utils as calls
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+        of_run = (self._node(), message.metadata.run_id)
+        pull = calls.make_pull_object_fn_protobuf(self.client.PullObject, *of_run)
+        confirm = calls.make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, *of_run)
+        whole = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message, max_time=PULLING)
+        whole.metadata.__dict__["_message_id"] = tree.object_id
+        return whole
+
+    def _answered(self, message: Any, answer: Callable[[bytes], bytes]) -> Any:
+        """The reply. The server learns nothing of an error but that there was one; its text stays here."""
+        from flwr.app import Error, Message
+        from flwr.common.constant import ErrorCode
+
+        try:
+            return answer_to(message, answer(content_of(message)))
+        except Exception:
+            write_down(self.site.path / "state", "failed", traceback.format_exc())
+            return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=""), reply_to=message)
+
+    def _push(self, reply: Any) -> None:
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable import inflatable_object as objects
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with objects.no_object_id_recompute():
+            request = PushMessagesRequest(
+                node=self._node(),
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[objects.get_object_tree(reply)],
+            )
+            pushed = self.client.PushMessages(request)
+            push = partial(make_push_object_fn_protobuf, self.client.PushObject, self._node())
+            push_objects(
+                objects.get_all_nested_objects(reply),
+                push(reply.metadata.run_id, pushed.session_id),
+                object_ids_to_push=set(pushed.objects_to_push),
+            )
 
 
 def unknown(site: SiteFolder, ahead: float | None) -> str:
@@ -152,249 +315,20 @@ def seconds_ahead(date: str | None) -> float | None:
         return None
 
 
-def _let_in(client: Any, key: Any, site: SiteFolder) -> int:
-    """Begin, which tells our number, and end at once: Flower's own node begins after this."""
-    import httpx
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    place = site.path / "node.number"
-    if place.exists():
-        try:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=int(place.read_text())))
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code in (401, 403):
-                raise
-    public = public_key_to_bytes(key.public_key())
-    number = int(client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=30)).node_id)
-    write(place, str(number))
-    client.DeactivateNode(DeactivateNodeRequest(node_id=number))
-    return number
-
-
-def _require_trust(error: BaseException, site: SiteFolder) -> None:
-    """A server with the wrong certificate is not waited for."""
-    if why := distrust(error):
-        raise ServerError(
-            f"Who answers at {site.address} has no certificate by the authority of this federation ({why}): it has "
-            "expired, or this is somebody else. Nothing was sent; call the coordinator."
-        ) from error
-
-
-# ---- unsignalled ------------------------------------------------------------------------------------------------
-#
-# Calls that Flower makes in a process for each request, made in the node's own process.
-#
-# Where the node does not know a request any more (a server was killed while the request came in), such a call sends its
-# process a signal to end. Here that would end the node: the call fails instead, and the node goes on.
-
-
-def retrying() -> Any:
-    """Flower's way to try calls again, but for a request that is refused as unknown (401): that is an error."""
-    import httpx
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-
-    invoker = make_simple_http_retry_invoker()
-    original = invoker.should_giveup
-
-    def is_given_up(error: Exception) -> bool:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
-            return True
-        return bool(original(error)) if original is not None else False
-
-    invoker.should_giveup = is_given_up
-    return invoker
-
-
-def heartbeat(client: Any) -> Callable[[], bool]:
-    """Tells the node that a request is being worked on; whether the node was reached, whatever it thinks of that."""
-    import httpx
-    from flwr.supercore.heartbeat import SendTaskHeartbeatRequest
-
-    def told() -> bool:
-        try:
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.TransportError:
-            return False
-        except httpx.HTTPStatusError:
-            return True
-        return True
-
-    return told
-
-
-# ---- supernode --------------------------------------------------------------------------------------------------
-
-POLL = 0.3
-ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-
-
-def join(site: SiteFolder) -> None:
-    """Until it is told to stop; nothing is left running then."""
-    require_flower()
-    home = site.path / "flower"
-    set_quiet(home)
-    with held(site.path / "node.lock", "The node of this site runs already"):
-        from partsong.federation.flower.client_app import party_in
-
-        party_in(site.path)
-        bundle = app_bundle()
-        admit_only(bundle)
-        leave_soon()
-        announce(site, _tell)
-        answering = Answering(f"127.0.0.1:{free_port()}", secrets.token_bytes(32), hashlib.sha256(bundle).hexdigest())
-        write(home / "answering.key", answering.secret, private=True)
-        threading.Thread(target=answering.forever, daemon=True, name="answering").start()
-        from flwr.supernode.cli.flower_supernode import flower_supernode
-
-        sys.argv = [
-            "flower-supernode",
-            *("--superlink", site.address),
-            *("--host", "127.0.0.1"),
-            *("--port", answering.address.rpartition(":")[2]),
-            *("--root-certificates", str(site.path / "ca.crt")),
-            *("--auth-supernode-private-key", str(site.path / "node")),
-            *("--node-config", f"site={quoted(str(site.path))}"),
-            *("--isolation", "process"),
-            *("--superexec-auth-secret-file", str(home / "answering.key")),
-        ]
-        run_to_a_signal(flower_supernode)
-
-
-def quoted(text: str) -> str:
-    """As Flower reads texts in the words of its commands: of TOML, but without quotation marks in them."""
-    return '"' + json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
-
-
-@dataclass(frozen=True, slots=True)
-class Answering:
-    """Takes requests from the node in this process, at its local address, each in a thread.
-
-    Flower hands over one after another; but one whose run was broken off while it was fetched never becomes whole.
+def _end_soon() -> None:
+    """End this process within PATIENCE, also while a call to the server hangs: all that a site has to keep is on its
+    disk before it sends anything, and its next start ends what the server still believes.
     """
 
-    address: str
-    secret: bytes = field(repr=False)
-    bundle: str
+    def end() -> None:
+        _tell(STOPPED)
+        os._exit(0)
 
-    def forever(self) -> None:
-        """As long as this process lives. One that cannot go on ends the process: a site that is silent helps nobody."""
-        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
-
-        self._wait()
-        guard = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE)
-        client = self._client(guard)
-        misses = 0
-        while misses < 100:
-            try:
-                is_answered = self._next(client)
-                misses = 0
-            except Exception as error:
-                _tell(f"A request could not be taken ({type(error).__name__}).")
-                is_answered, misses = False, misses + 1
-            if not is_answered:
-                time.sleep(POLL)
-        os._exit(1)
-
-    def _next(self, client: Any) -> bool:
-        """Whether there was a request."""
-        from flwr.proto.runtime_pb2 import AcquireTaskRequest
-        from flwr.supercore.constant import TaskType
-
-        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        if not found.HasField("task") or not found.token:
-            return False
-        threading.Thread(target=self._tried, args=(found.token,), daemon=True, name="request").start()
-        return True
-
-    def _tried(self, token: str) -> None:
-        try:
-            self._answer(token)
-        except Exception as error:
-            _tell(f"A request could not be answered ({type(error).__name__}).")
-
-    def _answer(self, token: str) -> None:
-        from flwr.common.constant import SubStatus
-        from flwr.supercore.heartbeat import HeartbeatSender
-        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-        from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-
-        from partsong.federation.flower.client_app import app
-
-        client = self._client(RuntimeTokenHttpInterceptor(token))
-        heart = HeartbeatSender(heartbeat(client))
-        heart.start()
-        context, outcome = None, SubStatus.FAILED
-        try:
-            message, context, _, fab = pull_task_input(client)
-            if hashlib.sha256(fab.content).hexdigest() != self.bundle:
-                raise CompositionError("An app came that this site has not pinned.")
-            push_message(client, _answered(app, message, context), context)
-            outcome = SubStatus.COMPLETED
-        finally:
-            push_task_output(client, context, outcome, "")
-            heart.stop()
-            client.close()
-
-    def _client(self, guard: Any) -> Any:
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supercore.runtime import RuntimeHttpClient
-
-        return RuntimeHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=True,
-            root_certificates=None,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), guard],
-            retry_invoker=retrying(),
-        )
-
-    def _wait(self) -> None:
-        host, _, port = self.address.rpartition(":")
-        while True:
-            try:
-                socket.create_connection((host, int(port)), 1).close()
-                return
-            except OSError:
-                time.sleep(POLL)
-
-
-def _answered(app: Any, message: Any, context: Any) -> Any:
-    """The app's reply, or an error that says nothing but that there was one."""
-    from flwr.app import Error, Message
-    from flwr.common.constant import ErrorCode
-
-    try:
-        return app(message=message, context=context)
-    except Exception:
-        return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=""), reply_to=message)
-
-
-def admit_only(bundle: bytes) -> None:
-    """From now on runs of other apps are dropped in this process, as if they were over."""
-    from flwr.supernode import start_client_internal as node
-
-    try:
-        original, over = node.get_fused_config_from_fab, node.RunNotRunningException
-    except AttributeError as error:
-        raise CompositionError("Flower's node is not the one that this was written for. Install flwr 1.41.") from error
-    pinned = hashlib.sha256(bundle).hexdigest()
-
-    def checked(content: Any, run: Any) -> Any:
-        if not isinstance(content, bytes) or hashlib.sha256(content).hexdigest() != pinned:
-            _tell("The server has sent an app that this site has not pinned; it was dropped.")
-            raise over("not pinned")
-        return original(content, run)
-
-    node.get_fused_config_from_fab = checked
+    timer = threading.Timer(PATIENCE, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _tell(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -19,15 +19,14 @@ from partsong.core.interfaces import Round
 from partsong.errors import FileError, ParameterError
 from partsong.federation.columns import labels_of
 from partsong.federation.experiment import Experiment
-from partsong.federation.flower.control import FILE as WAITING
-from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
 from partsong.federation.server import words
 from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
 from partsong.federation.server.early_checks import out_of_memory, require_room, require_together
+from partsong.federation.server.progress import WAITING, Lines, ProgressFile, Tell, Telling, append_line
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import RunPlace, settings_in
+from partsong.federation.setup.run_place import RunPlace, forget_failure, settings_in
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.plan import Build, Plan, plan_of
 from partsong.federation.transports.base import Transport
@@ -40,7 +39,6 @@ FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
 
 Told = dict[str, Any]
-Tell = Callable[[Mapping[str, Any]], None]
 
 
 def run_experiment(
@@ -104,6 +102,7 @@ def run_over(
 ) -> Told:
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
     with _held(place):
+        forget_failure(place)
         began = time.perf_counter()
         steps = Lines.to_come(place.state / words.FOLDER / words.STEPS)
 
@@ -113,7 +112,7 @@ def run_over(
 
         def tell_waiting(line: Mapping[str, Any]) -> None:
             with suppress(OSError):  # it is for people alone, and no reason to end a run
-                WaitingLines(place.state / WAITING).note(line)
+                append_line(place.state / WAITING, line)
             tell(line)
 
         try:

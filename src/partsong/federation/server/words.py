@@ -7,7 +7,6 @@ FOLDER/words/steps.jsonl    a line for each of its steps, for people
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from partsong.core.interfaces import Message, Program, Reduction, Round, Schedule
 from partsong.errors import DataError, FileError, ParameterError
 from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.progress import append_line
 from partsong.federation.server.site_client import Responses, SiteClient
 from partsong.federation.server.state import ArrivalsJournal, Journal, RunState
 from partsong.federation.signing import bound_to, words_context_of
@@ -127,8 +127,4 @@ def note_step(path: Path, done: Round) -> None:
         "seconds": round(done.seconds, 3),
         "next": NEXT[Step.read(done.model["step"]).stage],
     }
-    content = path.read_bytes() if path.exists() else b""
-    with path.open("r+b" if content else "wb") as file:
-        file.seek(content.rfind(b"\n") + 1)
-        file.truncate()
-        file.write(json.dumps(line).encode() + b"\n")
+    append_line(path, line)

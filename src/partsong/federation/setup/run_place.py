@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,14 @@ def result_in(place: RunPlace) -> dict[str, Any]:
         f"{place.result} is damaged: it does not say how the run has ended. Remove it; run … --resume goes on from the "
         "run's own journal, and writes it anew."
     )
+
+
+def forget_failure(place: RunPlace) -> None:
+    """Remove a result that does not say that the run is done: whoever works on it now writes another."""
+    with contextlib.suppress(FormatError):  # a damaged one says nothing
+        if not place.result.exists() or result_in(place)["status"] == "done":
+            return
+    place.result.unlink()
 
 
 def settings_in(place: RunPlace) -> RunSettings:

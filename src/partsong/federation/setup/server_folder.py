@@ -181,16 +181,15 @@ class ServerFolder:
         """The same transport, with requests that are signed here, and replies by the keys of the roster."""
         return Signed(transport, signer(self._secret(), COORDINATOR), self._known())
 
-    def over_files(self, drop: Path, run: str) -> Signed:
-        """The same, for a run, over a folder in which requests are dropped and replies are picked up; the files are
-        signed too. Other runs that are being worked on may use that folder at the same time.
+    def over_files(self, drop: Path, run: str) -> Folders:
+        """The same, for a run, over a folder in which requests are dropped and replies are picked up. Other runs that
+        are being worked on may use that folder at the same time.
         """
 
         def others() -> list[str]:
             return [name for name in self.runs() if name != run and is_held(self.run(name).lock)]
 
-        sign = signer(self._secret(), COORDINATOR)
-        return self.signed(Folders(drop, sign, self._known(), run=run, others=others))
+        return Folders(drop, signer(self._secret(), COORDINATOR), self._known(), run=run, others=others)
 
     def _known(self) -> dict[str, Verify]:
         return {name: verifier(key) for name, key in self.roster().keys.items()}

@@ -1,18 +1,16 @@
 """Folders as a transport, for places without a network path: requests are dropped, replies are picked up.
 
-    FOLDER/PARTY/in/ID.request      FOLDER/PARTY/out/ID.reply        each: "PARTSONG" | Ed25519 signature | bytes
+    FOLDER/PARTY/in/ID.request      FOLDER/PARTY/out/ID.reply        each: a signed message (`signing.Way`)
 
-A signature is for one direction, party, request (its ID, which follows from its run and content) and content, so that a
-file serves nowhere else: truncated, foreign and repeated ones are not used. A server that was killed and asks again
-finds the reply to the same request. Several runs may use one folder at the same time: an ID begins with the mark of its
-run, and what belongs to a run that is being worked on is left alone. What is in the bytes is nobody's business here.
-Files are signed, not encrypted: whoever carries them can read them, unless the folder or the carrier encrypts.
+A file that is truncated, foreign or repeated is not used, and the server waits on. An ID begins with the mark of its
+run, and goes on with the hash of the request: a server that was killed and asks again finds the reply to the same
+request, and several runs may use one folder at the same time. Files are signed, not encrypted: whoever carries them can
+read them, unless the folder or the carrier encrypts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import math
 import os
@@ -20,7 +18,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,122 +26,38 @@ from typing import TYPE_CHECKING
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError
 from partsong.federation.locks import held
 from partsong.federation.setup.run_place import RunPlace
-from partsong.federation.signing import Signed, signer, verifier
-from partsong.federation.transports.base import Heard, Lost, all_replies
+from partsong.federation.signing import Sign, Verify, Way, identity
+from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
 
 if TYPE_CHECKING:
     from partsong.federation.setup.server_folder import ServerFolder
     from partsong.federation.setup.site_folder import SiteFolder
 
-
-# ---- signed files -----------------------------------------------------------------------------------------------
-#
-# Files that are whole when their name appears, each signed for its place: "PARTSONG" | Ed25519 signature | bytes.
-
-MAGIC = b"PARTSONG"
-SIGNATURE_BYTES = 64
-MOST_BYTES = 1 << 31
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-MISPLACED = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES, errno.EPERM}
-"""Errors of a place that somebody else can have made; all others are of the disk."""
-
-Sign = Callable[[bytes], bytes]
-Verify = Callable[[bytes, bytes], bool]
-"""Signature and text -> whether the holder of the key has signed it."""
-
-
-def drop(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole when its name appears; FormatError where its folder is a link, or none that can
-    be written to: it may be somebody else who has made it.
-    """
-    draft = f".{secrets.token_hex(8)}.draft"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            with open(os.open(draft, NEW, 0o666, dir_fd=folder), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(draft, dir_fd=folder)
-            os.close(folder)
-    except OSError as error:
-        told = f"{path} cannot be written: {error.strerror or error}."
-        if error.errno in MISPLACED:
-            raise FormatError(f"{told} Make its folder one that both sides can write to, and no link.") from error
-        raise FileError(f"{told} Check folder and disk.") from error
-
-
-def sweep(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...]) -> None:
-    """Take away what was left by a server that was killed; files whose IDs begin in one of these ways stay."""
-    with contextlib.suppress(OSError):
-        for path in () if folder.is_symlink() else list(folder.iterdir()):
-            found = pattern.fullmatch(path.name)
-            if found is not None and not found[1].startswith(keep):
-                take_away(path)
-
-
-def take_away(path: Path) -> None:
-    """Remove a file, a link or an empty folder, if that can be done."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(path.lstat().st_mode):
-            path.rmdir()
-        else:
-            path.unlink()
-
-
-def signed(sign: Sign, direction: str, party: str, key: str, content: bytes) -> bytes:
-    """A file's bytes, for one direction, party, request and content."""
-    return MAGIC + sign(_statement(direction, party, key, content)) + content
-
-
-def opened(path: Path, verify: Verify, where: tuple[str, str, str], most: int) -> bytes:
-    """The content, if it was signed for this place by the one who is known for it."""
-    try:
-        data = _read(path, most)
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    start = len(MAGIC) + SIGNATURE_BYTES
-    signature, content = data[len(MAGIC) : start], data[start:]
-    if data[: len(MAGIC)] != MAGIC or not verify(signature, _statement(*where, content)):
-        raise FormatError(
-            f"{path.name} has not the signature that is known for its place: cut short, changed, from somebody else, "
-            "or repeated from another request. It was not used."
-        )
-    return content
-
-
-def _read(path: Path, most: int) -> bytes:
-    """A file's bytes; whatever else has its name (a link, a pipe, a folder) is not read, and not waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-            raise FormatError(
-                f"{path.name} is no file, or longer than the {most} bytes that are taken; it was not read."
-            )
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most)
-    finally:
-        os.close(descriptor)
-
-
-def _statement(direction: str, party: str, key: str, content: bytes) -> bytes:
-    parts = (b"partsong file drop", direction.encode(), party.encode(), key.encode(), hashlib.sha256(content).digest())
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-
-# ---- files ------------------------------------------------------------------------------------------------------
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 REQUEST = re.compile(r"([0-9a-f]{32})\.request")
 REPLY = re.compile(r"([0-9a-f]{32})\.reply")
+MOST_BYTES = 1 << 31
+POLL = 0.5
 NO_REPLY = "no reply file in time"
+
+
+def requests_in(drop: Path, server: ServerFolder, place: RunPlace) -> Transport:
+    """The server's side, for the process that works on a run: if Flower gave it a number, it is Flower's no more."""
+    place.number.unlink(missing_ok=True)
+    return server.over_files(drop, place.name)
+
+
+def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None:
+    """A site's side, until it is told to stop; tells a word on each file."""
+    party = site.answering()
+    mailbox = Mailbox(drop, party.name, party.sign, party.coordinator)
+    inbox = drop / site.site / "in"
+    if not inbox.is_dir():
+        missing = inbox if drop.is_dir() else drop
+        tell(f"Waiting for requests in {inbox}; {missing} does not exist yet. Check the path if a run has begun.")
+    with held(site.path / "node.lock", "The node of this site runs already"):
+        for word in mailbox.serve(party.answer, math.inf, POLL):
+            tell(word)
 
 
 @dataclass(slots=True)
@@ -189,14 +103,13 @@ class Folders:
         """
         marks = tuple(_mark(run) for run in self.others())
         for name, request in requests.items():
-            key = _mark(self.run) + hashlib.sha256(request).hexdigest()[:24]
-            out = Out(key, signed(self.sign, "request", name, key, request), time.monotonic())
-            inbox, outbox = (self.folder / name / side for side in ("in", "out"))
-            sweep(inbox, REQUEST, (key, *marks))
-            sweep(outbox, REPLY, (key, *marks))
+            key = _mark(self.run) + _digest(request)
+            out = Out(key, Way("request", name).signed(self.sign, request), time.monotonic())
+            _sweep(self.folder / name / "in", REQUEST, (key, *marks))
+            _sweep(self.folder / name / "out", REPLY, (key, *marks))
             try:
-                drop(inbox / f"{key}.request", out.signed)
-            except FormatError as error:
+                _drop(self.folder / name / "in" / f"{key}.request", out.signed)
+            except FileError as error:
                 out.why = str(error)
             self.out.pop(name, None)
             self.out[name] = out
@@ -208,7 +121,7 @@ class Folders:
         until = time.monotonic() + timeout
         while True:
             for name, out in self.out.items():
-                found = self._reply(name, out.key)
+                found = self._reply(name, out)
                 if not isinstance(found, Lost):
                     self._take_back(name)
                     return name, found
@@ -228,20 +141,20 @@ class Folders:
         if now - out.dropped > self.again and not os.path.lexists(path):
             out.dropped = now
             with contextlib.suppress(FileError):
-                drop(path, out.signed)
+                _drop(path, out.signed)
 
     def _take_back(self, name: str) -> Out:
         out = self.out.pop(name)
         for path in (f"in/{out.key}.request", f"out/{out.key}.reply"):
-            take_away(self.folder / name / path)
+            _take_away(self.folder / name / path)
         return out
 
-    def _reply(self, name: str, key: str) -> bytes | Lost:
-        path = self.folder / name / "out" / f"{key}.reply"
+    def _reply(self, name: str, out: Out) -> bytes | Lost:
+        path = self.folder / name / "out" / f"{out.key}.reply"
         try:
-            return opened(path, self.known[name], ("reply", name, key), self.most)
+            return Way("reply", name, identity(out.signed)).opened(self.known[name], _read(path, self.most))
         except FileError as error:
-            return Lost(NO_REPLY if isinstance(error.__cause__, FileNotFoundError) else str(error))
+            return Lost(NO_REPLY if isinstance(error.__cause__, FileNotFoundError) else f"{path.name}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,17 +184,25 @@ class Mailbox:
         """Answer all that is there. The reply is in its place before the request goes: who is killed in between is
         asked once more.
         """
-        outbox = self.folder / self.name / "out"
         for path, key in self._requests():
             try:
-                request = opened(path, self.server, ("request", self.name, key), self.most)
-                reply = answer(request)
-                drop(outbox / f"{key}.reply", signed(self.sign, "reply", self.name, key, reply))
-                told = f"{key}: answered"
+                self._answer(path, key, answer)
+                word = f"{key}: answered"
             except PartsongError as error:
-                told = f"{key}: not answered. {error}"
-            self._done_with(path)
-            yield told
+                word = f"{key}: not answered. {error}"
+            _take_away(path)
+            self.left.pop(path.name, None)
+            if os.path.lexists(path):
+                self.left[path.name] = _made(path)
+            yield word
+
+    def _answer(self, path: Path, key: str, answer: Callable[[bytes], bytes]) -> None:
+        data = _read(path, self.most)
+        request = Way("request", self.name).opened(self.server, data)
+        if not key.endswith(_digest(request)):
+            raise FormatError("It is the copy of another request, and was not used.")
+        reply = Way("reply", self.name, identity(data)).signed(self.sign, answer(request))
+        _drop(self.folder / self.name / "out" / f"{key}.reply", reply)
 
     def _requests(self) -> Iterator[tuple[Path, str]]:
         """Files by the name of a request, and their IDs."""
@@ -294,16 +215,65 @@ class Mailbox:
             if found is not None and (path.name not in self.left or self.left[path.name] != _made(path)):
                 yield path, found[1]
 
-    def _done_with(self, path: Path) -> None:
-        take_away(path)
-        self.left.pop(path.name, None)
-        if os.path.lexists(path):
-            self.left[path.name] = _made(path)
+
+def _drop(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole when its name appears; FileError where its folder is a link, or cannot be
+    written to: somebody else may have made it.
+    """
+    draft = f".{secrets.token_hex(8)}.draft"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(draft, flags, 0o666, dir_fd=folder), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            os.close(folder)
+    except OSError as error:
+        raise FileError(
+            f"{path} cannot be written: {error.strerror or error}. Its folder has to be one that both sides can write "
+            "to, and no link, on a disk with space."
+        ) from error
 
 
-def _mark(run: str) -> str:
-    """How IDs of a run begin."""
-    return hashlib.sha256(run.encode()).hexdigest()[:8]
+def _read(path: Path, most: int) -> bytes:
+    """A file's bytes; whatever else has its name (a link, a pipe, a folder) is not read, and not waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= most:
+                with open(descriptor, "rb", closefd=False) as file:
+                    return file.read(most)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise FileError(f"{path.name} cannot be read: {error.strerror or error}.") from error
+    raise FormatError(f"{path.name} is no file, or longer than the {most} bytes that are taken; it was not read.")
+
+
+def _sweep(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...]) -> None:
+    """Take away what was left by a server that was killed; files whose IDs begin in one of these ways stay."""
+    with contextlib.suppress(OSError):
+        for path in () if folder.is_symlink() else list(folder.iterdir()):
+            found = pattern.fullmatch(path.name)
+            if found is not None and not found[1].startswith(keep):
+                _take_away(path)
+
+
+def _take_away(path: Path) -> None:
+    """Remove a file, a link or an empty folder, if that can be done."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            path.rmdir()
+        else:
+            path.unlink()
 
 
 def _made(path: Path) -> int:
@@ -313,34 +283,19 @@ def _made(path: Path) -> int:
         return 0
 
 
-def _require_names(names: Mapping[str, Verify] | tuple[str, ...]) -> None:
+def _mark(run: str) -> str:
+    """How IDs of a run begin."""
+    return hashlib.sha256(run.encode()).hexdigest()[:8]
+
+
+def _digest(request: bytes) -> str:
+    """How the ID of a request ends."""
+    return hashlib.sha256(request).hexdigest()[:24]
+
+
+def _require_names(names: Iterable[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name):
             raise ParameterError(
                 f"{name[:60]!r} cannot be the name of a folder for everybody. Use letters, digits, dots and dashes."
             )
-
-
-# ---- file drop --------------------------------------------------------------------------------------------------
-#
-# Requests and replies through a folder that server and sites both reach, or that is carried between them.
-
-POLL = 0.5
-
-
-def requests_in(drop: Path, server: ServerFolder, place: RunPlace) -> Signed:
-    """The server's side, for the process that works on a run: if Flower gave it a number, it is Flower's no more."""
-    place.number.unlink(missing_ok=True)
-    return server.over_files(drop, place.name)
-
-
-def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None:
-    """A site's side, until it is told to stop; tells a word on each file."""
-    mailbox = Mailbox(drop, site.site, signer(site.secret(), site.site), verifier(site.coordinator))
-    inbox = drop / site.site / "in"
-    if not inbox.is_dir():
-        missing = inbox if drop.is_dir() else drop
-        tell(f"Waiting for requests in {inbox}; {missing} does not exist yet. Check the path if a run has begun.")
-    with held(site.path / "node.lock", "The node of this site runs already"):
-        for word in mailbox.serve(site.answering(), math.inf, POLL):
-            tell(word)

@@ -17,16 +17,13 @@ from typing import Any
 from partsong.errors import FormatError, MissingExtra, ParameterError
 from partsong.federation.transports.base import Heard, Lost, all_replies
 
-# ---- flower messages --------------------------------------------------------------------------------------------
-#
-# Bytes in messages of Flower, and back.
+# ---- messages ---------------------------------------------------------------------------------------------------
 #
 #     message.content["about"]: number of bytes and SHA-256; "whole": the bytes, where they are few
 #                    ["arrays"]: "0", "1", …, pieces of the bytes, where they are many
 #
 # Flower cuts an array into objects of 5 MB that travel once where they are equal, so that a model for all sites is sent
-# to the server's store once. Every object costs Flower four calls on its way, and an array is four objects: so few
-# bytes
+# to the server's store once. Every object costs Flower four calls on its way, and an array is four objects: few bytes
 # go without.
 
 QUESTION = "query.partsong"
@@ -50,7 +47,11 @@ def content_of(message: Any, most: int = MOST_BYTES) -> bytes:
     try:
         about = message.content["about"]
         size, digest = int(about["bytes"]), str(about["sha256"])
-        pieces = [bytes(about["whole"])] if "whole" in about else _pieces(message.content["arrays"])
+        if "whole" in about:
+            pieces = [bytes(about["whole"])]
+        else:
+            arrays = message.content["arrays"]
+            pieces = [arrays[str(number)].data for number in range(len(arrays))]
     except Exception as error:
         raise FormatError("a message of Flower does not hold what it should") from error
     if size > most or sum(map(len, pieces)) != size:
@@ -61,21 +62,15 @@ def content_of(message: Any, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def _pieces(arrays: Any) -> list[bytes]:
-    return [arrays[str(number)].data for number in range(len(arrays))]
-
-
 def _content(data: bytes) -> Any:
     flwr = _flwr()
     about: dict[str, Any] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     if len(data) <= SMALL_BYTES:
         return flwr.RecordDict({"about": flwr.ConfigRecord({**about, "whole": data})})
-    starts = range(0, max(len(data), 1), PIECE_BYTES)
-    pieces = {str(number): data[start : start + PIECE_BYTES] for number, start in enumerate(starts)}
-    arrays = {
-        name: flwr.Array(dtype="uint8", shape=(len(piece),), stype="partsong.bytes", data=piece)
-        for name, piece in pieces.items()
-    }
+    arrays = {}
+    for number, start in enumerate(range(0, max(len(data), 1), PIECE_BYTES)):
+        piece = data[start : start + PIECE_BYTES]
+        arrays[str(number)] = flwr.Array(dtype="uint8", shape=(len(piece),), stype="partsong.bytes", data=piece)
     return flwr.RecordDict({"arrays": flwr.ArrayRecord(arrays), "about": flwr.ConfigRecord(about)})
 
 
@@ -87,25 +82,23 @@ def _flwr() -> Any:
     return app
 
 
-# ---- flower pulling ---------------------------------------------------------------------------------------------
-#
-# Calls for replies that hold up nobody.
-#
-# A site that is killed while it sends a reply leaves one that is not whole, and Flower's call for it, with all replies
-# that it was made for, waits for the rest: for three minutes, in 1.41. So each call has a thread of its own, and one
-# that
-# takes long is left behind; what was asked for with it is asked for anew.
+# ---- pulling ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Pull:
-    """One call, until when it may last, and what came of it."""
+    """One call for replies, until when it may last, and what came of it."""
 
     ids: frozenset[str]
     until: float
     is_over: threading.Event = field(default_factory=threading.Event)
     replies: list[Any] = field(default_factory=list)
     error: Exception | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has lasted for too long."""
+        return time.monotonic() >= self.until
 
     def make(self, grid: Any) -> None:
         """The call itself."""
@@ -119,8 +112,11 @@ class Pull:
 
 @dataclass(slots=True)
 class Pulls:
-    """Calls that are not over; one that has lasted `patience` seconds, and what `slowest` bytes a second need, is left
-    behind.
+    """Calls for replies, of which none holds up the others.
+
+    A site that is killed while it sends a reply leaves one that is not whole, and Flower 1.41's call for it, with all
+    replies that it was made for, waits for the rest for three minutes. So each call has a thread of its own, and one
+    that has lasted `patience` seconds, and what `slowest` bytes a second need, is left behind.
     """
 
     patience: float = 5.0
@@ -129,15 +125,15 @@ class Pulls:
 
     def left_behind(self) -> frozenset[str]:
         """The messages of calls that take too long."""
-        return frozenset(given for pull in self.out if self._is_late(pull) for given in pull.ids)
+        return frozenset(given for pull in self.out if pull.is_late for given in pull.ids)
 
     def replies(self, grid: Any, sizes: Mapping[str, int], timeout: float) -> list[Any]:
         """What has come, of these messages, whose replies have about so many bytes, and of calls from before; an error
         of a call is raised.
         """
-        known = {given for pull in self.out for given in pull.ids}
-        current = next((pull for pull in self.out if not self._is_late(pull)), None)
-        if current is None and (free := sizes.keys() - known):
+        current = next((pull for pull in self.out if not pull.is_late), None)
+        free = sizes.keys() - {given for pull in self.out for given in pull.ids}
+        if current is None and free:
             lasting = self.patience + sum(sizes[given] for given in free) / self.slowest
             current = Pull(frozenset(free), time.monotonic() + lasting)
             self.out.append(current)
@@ -152,11 +148,8 @@ class Pulls:
             raise errors[0]
         return found
 
-    def _is_late(self, pull: Pull) -> bool:
-        return time.monotonic() >= pull.until
 
-
-# ---- flower -----------------------------------------------------------------------------------------------------
+# ---- transport --------------------------------------------------------------------------------------------------
 
 UNUSABLE = {1: "its app could not be loaded", 2: "its app failed", 7: "it refused the app"}
 """Flower's error codes that do not go away by waiting, and what they mean."""
@@ -182,20 +175,6 @@ class Asking:
 
 
 @dataclass(slots=True)
-class Watch:
-    """All sites that are asked, replies that were pulled and not handed out, when each node was last started, who was
-    not heard in time when all were waited for, and calls for replies.
-    """
-
-    asked: dict[str, Asking] = field(default_factory=dict)
-    found: dict[str, bytes | Lost] = field(default_factory=dict)
-    lives: Mapping[int, str] = field(default_factory=dict)
-    looked: float = -math.inf
-    missed: set[str] = field(default_factory=set)
-    pulls: Pulls = field(default_factory=Pulls)
-
-
-@dataclass(frozen=True, slots=True)
 class Flower:
     """Sites behind a Flower grid; `nodes` says which node is which site.
 
@@ -210,7 +189,15 @@ class Flower:
     again: float = 120.0
     look: float = 3.0
     most: int = MOST_BYTES
-    watch: Watch = field(default_factory=Watch, repr=False, compare=False)
+    pulls: Pulls = field(default_factory=Pulls, repr=False)
+    asked: dict[str, Asking] = field(default_factory=dict, repr=False)
+    found: dict[str, bytes | Lost] = field(default_factory=dict, repr=False)
+    """Replies that were pulled and not handed out yet."""
+    missed: set[str] = field(default_factory=set, repr=False)
+    """Sites that were waited for in vain."""
+    lives: Mapping[int, str] = field(default_factory=dict, repr=False)
+    """When each node that is there was last started, `looked` at then."""
+    looked: float = -math.inf
 
     def __post_init__(self) -> None:
         if len(set(self.nodes.values())) < len(self.nodes):
@@ -226,116 +213,120 @@ class Flower:
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Hand requests over; who cannot be reached now is tried again when replies are waited for."""
-        watch = self.watch
-        if watch.missed & requests.keys() or not watch.lives:
+        if self.missed & requests.keys() or not self.lives:
             self._look()
-        away = {name for name in watch.missed & set(requests) if watch.lives and self.nodes[name] not in watch.lives}
-        for name in requests:
-            watch.found.pop(name, None)
-        asked = {name: Asking(request, time.monotonic() + timeout) for name, request in requests.items()}
-        watch.asked |= {name: one for name, one in asked.items() if name not in away}
+        until = time.monotonic() + timeout
+        for name, request in requests.items():
+            self.asked[name] = Asking(request, until)
+            self.found.pop(name, None)
+            if name in self.missed and self.lives and self.nodes[name] not in self.lives:
+                self.found[name] = Lost("its node is still not there")
         self._push_due()
-        watch.asked |= {name: asked[name] for name in sorted(away)}
-        watch.found |= {name: Lost("its node is still not there") for name in sorted(away)}
 
     def arrived(self, timeout: float) -> Heard | None:
         """Pull until there is a reply; nodes that were started anew are asked again meanwhile."""
-        until, watch = time.monotonic() + timeout, self.watch
-        while not watch.found:
+        until = time.monotonic() + timeout
+        while not self.found:
             self._push_due()
-            for name, reply in self._pulled(watch.asked, max(0.0, until - time.monotonic())).items():
-                self._take(watch.asked[name], name, reply, watch.found)
+            for reply in self._pulled(max(0.0, until - time.monotonic())):
+                self._take(reply)
             left = until - time.monotonic()
-            if watch.found or left <= 0 or not watch.asked:
+            if self.found or left <= 0 or not self.asked:
                 break
             time.sleep(min(self.poll, left))
-        for name, found in watch.found.items():
-            del watch.asked[name], watch.found[name]
-            watch.missed -= {name} if isinstance(found, bytes) else set()
-            return name, found
-        return None
+        if not self.found:
+            return None
+        name = next(iter(self.found))
+        reply = self.found.pop(name)
+        del self.asked[name]
+        if isinstance(reply, bytes):
+            self.missed.discard(name)
+        return name, reply
 
     def recall(self) -> dict[str, Lost]:
         """Forget all that was not answered: what comes of it later is not looked at."""
-        left = {name: Lost(one.why) for name, one in self.watch.asked.items()}
-        self.watch.missed |= set(left)
-        self.watch.asked.clear()
-        self.watch.found.clear()
+        left = {name: Lost(one.why) for name, one in self.asked.items()}
+        self.missed |= set(left)
+        self.asked.clear()
+        self.found.clear()
         return left
 
     def _push_due(self) -> None:
         """Push to all that have not been asked yet, whose node began anew, or that were silent for long."""
-        now, watch = time.monotonic(), self.watch
-        if not watch.lives or any(self.look < now - one.pushed < math.inf for one in watch.asked.values()):
+        now, behind = time.monotonic(), self.pulls.left_behind()
+        waiting = {name: one for name, one in self.asked.items() if name not in self.found}
+        if not self.lives or any(self.look < now - one.pushed < math.inf for one in waiting.values()):
             self._look()
-        due, behind = [], watch.pulls.left_behind()
-        for name, one in watch.asked.items():
-            life, since = watch.lives.get(self.nodes[name], one.life), now - one.pushed
+        due = {}
+        for name, one in waiting.items():
+            life = self.lives.get(self.nodes[name], one.life)
             is_out = one.is_out and not behind.issuperset(one.ids)
-            if life != one.life or since > (self.again if is_out else self.look):
-                due.append(name)
-                one.life, one.pushed = life, now
+            if life != one.life or now - one.pushed > (self.again if is_out else self.look):
+                due[name], one.life, one.pushed = one, life, now
         if not due:
             return
-        waiting = watch.asked
-        lasting = {name: min(max(1.0, waiting[name].until - now), LONGEST) for name in due}
-        messages = [question(waiting[name].request, self.nodes[name], lasting[name]) for name in due]
+        messages = [
+            question(one.request, self.nodes[name], min(max(1.0, one.until - now), LONGEST))
+            for name, one in due.items()
+        ]
+        ids: list[str | None] = [None] * len(due)
         try:
-            ids = list(self.grid.push_messages(messages))
+            ids = list(self.grid.push_messages(messages)) or ids
         except Exception as error:
-            ids = []
-            for name in due:
-                waiting[name].why = f"the request could not be handed over ({type(error).__name__})"
-        for name, given in zip(due, ids or [None] * len(due), strict=False):
-            waiting[name].is_out = given is not None
+            for one in due.values():
+                one.why = f"the request could not be handed over ({type(error).__name__})"
+        for one, given in zip(due.values(), ids, strict=True):
+            one.is_out = given is not None
             if given is not None:
-                waiting[name].ids.append(given)
+                one.ids.append(given)
 
-    def _pulled(self, waiting: Mapping[str, Asking], timeout: float) -> dict[str, Any]:
-        owners = {given: name for name, one in waiting.items() for given in one.ids}
-        if not owners:
-            return {}
+    def _pulled(self, timeout: float) -> list[Any]:
+        """Replies to requests that are out."""
+        sizes = {given: len(one.request) for one in self.asked.values() for given in one.ids}
+        if not sizes:
+            return []
         try:
-            sizes = {given: len(waiting[name].request) for given, name in owners.items()}
-            replies = self.watch.pulls.replies(self.grid, sizes, max(timeout, self.poll))
+            return self.pulls.replies(self.grid, sizes, max(timeout, self.poll))
         except Exception as error:
-            for one in waiting.values():
+            for one in self.asked.values():
                 one.why = f"replies could not be fetched ({type(error).__name__})"
-            return {}
-        by_name: dict[str, Any] = {}
-        for reply in replies:
-            name = owners.get(reply.metadata.reply_to_message_id)
-            if name is not None:
-                waiting[name].ids.remove(reply.metadata.reply_to_message_id)
-                if name not in by_name or by_name[name].has_error():
-                    by_name[name] = reply
-        return by_name
+            return []
 
-    def _take(self, one: Asking, name: str, reply: Any, found: dict[str, bytes | Lost]) -> None:
+    def _take(self, reply: Any) -> None:
+        """Note what a reply says, unless its request is not out any more or was answered well already."""
+        given = reply.metadata.reply_to_message_id
+        name = next((name for name, one in self.asked.items() if given in one.ids), None)
+        if name is None:
+            return
+        one = self.asked[name]
+        one.ids.remove(given)
+        if isinstance(self.found.get(name), bytes):
+            return
         if not reply.has_error():
-            if reply.metadata.src_node_id != self.nodes[name]:
-                found[name] = Lost("the reply is from another node")
-                return
-            try:
-                found[name] = content_of(reply, self.most)
-            except FormatError as error:
-                found[name] = Lost(str(error))
+            self.found[name] = self._content_from(name, reply)
             return
         code = reply.error.code
         one.why = UNUSABLE.get(code, f"its node was not there (Flower's code {code})")
         one.failures += code in UNUSABLE
         if one.failures >= TRIES:
-            found[name] = Lost(one.why)
+            self.found[name] = Lost(one.why)
         elif not one.ids:
             one.is_out = False
 
+    def _content_from(self, name: str, reply: Any) -> bytes | Lost:
+        if reply.metadata.src_node_id != self.nodes[name]:
+            return Lost("the reply is from another node")
+        try:
+            return content_of(reply, self.most)
+        except FormatError as error:
+            return Lost(str(error))
+
     def _look(self) -> None:
-        """See which nodes are there, where that was not done just now."""
-        if time.monotonic() - self.watch.looked > self.look:
-            self.watch.lives, self.watch.looked = self._lives(), time.monotonic()
+        """See when each node that is there was last started, where that was not done just now."""
+        if time.monotonic() - self.looked > self.look:
+            self.lives, self.looked = self._lives(), time.monotonic()
 
     def _lives(self) -> dict[int, str]:
-        """When each node that is there was last started."""
         try:
             return {int(node.node_id): str(node.last_activated_at) for node in self.grid.get_nodes()}
         except Exception:

@@ -1,0 +1,167 @@
+"""What is told of a run while it is worked on: files of lines of JSON, which `status` and `run` follow.
+
+progress.jsonl         a line for each exchange, in order
+state/waiting.jsonl    for whom the run waits: {"waiting": names, "answered": replies so far, "of": requests}, without
+                       the numbers in an asynchronous run
+
+They are for people; the record of a run is its journal. A process that is killed can leave an incomplete line, which
+the next line replaces.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partsong.core.interfaces import Round
+from partsong.federation.server.state import AsyncRunState, RunState
+from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
+
+WAITING = "waiting.jsonl"
+UNKNOWN = "its process ended before it could tell of this exchange: bytes and seconds are not known"
+FIRST, SELDOM = 5.0, 120.0
+"""Seconds before the second line on waiting, and the longest between two; each pause is twice the one before."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line, in place of an incomplete one."""
+    content = path.read_bytes() if path.exists() else b""
+    with path.open("r+b" if content else "wb") as file:
+        file.seek(_whole(content))
+        file.truncate()
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def _whole(content: bytes) -> int:
+    """Bytes up to the end of the last complete line."""
+    return content.rfind(b"\n") + 1
+
+
+@dataclass(slots=True)
+class Lines:
+    """A file that grows, of which each line is read once."""
+
+    path: Path
+    at: int = 0
+
+    @staticmethod
+    def to_come(path: Path) -> Lines:
+        """Skip the complete lines that are there."""
+        return Lines(path, _whole(path.read_bytes()) if path.exists() else 0)
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Complete lines that were not read yet."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.at += len(line)
+                yield json.loads(line)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressFile:
+    """progress.jsonl; `rounds` is how many exchanges there will be."""
+
+    path: Path
+    rounds: int
+
+    def note(self, done: Round) -> dict[str, Any]:
+        """Write the line of an exchange, which is in the journal already."""
+        figures = {
+            "refused": dict(done.refused),
+            "bytes_up": dict(done.bytes_up),
+            "bytes_down": int(done.bytes_down),
+            "seconds": round(done.seconds, 3),
+            "metrics": {name: float(value) for name, value in done.metrics.items()},
+        }
+        return self._append(done.index + 1, list(done.participants), figures)
+
+    def catch_up(self, record: RunState | None) -> None:
+        """Write the line of the last exchange in the journal if the process was killed before it did."""
+        lines = list(Lines(self.path).new())
+        if record is None or record.index <= (lines[-1]["round"] if lines else 0):
+            return
+        unknown = {"refused": {}, "bytes_up": {}, "bytes_down": 0, "seconds": 0.0, "metrics": {}, "note": UNKNOWN}
+        self._append(record.index, _last_heard(record), unknown)
+
+    def _append(self, number: int, participants: list[str], figures: Mapping[str, Any]) -> dict[str, Any]:
+        line = {"round": number, "rounds": max(self.rounds, number), "participants": participants, **figures}
+        append_line(self.path, line)
+        return line
+
+
+def _last_heard(record: RunState) -> list[str]:
+    """Who was in the last exchange: one site in an asynchronous run, and nobody where its work was refused."""
+    if isinstance(record, AsyncRunState):
+        return [] if record.index - 1 in record.faults else [record.order[-1]]
+    return sorted(record.cohort or ())
+
+
+@dataclass(slots=True)
+class Telling:
+    """A transport that tells for whom it waits: at the first request, after some seconds, then ever more seldom.
+
+    `before` is called before anything is sent; `pause` is until the next line but one, 0 before the first request.
+    """
+
+    transport: Transport
+    tell: Tell
+    before: Callable[[], None] = lambda: None
+    first: float = FIRST
+    out: set[str] = field(default_factory=set)
+    together: int = 0
+    due: float = 0.0
+    pause: float = 0.0
+
+    def names(self) -> tuple[str, ...]:
+        """Those of the transport."""
+        return self.transport.names()
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
+        """As the transport does."""
+        self.together = len(requests)
+        try:
+            return all_replies(self, requests, timeout)
+        finally:
+            self.together = 0
+
+    def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
+        """Hand requests over."""
+        self.before()
+        self.transport.push(requests, timeout)
+        if requests:
+            self.out |= requests.keys()
+            is_first = self.pause == 0
+            self.due = time.monotonic() + (0.0 if is_first else self.first)
+            self.pause = self.first if is_first else 2 * self.first
+
+    def arrived(self, timeout: float) -> Heard | None:
+        """The next reply; whom it waits for is told meanwhile."""
+        until = time.monotonic() + timeout
+        while True:
+            end = min(until, self.due) if self.out else until
+            heard = self.transport.arrived(max(0.0, end - time.monotonic()))
+            if heard is not None:
+                self.out.discard(heard[0])
+                return heard
+            now = time.monotonic()
+            if now >= until or now < end:
+                return None
+            self.due, self.pause = now + self.pause, min(2 * self.pause, SELDOM)
+            answered = {"answered": self.together - len(self.out), "of": self.together} if self.together else {}
+            self.tell({"waiting": sorted(self.out), **answered})
+
+    def recall(self) -> Mapping[str, Lost]:
+        """As the transport does."""
+        self.out.clear()
+        return self.transport.recall()
