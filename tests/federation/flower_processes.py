@@ -149,8 +149,11 @@ class Federation:
 
     def charged(self, run):
         """Rounds and attempts of a run in the ledger of each site."""
-        lines = {name: site.opened().ledger.lines_of(run) for name, site in self.sites.items()}
-        return {name: [tuple(line["attempt"][1:]) for line in found] for name, found in lines.items()}
+        lines = {name: list(site.opened().ledger.chain.lines()) for name, site in self.sites.items()}
+        return {
+            name: [tuple(line["attempt"][1:]) for line in found if line["attempt"][0] == run]
+            for name, found in lines.items()
+        }
 
 
 @contextlib.contextmanager

@@ -200,9 +200,9 @@ OF_PARTY, OF_ROW = Release("gaussian", 1.0, "party", "replace"), Release("gaussi
 @pytest.mark.parametrize(
     ("stated", "known", "unit", "why"),
     [
-        (OF_PARTY, [OF_ROW], None, r"a party \(replace\) does not add up with a ledger about a row \(add-or-remove\)"),
+        (OF_PARTY, [OF_ROW], None, r"a party \(replace\) does not add up with .* about a row \(add-or-remove\)"),
         (replace(OF_ROW, relation="replace"), [OF_ROW], "row", r"row \(replace\)"),
-        (OF_PARTY, [], "row", "site.toml has a budget about a row"),
+        (OF_PARTY, [], "row", r"a row \(site.toml\)"),
         (OF_ROW, [OF_ROW], "row", None),
         (OF_ROW, [], None, None),
     ],
@@ -317,7 +317,6 @@ def test_no_more_is_stated_than_a_site_can_have_released(tmp_path):
     recorded(federation, 1)
     site = federation.site("east")
     assert said(site, replace(hello_of(federation), seen=2**53 - 1)) == "behind"
-    assert "audit opening" not in (site.folder / "site.log").read_text()
     with pytest.raises(ParameterError, match="No site has released"):
         open_balance(site.folder, "as the server says", releases=2**53 - 1, directions=0)
     open_balance(site.folder, "as the server says", releases=10**6, directions=0)
@@ -333,11 +332,12 @@ def test_a_file_that_was_edited_is_moved_away_and_not_the_end_of_a_site(tmp_path
     path, spoiled = site.folder / name, b'"count": 1' if name.startswith("ledger") else b'"again": false'
     path.write_bytes(path.read_bytes().replace(spoiled, spoiled + b" "))
     assert said(site, hello_of(federation)) == "ledger"
-    assert f"move {name} out of the folder (keep it" in (site.folder / "site.log").read_text()
+    way_out = f"{path}, line 1: .* Keep the file as it is, outside of the folder"
+    assert re.search(way_out, (site.folder / "site.log").read_text())
     command = ["audit", "opening", str(site.folder), "--why", "edited", "--directions", "0"]
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
-    assert f"move {name} out of the folder" in " ".join(refused.output.split())
+    assert "outside of the folder" in " ".join(refused.output.split())
     path.rename(tmp_path / "kept")
     assert CliRunner().invoke(app, command).exit_code == 0
     assert said(site, hello_of(federation)) is None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import BrokenChain, FileError, ParameterError
+from partsong.federation.audit_log import RefusalCounts
 from partsong.federation.chain import NOTHING, Chain
-from partsong.federation.refusal_count import RefusalCount
 
 AUDIT_FILE = "audit.jsonl"
 HEAD_LETTERS = len(NOTHING)
@@ -114,7 +114,7 @@ def totals_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Totals]:
 def unlisted_at(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Refusals by code that have no line of their own: those that lines tell of, and those since the last line."""
     last = int(lines[-1]["number"]) if lines else 0
-    found = Counter(RefusalCount.beside(path).today().unlisted_after(last))
+    found = Counter(RefusalCounts.today(path).unlisted_after(last))
     for line in lines:
         found.update(line.get("unlisted", {}))
     return dict(sorted(found.items()))

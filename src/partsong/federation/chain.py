@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partsong.errors import BrokenChain, FileError, FormatError
+from partsong.errors import BrokenChain, FileError
 
 NOTHING = "0" * 64
 """The hash before the first line."""
@@ -28,6 +28,12 @@ TAIL = 1 << 16
 HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
 """Where a line has its own hash: never last, for "number" comes after it."""
 MOST_REMEMBERED = 16
+RESTORE = (
+    "Restore the newest sound copies of ledger.jsonl and audit.jsonl. Where there are none, state what was released "
+    "before: partsong audit opening FOLDER --why REASON"
+)
+KEEP = f"Keep the file as it is, outside of the folder: it is the evidence. {RESTORE}"
+"""What to do about a file that was edited."""
 
 Line = dict[str, Any]
 Sum = TypeVar("Sum")
@@ -118,8 +124,7 @@ class Chain:
             if line is None or line["number"] != number or line["before"] != before:
                 raise BrokenChain(
                     f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
-                    "edited, or lines were taken out. What came before it is sound. Keep the file as it is, and ask "
-                    "who could write to it.",
+                    f"edited, or lines were taken out. What came before it is sound. {KEEP}",
                     number,
                     before,
                 )
@@ -156,7 +161,8 @@ class Chain:
         except (ValueError, RecursionError):
             is_whole = False
         if is_whole:
-            raise BrokenChain(f"{self.path}, line {number + 1}: the end of this line was edited.", number + 1, last)
+            said = f"{self.path}, line {number + 1}: the end of this line was edited. {KEEP}"
+            raise BrokenChain(said, number + 1, last)
 
     def _read(self) -> bytes:
         try:
@@ -181,7 +187,7 @@ class Chain:
         text = tail[: tail.rfind(b"\n")].rpartition(b"\n")[2]
         line = _line_in(text)
         if line is None:
-            raise FormatError(f"{self.path}: its last line was edited. Nothing can be added to it; keep it as it is.")
+            raise BrokenChain(f"{self.path}: its last line was edited. Nothing can be added to it. {KEEP}")
         return length, int(line["number"]), str(line["hash"])
 
 

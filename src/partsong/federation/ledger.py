@@ -63,6 +63,10 @@ class OpeningBalance:
         return self.releases if self.epsilon is None or self.directions else 0
 
 
+Place = tuple[str, int, int]
+"""Run, round and attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """How many attempts a round may have, and how many all rounds of a run may have together."""
@@ -146,6 +150,12 @@ class Books:
         return (self.openings[-1].number, self.openings[-1].log_lines) if self.openings else (0, 0)
 
     @property
+    def last_place(self) -> Place | None:
+        """What the last line is for; None where there is none, or it is of no run."""
+        ends = ((run, charges[-1]) for run, charges in self.runs.items())
+        return next(((run, one.round, one.attempt) for run, one in ends if one.number == self.lines), None)
+
+    @property
     def spent(self) -> Ledger:
         """All that was charged and had noise."""
         return Ledger(tuple(self.releases.items()))
@@ -169,13 +179,6 @@ class Books:
             return math.inf
         own = float(after.epsilon(left)) if len(after) or not stated else 0.0
         return own + sum(one.epsilon or 0.0 for one in stated)
-
-    def about(self, unit: str, relation: str) -> Books:
-        """The releases with noise, and the opening balances, that are about this."""
-        own = {one: count for one, count in self.releases.items() if (one.unit, one.relation) == (unit, relation)}
-        stated = (one for one in self.openings if one.epsilon is not None)
-        openings = tuple(one for one in stated if (one.unit, one.relation) == (unit, relation))
-        return Books(releases=own, openings=openings)
 
     def answered(self, about: str, model: str | None, run: str) -> int | None:
         """The line by which a model was answered with combinations of rows in another run; None: it never was."""
@@ -293,10 +296,6 @@ class SiteLedger:
     def charges_of(self, run: str) -> tuple[Charge, ...]:
         """All attempts of a run that were charged."""
         return self.books().runs.get(run, ())
-
-    def lines_of(self, run: str) -> list[Line]:
-        """The lines of these, as they are written."""
-        return [line for line in self.chain.lines() if line.get("attempt", [None])[0] == run]
 
     def open_with(self, opening: OpeningBalance) -> None:
         """Write an opening balance down."""

@@ -16,7 +16,6 @@ from partsong.core.interfaces import Ask, Message, Occasion, Shard
 from partsong.engines.party import Party, PartyState
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit
-from partsong.federation.consistency import is_last_unheard, place_of_last
 from partsong.federation.ledger import Books, Cost
 from partsong.federation.participation import DrawnSchedule
 from partsong.federation.site.consent import Consent, known_in_sum
@@ -154,10 +153,11 @@ class Workplace:
         of_rows = (directions, self.started.layout.seed)
         cost = Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds, *of_rows)
         books = ledger.books()
-        unheard = is_last_unheard(books, self.audit.departures())
+        last = books.last_place
+        unheard = last is not None and not self.audit.departures().has_left(last[0], last[1:])
         if ledger.charge(request, cost, unheard=unheard) and worked is None:
             self._require_unheard(request.nonce, books)
-            if place_of_last(books) != (request.nonce.run, *at):
+            if last != (request.nonce.run, *at):
                 ledger.charge(request, cost, unheard=unheard, again=True)
         return worked
 
