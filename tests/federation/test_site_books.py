@@ -344,6 +344,27 @@ def test_a_file_that_was_edited_is_moved_away_and_not_the_end_of_a_site(tmp_path
     assert site.ledger.serial == 3
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "audit.jsonl"])
+def test_a_file_of_a_newer_version_is_refused_and_nothing_is_charged(tmp_path, name):
+    federation = in_the_open(tmp_path)
+    asked, site = recorded(federation, 1), federation.site("east")
+    was = {file: (site.folder / file).read_bytes() for file in ("ledger.jsonl", "audit.jsonl")}
+    Chain(site.folder / name).append({"version": 2, "kind": "of tomorrow"})
+    for request in (hello_of(federation), replace(request_of(asked, Kind.WORK), seen=0)):
+        assert said(site, request) == "ledger"
+    log = (site.folder / "site.log").read_text()
+    assert re.search(rf"{name}, line \d+: its version is 2, .* pip install --upgrade partsong", log)
+    refused = CliRunner().invoke(app, ["audit", "opening", str(site.folder), "--why", "newer", "--directions", "0"])
+    assert (refused.exit_code, "its version is 2" in " ".join(refused.output.split())) == (1, True)
+    shown = CliRunner().invoke(app, ["audit", "show", str(site.folder)])
+    assert (shown.exit_code == 0) == (name == "ledger.jsonl")
+    assert site.folder.joinpath("ledger.jsonl").read_bytes().startswith(was["ledger.jsonl"])
+    for file, content in was.items():
+        (site.folder / file).write_bytes(content)
+    assert said(site, request_of(asked, Kind.WORK)) is None
+    assert site.ledger.serial == 1
+
+
 def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))

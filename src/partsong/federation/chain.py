@@ -2,6 +2,8 @@
 
     {"number": 3, "before": "<hash of line 2>", …, "hash": "<SHA-256 of this line without it>"}
 
+A line may have a `version` (1 if it has none), and a newer one is refused: its meaning is not known here.
+
 A line is on the disk before `append` returns. A last line without its end was cut off by a crash and was never acted
 on: it is taken away when the next one is written. Lines that are missing from the end cannot be seen from the file
 alone; `head` is the hash to note elsewhere, or to compare with.
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partsong.errors import BrokenChain, FileError
+from partsong.errors import BrokenChain, FileError, FormatError
 
 NOTHING = "0" * 64
 """The hash before the first line."""
@@ -28,6 +30,7 @@ TAIL = 1 << 16
 HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
 """Where a line has its own hash: never last, for "number" comes after it."""
 MOST_REMEMBERED = 16
+VERSION = 1
 RESTORE = (
     "Restore the newest sound copies of ledger.jsonl and audit.jsonl. Where there are none, state what was released "
     "before: partsong audit opening FOLDER --why REASON"
@@ -127,6 +130,11 @@ class Chain:
                     f"edited, or lines were taken out. What came before it is sound. {KEEP}",
                     number,
                     before,
+                )
+            if line.get("version", VERSION) != VERSION:
+                raise FormatError(
+                    f"{self.path}, line {number}: its version is {line['version']!r}, and this partsong reads version "
+                    f"{VERSION}. Update partsong: pip install --upgrade partsong"
                 )
             before = line["hash"]
             yield line

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partsong.errors import FileError, ParameterError
+from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.audit_log import Audit, Departure, Departures
 from partsong.federation.chain import RESTORE
 from partsong.federation.ledger import Books, OpeningBalance, Place, SiteLedger
@@ -66,9 +66,21 @@ def compare(books: Books, left: Departures) -> Differences:
     )
 
 
-def require_whole(ledger: SiteLedger, audit: Audit) -> None:
-    """Refuse to go on where one of the two does not cover the other; BrokenChain where one is not as it was written."""
-    books, left = ledger.books(), audit.departures()
+def require_whole(ledger: SiteLedger, audit: Audit, seen: int = 0) -> None:
+    """Refuse to go on where the server has `seen` more releases than the ledger has (`behind`), and where one of the
+    two is not as it was written, or does not cover the other (`ledger`).
+    """
+    try:
+        books, left = ledger.books(), audit.departures()
+    except FormatError as error:
+        raise Denied("ledger", str(error)) from error
+    if seen > books.serial:
+        raise Denied(
+            "behind",
+            f"The server has seen release {seen} of this site, whose ledger has {books.serial}: this folder was restored "
+            "from an older backup, or is a copy of one that is used elsewhere. Use the newest ledger.jsonl. Where it is "
+            f"lost, state what is missing: partsong audit opening FOLDER --why REASON --releases {seen - books.serial}",
+        )
     number, lines = books.covered
     own, log, found = ledger.path.name, audit.path.name, compare(books, left)
     if left.lines < lines:

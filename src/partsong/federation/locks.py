@@ -40,7 +40,7 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
     """Hold a lock; FileError with the text `otherwise` where somebody else does."""
     with _one_at_a_time:
         holder = _look(path)
-        descriptor = _taken(path) if holder is None else None
+        descriptor = _taken(path, "lockf") if holder is None else None
         if descriptor is None:
             holder = holder or holder_of(path)
             raise FileError(f"{otherwise} (process {holder})." if holder else f"{otherwise}.")
@@ -66,22 +66,19 @@ def holder_of(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path, *, waits: bool) -> Iterator[None]:
-    """Hold a lock, or say that another process does.
+    """Hold a lock; FileError where somebody else does and this does not wait.
 
     It is given back by name, and not by closing the file: a child process may have the same file open.
     """
-    if fcntl is None:
+    descriptor = _taken(path, "flock", waits=waits)
+    if descriptor is None:
+        raise FileError(f"{path.parent} is in use by another process. Wait for it, or end it first.")
+    try:
         yield
-        return
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise FileError(f"{path.parent} is in use by another process. Wait for it, or end it first.") from error
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def _look(path: Path) -> int | None:
@@ -101,18 +98,18 @@ def _look(path: Path) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(0, process)
 
 
-def _taken(path: Path) -> int | None:
-    """The file, open and locked; None where another process was faster."""
+def _taken(path: Path, call: str, *, waits: bool = False) -> int | None:
+    """The file, open and locked by this call of the system; None where somebody else holds the lock."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         if fcntl is not None:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            getattr(fcntl, call)(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
-        if descriptor >= 0 and error.errno in (errno.EACCES, errno.EAGAIN):
-            return None
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return None
         raise _without_locks(path, error) from error
     return descriptor
 

@@ -19,7 +19,6 @@ import numpy as np
 from partsong.core import codec
 from partsong.core.interfaces import Message
 from partsong.errors import (
-    BrokenChain,
     BudgetSpent,
     CompositionError,
     DamagedState,
@@ -343,7 +342,6 @@ def refusal_of(error: PartsongError) -> Refusal:
         (DivergenceError, "diverged"),
         (UploadError, "upload"),
         (TooFewParties, "too-few"),
-        (BrokenChain, "ledger"),
         (FormatError, "unreadable"),
         (FileError, "storage"),
         (FeatureError, "columns"),

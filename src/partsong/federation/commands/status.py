@@ -15,7 +15,7 @@ import typer
 
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, failure, guarded, put_json, visible
-from partsong.errors import BrokenChain, CompositionError, FileError, FormatError, PartsongError
+from partsong.errors import CompositionError, FileError, FormatError, PartsongError
 
 if TYPE_CHECKING:
     from partsong.federation.ledger import SiteLedger
@@ -155,8 +155,8 @@ def _audit(path: Path) -> dict[str, Any]:
 
     try:
         found = verified(path)
-    except BrokenChain as error:
-        return {"file": path, "is_sound": False, "first_bad_line": error.line}
+    except FormatError as error:
+        return {"file": path, "is_sound": False, "first_bad_line": getattr(error, "line", None)}
     return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
 
 
@@ -205,8 +205,7 @@ def _show_site(told: Mapping[str, Any]) -> None:
     if audit["is_sound"]:
         typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
     else:
-        verifying = f"partsong audit verify {quote(str(told['folder']))}"
-        typer.echo(f"Audit log: EDITED at line {audit['first_bad_line']}: {verifying}")
+        typer.echo(f"Audit log: NOT SOUND: partsong audit verify {quote(str(told['folder']))}")
     if told["refuses"] is not None:
         typer.echo(f"THE SITE REFUSES EVERY REQUEST (ledger): {told['refuses']}")
     for name, run in told["runs"].items():

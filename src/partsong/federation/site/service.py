@@ -7,7 +7,6 @@ as it was: docs/federation-internals.md.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import traceback
@@ -367,14 +366,11 @@ class Site:
         with self._alone():
             return self._noted(self._refused(Nonce("unknown"), Refusal(code), reason))
 
-    @contextlib.contextmanager
+    @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process answers for this site meanwhile."""
         make_folder(self.folder)
-        lock = self.folder / "lock"
-        with contextlib.suppress(OSError):
-            lock.touch(0o600)
-        with locked(lock, waits=True):
+        with locked(self.folder / "lock", waits=True):
             yield
 
     def _noted(self, done: Answered) -> bytes:
@@ -388,22 +384,10 @@ class Site:
     def _answered(self, request: Request) -> Answered:
         if request.party != self.name:
             raise Denied("not-addressed", f"A request for {request.party!r} has come here.")
-        self._require_current(request.seen)
-        require_whole(self.ledger, self.audit)
+        require_whole(self.ledger, self.audit, request.seen)
         if self.texts is not None:
             return facing(self, self.texts, request)._dispatched(request)
         return self._dispatched(request)
-
-    def _require_current(self, seen: int) -> None:
-        """Refuse where the server has seen more releases than the ledger has."""
-        if seen > (serial := self.ledger.serial):
-            raise Denied(
-                "behind",
-                f"The server has seen release {seen} of this site, whose ledger has {serial}: this folder was restored "
-                "from an older backup, or is a copy of one that is used elsewhere. Use the newest ledger.jsonl. Where "
-                "it is lost, state what is missing: partsong audit opening FOLDER --why REASON --releases "
-                f"{seen - serial}",
-            )
 
     def _dispatched(self, request: Request) -> Answered:
         match request.nonce.kind:
