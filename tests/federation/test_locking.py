@@ -103,8 +103,8 @@ def test_a_disk_without_locks_is_told_in_words(tmp_path, monkeypatch):
 
 
 def test_who_does_not_wait_is_told_that_the_folder_is_in_use(tmp_path):
-    with locked(tmp_path / "lock", waits=True):
-        with pytest.raises(FileError, match="is in use by another process"), locked(tmp_path / "lock", waits=False):
-            pass
+    taken = pytest.raises(FileError, match="is in use by another process")
+    with locked(tmp_path / "lock", waits=True), taken, locked(tmp_path / "lock", waits=False):
+        pass
     with locked(tmp_path / "lock", waits=False):
         pass

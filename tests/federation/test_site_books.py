@@ -49,7 +49,7 @@ def test_an_opening_balance_takes_from_the_log_what_a_lost_ledger_knew(tmp_path,
     federation = private(tmp_path)
     list(federation.rounds())
     site, copy = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
-    spent, lines = site.ledger.spent(), len(lines_of(site))
+    spent, lines = site.ledger.books().spent, len(lines_of(site))
     without_lines(copy, keep)
     assert said(site, hello_of(federation)) == "ledger"
     assert "partsong audit opening FOLDER" in (tmp_path / "east" / "site.log").read_text()
@@ -71,7 +71,7 @@ def test_a_ledger_with_other_noise_than_the_log_tells_is_none(tmp_path):
     federation = private(tmp_path)
     list(federation.rounds())
     site, path = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
-    lines, spent = list(Chain(path).lines()), site.ledger.spent()
+    lines, spent = list(Chain(path).lines()), site.ledger.books().spent
     path.unlink()
     for line in lines:
         release = {**line["release"], "noise_multiplier": 2 * line["release"]["noise_multiplier"]}
@@ -164,7 +164,7 @@ def dear_and_lost(tmp_path):
     run("cheap", 20.0, 1)
     shutil.copytree(tmp_path / "east", tmp_path / "copy")
     site = run("dear", 1.0, 2)
-    spent = site.ledger.spent()
+    spent = site.ledger.books().spent
     shutil.rmtree(tmp_path / "east")
     shutil.move(tmp_path / "copy", tmp_path / "east")
     return site, spent
@@ -306,10 +306,10 @@ def test_work_of_a_run_that_was_cut_off_while_another_went_on_costs_twice(tmp_pa
     cut_off(site, work, monkeypatch)
     shutil.rmtree(tmp_path / "server")
     recorded(replace(federation, run="other"), 1)
-    assert (site.ledger.serial, len(site.ledger.spent())) == (3, 3)
+    assert (site.ledger.serial, len(site.ledger.books().spent)) == (3, 3)
     for _ in range(2):
         assert said(site, work) is said(site, hello_of(federation)) is None
-        assert (site.ledger.serial, len(site.ledger.spent())) == (4, 4)
+        assert (site.ledger.serial, len(site.ledger.books().spent)) == (4, 4)
 
 
 def test_no_more_is_stated_than_a_site_can_have_released(tmp_path):
@@ -397,7 +397,7 @@ def test_lines_that_were_read_are_not_read_again_unless_a_byte_of_them_has_chang
 def test_what_is_said_later_under_the_same_round_does_not_hide_what_an_attempt_has_cost(tmp_path, later):
     federation = private(tmp_path)
     asked, site = recorded(federation), federation.site("east")
-    spent = site.ledger.spent()
+    spent = site.ledger.books().spent
     if later == "hello":
         assert said(site, hello_of(federation, "run-1")) is None
     else:
@@ -428,7 +428,7 @@ def test_what_the_server_has_seen_is_stated_once_where_the_log_has_it(tmp_path):
     federation = private(tmp_path)
     list(federation.rounds())
     site = federation.site("east")
-    spent = site.ledger.spent()
+    spent = site.ledger.books().spent
     without_lines(site.ledger.path, 1)
     assert said(site, replace(hello_of(federation), seen=2)) == "behind"
     assert "--releases 1" in (tmp_path / "east" / "site.log").read_text()

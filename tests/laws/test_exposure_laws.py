@@ -23,7 +23,8 @@ from partsong.data.conversion import as_matrix
 from partsong.data.table import Table
 from partsong.engines.local import Sequential
 from partsong.estimators.federated_nmf import FederatedNMF
-from partsong.federation.policy import ZERO, Policy, PrivacyBudget
+from partsong.federation.exposure_limit import ZERO
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.setup.joining import Terms
 from partsong.io.party_folder import write_parts
 from partsong.methods import build

@@ -77,9 +77,10 @@ def require_whole(ledger: SiteLedger, audit: Audit, seen: int = 0) -> None:
     if seen > books.serial:
         raise Denied(
             "behind",
-            f"The server has seen release {seen} of this site, whose ledger has {books.serial}: this folder was restored "
-            "from an older backup, or is a copy of one that is used elsewhere. Use the newest ledger.jsonl. Where it is "
-            f"lost, state what is missing: partsong audit opening FOLDER --why REASON --releases {seen - books.serial}",
+            f"The server has seen release {seen} of this site, whose ledger has {books.serial}: this folder was "
+            "restored from an older backup, or is a copy of one that is used elsewhere. Use the newest ledger.jsonl. "
+            "Where it is lost, state what is missing: partsong audit opening FOLDER --why REASON --releases "
+            f"{seen - books.serial}",
         )
     number, lines = books.covered
     own, log, found = ledger.path.name, audit.path.name, compare(books, left)

@@ -243,10 +243,6 @@ class SiteLedger:
         """How many releases were charged."""
         return self.books().serial
 
-    def spent(self) -> Ledger:
-        """All that was charged and had noise."""
-        return self.books().spent
-
     def charge(self, request: Request, cost: Cost, *, unheard: bool = False, again: bool = False) -> bool:
         """Write an attempt down, once; refused where the budget does not allow it, before anything is written.
 
@@ -269,14 +265,22 @@ class SiteLedger:
         books = self.books()
         excused = books.unheard | ({books.lines} if unheard else set())
         heard = [one for one in before if one.number not in excused]
-        self._require_few(cost.bounds, [one for one in heard if one.round == nonce.round], heard)
+        heard_of_round, bounds = [one for one in heard if one.round == nonce.round], cost.bounds
+        if bounds is not None and (len(heard_of_round) >= bounds.attempts or len(heard) >= bounds.lines):
+            raise Denied(
+                "attempts",
+                f"{len(heard_of_round)} attempts of this round and {len(heard)} of the run were charged before; "
+                f"allowed: {bounds.attempts} and {bounds.lines}.",
+            )
         if cost.allowance is not None:
             self.require_within(cost.allowance, cost.release)
         more = {"about": about, **({"unheard": True} if unheard else {})}
         counted: dict[str, Any] = {} if cost.release is not None else {"directions": cost.directions}
         if counted and cost.directions:
             counted |= {"model": request.model_mark, "seed": cost.seed}
-        self._append({"attempt": own, "digest": digest, "count": 1, **counted, **more}, cost.release)
+        release = None if cost.release is None else cost.release.to_json()
+        entry = {"attempt": own, "digest": digest, "count": 1, **counted, **more}
+        self.chain.append({**entry, "release": release})
         return was_charged
 
     def require_within(self, allowance: PrivacyBudget, release: Release | None, count: int = 1) -> None:
@@ -284,7 +288,23 @@ class SiteLedger:
         what was charged already has to be covered, and the release be of a kind that the budget is about.
         """
         books = self.books()
-        require_within(allowance, books, release, count)
+        if release is None or release.kind == "none":
+            raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")
+        if not release.is_secure and not allowance.insecure_noise:
+            raise Denied("insecure-noise", "The noise would come from a seed; privacy.insecure_noise is not set.")
+        if release.unit != allowance.unit:
+            raise Denied("privacy-unit", f"The promise is about a {release.unit}, site.toml about a {allowance.unit}.")
+        try:
+            after = books.epsilon(allowance.delta, release, count)
+        except CompositionError as error:
+            raise Denied("privacy-unit", str(error)) from error
+        if after > allowance.epsilon:
+            raise Denied(
+                "budget",
+                f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {allowance.epsilon:g} "
+                f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {books.serial - books.noiseless} "
+                "releases before, over all runs).",
+            )
         if books.noiseless > allowance.noiseless_before:
             raise Denied(
                 "noiseless",
@@ -301,35 +321,3 @@ class SiteLedger:
         """Write an opening balance down."""
         stated = {name: value for name, value in asdict(opening).items() if name != "number"}
         self.chain.append({"opening": stated})
-
-    def _append(self, entry: Mapping[str, Any], release: Release | None) -> None:
-        self.chain.append({**entry, "release": None if release is None else release.to_json()})
-
-    def _require_few(self, bounds: Bounds | None, of_round: Sequence[Charge], of_run: Sequence[Charge]) -> None:
-        if bounds is not None and (len(of_round) >= bounds.attempts or len(of_run) >= bounds.lines):
-            raise Denied(
-                "attempts",
-                f"{len(of_round)} attempts of this round and {len(of_run)} of the run were charged before; allowed: "
-                f"{bounds.attempts} and {bounds.lines}.",
-            )
-
-
-def require_within(allowance: PrivacyBudget, before: Books, release: Release | None, count: int = 1) -> None:
-    """Refuse releases that the site's budget does not cover, after those before."""
-    if release is None or release.kind == "none":
-        raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")
-    if not release.is_secure and not allowance.insecure_noise:
-        raise Denied("insecure-noise", "The noise would come from a seed; privacy.insecure_noise is not set.")
-    if release.unit != allowance.unit:
-        raise Denied("privacy-unit", f"The promise is about a {release.unit}, site.toml about a {allowance.unit}.")
-    try:
-        after = before.epsilon(allowance.delta, release, count)
-    except CompositionError as error:
-        raise Denied("privacy-unit", str(error)) from error
-    if after > allowance.epsilon:
-        raise Denied(
-            "budget",
-            f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {allowance.epsilon:g} "
-            f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {before.serial - before.noiseless} "
-            "releases before, over all runs).",
-        )

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from partsong.core.parameters import read_toml
-from partsong.federation.exposure_limit import REFUSE, allowed, counted
+from partsong.federation.exposure_limit import REFUSE, allowed, counted, rare_columns
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import Kit, SharedKey, write
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.setup.site_policy import POLICY, has_policy, require_policy, with_rare_columns
-from partsong.federation.site.state import rare_columns, supports_of
+from partsong.federation.site.state import supports_of
 from partsong.privacy.exposure import MEANING, Exposure, Support, per_direction
 
 LIMITED = """  Of {most} combinations of your rows that may leave, {sent} have left; a run that needs more is refused.

@@ -244,7 +244,11 @@ class Workplace:
     def _sent(self, request: Request, before: Sent, heard: Message) -> Answered:
         """The answer of a phase, on the disk."""
         nonce = request.nonce
-        seat, message = self._spoken(nonce.phase, before.seat, heard)
+        try:
+            seat, message = self.plan.reduction.send(nonce.phase, before.seat, heard)
+        except PartsongError as error:
+            code = refusal_of(error).code
+            raise Denied("protocol" if code == "failed" else code, str(error)) from error
         survivors: Any = getattr(seat, "survivors", ())
         if before.company is not None and survivors and set(survivors) != set(before.company):
             raise Denied("company", f"The sum before in this round was over {before.company}, this one: {survivors}.")
@@ -254,13 +258,6 @@ class Workplace:
         sent = Sent(request.digest, seat, reply.written(), before.company)
         self.files.save_sent((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
         return Answered(reply, sent.reply, plan=self.plan)
-
-    def _spoken(self, phase: int, seat: Any, heard: Message) -> tuple[Any, Message]:
-        try:
-            return self.plan.reduction.send(phase, seat, heard)
-        except PartsongError as error:
-            code = refusal_of(error).code
-            raise Denied("protocol" if code == "failed" else code, str(error)) from error
 
     def _again(self, request: Request, sent: Sent) -> Answered:
         """The same bytes, to the same request only."""

@@ -33,6 +33,7 @@ from partsong.federation.columns import (
     require_key_mark,
 )
 from partsong.federation.consistency import require_whole
+from partsong.federation.exposure_limit import told_of_rare
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
@@ -51,7 +52,6 @@ from partsong.federation.site.state import (
     mark_of,
     require_same,
     require_sound,
-    told_of_rare,
     write_down,
 )
 from partsong.federation.texts import (
@@ -72,9 +72,7 @@ from partsong.privacy.spending import USUAL_DELTA
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.vocabulary import Vocabulary
 
-# ---- site beginning ---------------------------------------------------------------------------------------------
-#
-# Before the first round, at a site: would it take part at all, and what does it start with. Nothing is released.
+# ---- before the first round: nothing is released ----------------------------------------------------------------
 
 
 def hello(site: Site, request: Request) -> Answered:
@@ -119,12 +117,12 @@ def start(site: Site, request: Request) -> Answered:
     standing = plan.reduction.enrol(site.name, site.data.secret, layout)
     files.save_tally(Tally(None, standing, passed=passed), plan.source)
     rows = (site.data.n_rows, site.data.type)
-    mark = mark_of(site.data, order)
+    mark = mark_of(site.data.rows, order)
     of_words = site.data.context if isinstance(site.data, CountedData) else ""
     context = of_words + context_of(experiment, request.body["columns"], layout)
     keys = keys_among(site.roster, layout.parties)
     files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys, least))
-    notes = [told_of_rare(site.data, order, least), told_of_long(state, plan.program)]
+    notes = [told_of_rare(site.data.rows, order, least), told_of_long(state, plan.program)]
     notes += [told_of_empty(site.data.rows)] if isinstance(site.data, CountedData) else []
     for note in filter(None, notes):
         site.log(request.nonce, "note", note)
@@ -192,9 +190,7 @@ def _order(site: Site, request: Request) -> tuple[int, ...]:
     return tuple(places[leaving[at]] for at in order)
 
 
-# ---- site ending ------------------------------------------------------------------------------------------------
-#
-# The end of a run at a site: its result is kept, and all that is not needed any more goes.
+# ---- the end of a run -------------------------------------------------------------------------------------------
 
 
 def finish(site: Site, request: Request) -> Answered:
@@ -260,9 +256,7 @@ def _keep_result(site: Site, place: Workplace, request: Request) -> None:
         keep_vocabulary(folder, weighing)
 
 
-# ---- site names -------------------------------------------------------------------------------------------------
-#
-# Names of columns that a site lacks, asked for and told between sites; the server cannot read them.
+# ---- names of columns -------------------------------------------------------------------------------------------
 
 
 def exchange_names(site: Site, request: Request) -> Answered:
@@ -273,9 +267,14 @@ def exchange_names(site: Site, request: Request) -> Answered:
         require_willing(site, request)
         return site.plain(request, own.asks())
     if nonce.phase == TELL:
-        started = _told_in(site, request)
-        own = replace(own, roster=roster_among(site.roster, started))
-        names = site.policy.leaving(started.columns)
+        if not site.policy.tell_names:
+            raise Denied("names", "site.toml does not let this site tell names (tell_names).")
+        place = site.workplace(request)
+        if place.tally.over is not None:
+            raise Denied("over", "The run is over here.")
+        place.require_taking_part()
+        own = replace(own, roster=roster_among(site.roster, place.started))
+        names = site.policy.leaving(place.started.columns)
         with _reading():
             letter = own.tells(str(note.get("for")), request.body, names)
         return site.plain(request, letter)
@@ -283,17 +282,6 @@ def exchange_names(site: Site, request: Request) -> Answered:
         missing = own.reads(str(note.get("from")), request.body)
     site.log(nonce, "columns", f"By {note.get('from')!r}, missing here are: {', '.join(missing) or 'none'}.")
     return site.plain(request, Message({}))
-
-
-def _told_in(site: Site, request: Request) -> Started:
-    """The run in which names may be told to other sites of it: under way here, and allowed now."""
-    if not site.policy.tell_names:
-        raise Denied("names", "site.toml does not let this site tell names (tell_names).")
-    place = site.workplace(request)
-    if place.tally.over is not None:
-        raise Denied("over", "The run is over here.")
-    place.require_taking_part()
-    return place.started
 
 
 @contextmanager

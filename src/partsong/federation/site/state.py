@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from partsong.federation.site.plan import Data
 
 
-# ---- site files -------------------------------------------------------------------------------------------------
-
 Attempt = tuple[int, int]
 """Round and attempt."""
 VOCABULARY = "vocabulary"
@@ -267,11 +265,6 @@ def require_sound(data: Data) -> None:
         raise Denied("data", found)
 
 
-def mark_of(data: Data, order: tuple[int, ...]) -> str:
-    """By which the same rows are known again."""
-    return _mark(data.rows, order)
-
-
 @_once_per_table(2)
 def supports_of(rows: Any) -> np.ndarray:
     """How many rows have a value in each column."""
@@ -281,8 +274,7 @@ def supports_of(rows: Any) -> np.ndarray:
 @_once_per_table(2)
 def energies_of(rows: Any) -> np.ndarray:
     """Σ x² of each column."""
-    matrix = rows if hasattr(rows, "column_energies") else as_matrix(rows)
-    return np.asarray(matrix.column_energies(), np.float64)
+    return np.asarray(as_matrix(rows).column_energies(), np.float64)
 
 
 @_once_per_table(1)
@@ -300,33 +292,13 @@ def without_rare(rows: Any, order: tuple[int, ...], least: int) -> Any:
     return kept
 
 
-def rare_columns(rows: Any, order: tuple[int, ...], least: int) -> tuple[int, float]:
-    """How many of these columns are used by some rows, and by fewer than `least`; and their share of ‖X‖²."""
-    counts, energies = supports_of(rows)[list(order)], energies_of(rows)[list(order)]
-    rare = (counts > 0) & (counts < least)
-    return int(rare.sum()), float(energies[rare].sum() / (energies.sum() or 1.0))
-
-
-def told_of_rare(data: Data, order: tuple[int, ...], least: int) -> str:
-    """For the log of a site: what is set to zero in a run; nothing where no column is."""
-    if not least:
-        return ""
-    count, share = rare_columns(data.rows, order, least)
-    if not count:
-        return ""
-    return (
-        f"{count} of {len(order)} columns are zero in this run, because fewer than {least} rows use them "
-        f'(rare_columns = "zero"). They hold {share:.2%} of the squared norm.'
-    )
-
-
 def require_same(data: Data, started: Started) -> None:
     """Refuse rows that are not those that a run has begun with."""
     order, (rows, type_) = data.order(started.columns), started.rows
     if (data.n_rows, data.type) != (rows, type_):
         found = f"{data.n_rows} of {data.type}"
         raise Denied("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
-    if mark_of(data, order) != started.mark:
+    if mark_of(data.rows, order) != started.mark:
         raise Denied(
             "data",
             "The rows of this site are not those that the run began with: as many, with other numbers. Put the data "
@@ -344,7 +316,8 @@ def _fault(rows: Any, columns: tuple[str, ...]) -> str:
 
 
 @_once_per_table(2)
-def _mark(rows: Any, order: tuple[int, ...]) -> str:
+def mark_of(rows: Any, order: tuple[int, ...]) -> str:
+    """By which the same rows are known again."""
     found = hashlib.sha256()
     for piece in _pieces(rows, order):
         found.update(piece)
