@@ -149,11 +149,8 @@ class Federation:
 
     def charged(self, run):
         """Rounds and attempts of a run in the ledger of each site."""
-        lines = {name: list(site.opened().ledger.chain.lines()) for name, site in self.sites.items()}
-        return {
-            name: [tuple(line["attempt"][1:]) for line in found if line["attempt"][0] == run]
-            for name, found in lines.items()
-        }
+        ledgers = {name: site.opened().ledger for name, site in self.sites.items()}
+        return {name: [(one.round, one.attempt) for one in ledger.charges_of(run)] for name, ledger in ledgers.items()}
 
 
 @contextlib.contextmanager
