@@ -21,11 +21,12 @@ from experiments.datasets import path_of
 from partsong.data.conversion import as_matrix
 from partsong.errors import PartsongError
 from partsong.federation.experiment import Experiment
+from partsong.federation.exposure_limit import rare_columns
 from partsong.federation.policy import Policy
 from partsong.federation.server.launch import run_experiment
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
-from partsong.federation.site.state import rare_columns, supports_of
+from partsong.federation.site.state import supports_of
 from partsong.federation.transports.base import InProcess
 from partsong.privacy.exposure import Exposure
 from partsong.solvers.squared_error import SquaredError

@@ -11,7 +11,7 @@ import partsong
 
 pytest.importorskip("cryptography")
 
-from partsong.federation.site.results import TOPICS, TopicResult
+from partsong.federation.site.results import TOPICS, save_topic_result
 from partsong.solvers.lda import TopicRows
 
 HEAD = "rank = 2\nrounds = 4\nseed = 6\n"
@@ -38,7 +38,7 @@ def test_keys_of_the_file_are_told_as_keys_and_not_as_options(told, tmp_path, te
 def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_path):
     H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5]])
     words = ("apple", "bread", "chess", "dance")
-    TopicResult(H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5)).save(tmp_path / TOPICS)
+    save_topic_result(tmp_path / TOPICS, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
     shown = told("topics", "show", TOPICS)
     assert shown["topics"][0]["words"][:2] == ["apple", "bread"]
     assert (shown["settings"]["method"], shown["settings"]["weighting"]) == ("fedlda", "counts")
@@ -53,7 +53,7 @@ def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_pa
 def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, told, tmp_path):
     H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5], [0.2, 0.4, 0.1, 0.3]])
     words = ("apple", "bread", "chess", "dance")
-    TopicResult(H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5)).save(tmp_path / TOPICS)
+    save_topic_result(tmp_path / TOPICS, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
     assert [topic["share"] for topic in told("topics", "show", TOPICS)["topics"]] == [None] * 3
     shown = invoke("topics", "show", TOPICS, "--html", "shown.html").stdout
     assert "%" not in shown

@@ -225,11 +225,16 @@ def require_each_arrival_once(made, run, told, record):
         assert len(works) - record.order.count(name) in (0, 1)
 
 
+def lines_of(site, run):
+    """Lines of a run in the ledger of a site."""
+    return [line for line in site.opened().ledger.chain.lines() if line.get("attempt", [None])[0] == run]
+
+
 def require_same_epsilon(made, run, record):
     """What was promised is spent, at each site and by the server's accounts."""
     assert sorted(record.accounts.ledgers) == sorted(made.names)
     for name, site in made.sites.items():
-        lines = site.opened().ledger.lines_of(run)
+        lines = lines_of(site, run)
         spent = Ledger(tuple((Release.from_json(line["release"]), line["count"]) for line in lines))
         assert spent.costs == record.accounts.ledgers[name].costs
         assert spent.epsilon(1e-5) == pytest.approx(EPSILON, rel=1e-3)

@@ -149,8 +149,8 @@ class Federation:
 
     def charged(self, run):
         """Rounds and attempts of a run in the ledger of each site."""
-        lines = {name: site.opened().ledger.lines_of(run) for name, site in self.sites.items()}
-        return {name: [tuple(line["attempt"][1:]) for line in found] for name, found in lines.items()}
+        ledgers = {name: site.opened().ledger for name, site in self.sites.items()}
+        return {name: [(one.round, one.attempt) for one in ledger.charges_of(run)] for name, ledger in ledgers.items()}
 
 
 @contextlib.contextmanager

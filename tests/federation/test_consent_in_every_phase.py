@@ -188,7 +188,7 @@ def test_a_run_over_texts_is_asked_about_in_all_its_phases(tmp_path):
 
 
 def spent_after(site, delta):
-    return SiteLedger(site.ledger.path).spent().epsilon(delta)
+    return SiteLedger(site.ledger.path).books().spent.epsilon(delta)
 
 
 def test_what_was_charged_for_an_attempt_is_not_counted_twice(tmp_path):

@@ -91,7 +91,7 @@ def require_unharmed(federation, deaths, rounds):
         attempts = [line["attempt"] for line in site.ledger.chain.lines()]
         assert attempts == [["run-1", *at] for at in charges(federation, name)]
         if federation.experiment.privacy:
-            assert site.ledger.spent().costs == federation.record().accounts.ledgers[name].costs
+            assert site.ledger.books().spent.costs == federation.record().accounts.ledgers[name].costs
         sent = {}
         for line in _lines(site):
             nonce = (line["run"], line["round"], line["attempt"], line["kind"], line["phase"])
@@ -140,5 +140,5 @@ def test_the_accounts_of_the_server_are_those_of_the_sites(tmp_path, make):
     list(federation.rounds())
     accounts = federation.record().accounts
     for name in federation.names:
-        assert accounts.ledgers[name].costs == federation.site(name).ledger.spent().costs
+        assert accounts.ledgers[name].costs == federation.site(name).ledger.books().spent.costs
     assert accounts.epsilon(1e-5) == pytest.approx(8.0, rel=1e-6)

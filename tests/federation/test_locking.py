@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from partsong.errors import FileError
-from partsong.federation.locks import held, holder_of, is_held
+from partsong.federation.locks import held, holder_of, is_held, locked
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -85,5 +86,25 @@ def test_a_process_that_looks_at_its_own_lock_keeps_it(place, taker):
 
 def test_a_file_that_cannot_be_opened_is_told_in_words(tmp_path):
     (tmp_path / "lock").mkdir()
-    with pytest.raises(FileError, match="cannot be opened and locked"), held(tmp_path / "lock", "Taken"):
+    for lock in (held(tmp_path / "lock", "Taken"), locked(tmp_path / "lock", waits=True)):
+        with pytest.raises(FileError, match=r"lock cannot be opened and locked: Is a directory\. Use a folder"), lock:
+            pass
+
+
+def test_a_disk_without_locks_is_told_in_words(tmp_path, monkeypatch):
+    def refused(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refused)
+    monkeypatch.setattr(fcntl, "flock", refused)
+    for lock in (held(tmp_path / "lock", "Taken"), locked(tmp_path / "lock", waits=False)):
+        with pytest.raises(FileError, match=r"No locks available.*on a disk with locks"), lock:
+            pass
+
+
+def test_who_does_not_wait_is_told_that_the_folder_is_in_use(tmp_path):
+    taken = pytest.raises(FileError, match="is in use by another process")
+    with locked(tmp_path / "lock", waits=True), taken, locked(tmp_path / "lock", waits=False):
+        pass
+    with locked(tmp_path / "lock", waits=False):
         pass

@@ -11,9 +11,9 @@ from test_site import code_of
 from test_site_books import hello_of
 from test_site_limits import in_the_open, lines_of, said
 
-from partsong.federation import refusal_count
+from partsong.federation import audit_log
+from partsong.federation.audit_log import MOST_DIFFERENT, REFUSALS
 from partsong.federation.audit_report import verified
-from partsong.federation.refusal_count import MOST_DIFFERENT, RefusalCount
 from partsong.federation.wire import Kind, Nonce, Request
 
 MANY = 200
@@ -24,7 +24,7 @@ def day(monkeypatch):
     """It is the same day in a whole test, unless the test says another."""
 
     def set_day(name):
-        monkeypatch.setattr(refusal_count, "_today", lambda: name)
+        monkeypatch.setattr(audit_log, "_today", lambda: name)
 
     set_day("2026-05-03")
     return set_day
@@ -110,7 +110,7 @@ def test_who_is_killed_between_two_writes_forgets_no_refusal_and_tells_none_twic
 def test_a_count_that_cannot_be_understood_is_begun_anew(tmp_path, content):
     site = in_the_open(tmp_path).site("east")
     assert said(site, asked(0)) == "not-started"
-    place = RefusalCount.beside(site.audit.path).path
+    place = site.audit.path.with_name(REFUSALS)
     assert place.stat().st_mode & 0o777 == 0o600
     place.write_text(content)
     assert [said(site, asked(0)) for _ in range(3)] == ["not-started"] * 3

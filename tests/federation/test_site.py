@@ -370,7 +370,7 @@ def test_the_budget_is_over_all_runs_and_attempts(tmp_path):
     attempts = [replace(work, nonce=replace(work.nonce, attempt=number)) for number in (1, 2)]
     codes = [code_of(site.answer(attempt.written())) for attempt in attempts]
     assert codes == [None, "budget"]
-    spent = site.ledger.spent()
+    spent = site.ledger.books().spent
     assert len(spent) == 3
     assert spent.epsilon(1e-5) <= 1.3 < spent.after(spent.entries[0][0]).epsilon(1e-5)
 

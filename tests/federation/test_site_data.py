@@ -71,7 +71,7 @@ def test_rows_are_known_again_however_they_are_held():
     turned = np.ascontiguousarray(rows[:, ::-1])
 
     def mark(held, at=order):
-        return mark_of(Data(held, COLUMNS), at)
+        return mark_of(held, at)
 
     back = tuple(11 - at for at in order)
     assert mark(rows) == mark(np.asfortranarray(rows)) == mark(turned, back) == mark(rows[:, :4])

@@ -22,7 +22,7 @@ from partsong.errors import FormatError, ParameterError, SiteRefused, TooFewPart
 from partsong.federation.experiment import Experiment
 from partsong.federation.method_keys import METHODS as NAMED
 from partsong.federation.policy import Policy, PrivacyBudget
-from partsong.federation.site.results import TopicResult
+from partsong.federation.site.results import save_topic_result
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
 from partsong.io.model_file import Model, load_model, now, save_model
@@ -262,7 +262,7 @@ def test_words_weigh_what_they_did_in_the_run_in_whatever_order_columns_were_agr
     solver = experiment_of(method="exact").program(3).solver
     for name, columns in (("one", [0, 1, 2]), ("other", order)):
         words = tuple(weighing.names[column] for column in columns)
-        TopicResult(H[:, columns], words, {"method": "exact"}, solver, weighing).save(tmp_path / f"{name}.safetensors")
+        save_topic_result(tmp_path / f"{name}.safetensors", H[:, columns], words, {"method": "exact"}, solver, weighing)
     one, other = (partsong.TopicModel.load(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
     assert other.weighing_.documents.tolist() == [1, 5, 3]
     texts = ["apple bread", "chess chess bread"]

@@ -1,25 +1,34 @@
 """What left a site: one line for every message out, chained, without values and without names of rows or columns.
 
-Refusals that come by the thousand are the exception: they are counted, and later lines have the count
-(`refusal_count`).
+A server can ask for what is refused as often as it likes. Of the refusals of a day (UTC) the first MOST_DIFFERENT that
+differ have a line, and so have the 1st, 2nd, 4th, 8th … of all. Each of the others is counted in a file beside the log
+before it leaves, and the next line of any kind has the counts (`unlisted`). A process that is killed between a line and
+that file says nothing twice, and forgets nothing: counts after a line that is not the last one are in a line.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from partsong.core.interfaces import Program, type_name
 from partsong.errors import FormatError
 from partsong.federation.chain import Chain, Line
-from partsong.federation.refusal_count import RefusalCount
+from partsong.federation.toml_files import Count
 from partsong.federation.wire import Refusal, Reply
+from partsong.io.write import replacing
+
+REFUSALS = "refusals"
+"""The file with the counts, beside the log."""
+MOST_DIFFERENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,10 @@ class Departures:
 
     runs: Mapping[str, Released] = field(default_factory=dict)
     lines: int = 0
+
+    def has_left(self, run: str, at: tuple[int, int]) -> bool:
+        """Whether anything of an attempt has left."""
+        return run in self.runs and at in self.runs[run].works
 
     def with_lines(self, lines: Sequence[Line]) -> Departures:
         """With more of them."""
@@ -104,22 +117,63 @@ class Audit:
 
     def _note_refusal(self, reply: Reply, code: str, digest: str, more: Mapping[str, Any]) -> None:
         """By a line, or where there were many by a count that the next line tells."""
-        counter, last = RefusalCount.beside(self.path), Chain(self.path).number
-        before = counter.today()
-        after, unlisted = before.with_one(digest), before.unlisted_after(last)
-        if before.has_line(digest):
+        counts, last = RefusalCounts.today(self.path), Chain(self.path).number
+        is_new = digest not in counts.different and len(counts.different) < MOST_DIFFERENT
+        has_line = is_new or (counts.count & (counts.count + 1)) == 0
+        unlisted = counts.unlisted_after(last)
+        if has_line:
             told = {"refusal": code, "again": False, "arrays": [], "sha256": digest}
             self._append({**reply.nonce.told(), **told, **more})
-            counter.keep(replace(after, after=last + 1, unlisted={}))
+            last, unlisted = last + 1, {}
         else:
-            counter.keep(replace(after, after=last, unlisted={**unlisted, code: unlisted.get(code, 0) + 1}))
+            unlisted[code] = unlisted.get(code, 0) + 1
+        different = (*counts.different, digest) if is_new else counts.different
+        replace(counts, count=counts.count + 1, different=different, after=last, unlisted=unlisted).save(self.path)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         """A line, with the time and the refusals since the one before that have none."""
         chain = Chain(self.path)
-        unlisted = RefusalCount.beside(self.path).today().unlisted_after(chain.number)
+        unlisted = RefusalCounts.today(self.path).unlisted_after(chain.number)
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
         chain.append({"time": when, **entry, **({"unlisted": unlisted} if unlisted else {})})
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalCounts:
+    """Refusals of a day: how many, hashes of the first that differ, and of each code how many have no line yet, as of
+    line `after` of the log.
+    """
+
+    day: str = ""
+    count: Count = 0
+    different: tuple[str, ...] = ()
+    after: Count = 0
+    unlisted: dict[str, Count] = field(default_factory=dict)
+
+    @staticmethod
+    def today(log: Path) -> RefusalCounts:
+        """Those beside a log, for this day; what no line has stays from the days before. A file that cannot be
+        understood was not written here, and is replaced.
+        """
+        try:
+            found = msgspec.json.decode(log.with_name(REFUSALS).read_bytes(), type=RefusalCounts)
+        except (OSError, msgspec.MsgspecError):
+            found = RefusalCounts()
+        day = _today()
+        return found if found.day == day else RefusalCounts(day, after=found.after, unlisted=found.unlisted)
+
+    def unlisted_after(self, last: int) -> dict[str, int]:
+        """What the line that follows the last one has to say."""
+        return dict(self.unlisted) if self.after == last else {}
+
+    def save(self, log: Path) -> None:
+        """On the disk when this returns."""
+        with replacing(log.with_name(REFUSALS), private=True) as draft:
+            draft.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def protection_of(program: Program | None, epsilon: float | None) -> dict[str, Any]:

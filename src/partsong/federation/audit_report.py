@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import BrokenChain, FileError, ParameterError
+from partsong.federation.audit_log import RefusalCounts
 from partsong.federation.chain import NOTHING, Chain
-from partsong.federation.refusal_count import RefusalCount
 
 AUDIT_FILE = "audit.jsonl"
 HEAD_LETTERS = len(NOTHING)
@@ -97,7 +97,6 @@ def sound_lines(path: Path) -> tuple[list[dict[str, Any]], BrokenChain | None]:
     try:
         for line in Chain(path).lines():
             found.append(line)
-        Chain(path).unfinished()
     except BrokenChain as error:
         return found, error
     return found, None
@@ -114,7 +113,7 @@ def totals_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Totals]:
 def unlisted_at(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Refusals by code that have no line of their own: those that lines tell of, and those since the last line."""
     last = int(lines[-1]["number"]) if lines else 0
-    found = Counter(RefusalCount.beside(path).today().unlisted_after(last))
+    found = Counter(RefusalCounts.today(path).unlisted_after(last))
     for line in lines:
         found.update(line.get("unlisted", {}))
     return dict(sorted(found.items()))
@@ -122,7 +121,7 @@ def unlisted_at(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int
 
 def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
     """One line for people."""
-    norms = [_number(one["norm"]) for one in line["arrays"] if one["norm"] is not None]
+    norms = [shown(one["norm"]) for one in line["arrays"] if one["norm"] is not None]
     arrays = ", ".join(f"{one['name']} {'×'.join(map(str, one['shape'])) or 'number'}" for one in line["arrays"])
     kind = f"{line['kind']} {line['phase']}" if line["kind"] in ("reduce", "names") else line["kind"]
     attempt = f", attempt {line['attempt']}" if line["attempt"] else ""
@@ -130,12 +129,13 @@ def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
     what = f"made up: {line['made_up']}" if "made_up" in line else what
     what += f" (before it {sum(line['unlisted'].values())} refusals without a line)" if "unlisted" in line else ""
     words = (line["number"], str(line["time"])[:19].replace("T", " "), line["run"], f"{line['round']}{attempt}", kind)
-    numbers = (line["bytes"], " ".join(norms), _number(line.get("clip")), _number(line.get("epsilon")))
+    numbers = (line["bytes"], " ".join(norms), shown(line.get("clip")), shown(line.get("epsilon")))
     return (*map(str, words), *map(str, numbers), "again" if line["again"] else "", what)
 
 
-def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, int | float) else str(value)
+def shown(value: Any) -> str:
+    """A cell of a table."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _hash_in(text: str) -> str:

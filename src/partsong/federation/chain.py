@@ -2,6 +2,8 @@
 
     {"number": 3, "before": "<hash of line 2>", …, "hash": "<SHA-256 of this line without it>"}
 
+A line may have a `version` (1 if it has none), and a newer one is refused: its meaning is not known here.
+
 A line is on the disk before `append` returns. A last line without its end was cut off by a crash and was never acted
 on: it is taken away when the next one is written. Lines that are missing from the end cannot be seen from the file
 alone; `head` is the hash to note elsewhere, or to compare with.
@@ -28,6 +30,13 @@ TAIL = 1 << 16
 HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
 """Where a line has its own hash: never last, for "number" comes after it."""
 MOST_REMEMBERED = 16
+VERSION = 1
+RESTORE = (
+    "Restore the newest sound copies of ledger.jsonl and audit.jsonl. Where there are none, state what was released "
+    "before: partsong audit opening FOLDER --why REASON"
+)
+KEEP = f"Keep the file as it is, outside of the folder: it is the evidence. {RESTORE}"
+"""What to do about a file that was edited."""
 
 Line = dict[str, Any]
 Sum = TypeVar("Sum")
@@ -76,7 +85,8 @@ class Chain:
             finally:
                 os.close(descriptor)
             if is_new:
-                _flush_folder(self.path.parent)
+                with contextlib.suppress(OSError):  # not every system can put a new name on the disk
+                    flush(self.path.parent, os.O_RDONLY)
         except OSError as error:
             raise FileError(
                 f"{self.path} cannot be written: {error.strerror or error}. Nothing was sent; check that the disk is "
@@ -86,23 +96,21 @@ class Chain:
 
     def lines(self) -> Iterator[Line]:
         """All lines, each compared with the one before and with how it is written; BrokenChain at the first that does
-        not fit.
+        not fit, and for an end that no crash leaves: more than a line, without its own end.
         """
-        return self._compared(_whole_lines(self._read()), Mark())
+        return self._compared(self._read(), Mark())
 
     def folded(self, fold: Callable[[Sum, Sequence[Line]], Sum], empty: Sum) -> Sum:
         """fold(…, lines) over all lines, compared: those that this process has read before are not read again where
-        their bytes are the same to the last one. BrokenChain also for an end that no crash leaves.
+        their bytes are the same to the last one.
         """
         data, place = self._read(), (self.path, fold)
         with _LOCK:
             mark, found = _REMEMBERED.pop(place, (Mark(), empty))
         if not mark.is_of(data):
             mark, found = Mark(), empty
-        end = data.rfind(b"\n") + 1
-        new = list(self._compared(_whole_lines(data[mark.length : end]), mark))
-        self._require_torn(data[end:], mark.number + len(new), new[-1]["hash"] if new else mark.head)
-        if new:
+        if new := list(self._compared(data, mark)):
+            end = data.rfind(b"\n") + 1
             found = fold(found, new)
             mark = Mark(end, hashlib.sha256(memoryview(data)[:end]).digest(), new[-1]["number"], new[-1]["hash"])
         with _LOCK:
@@ -111,20 +119,29 @@ class Chain:
                 _REMEMBERED.pop(next(iter(_REMEMBERED)))
         return found
 
-    def _compared(self, texts: Sequence[bytes], mark: Mark) -> Iterator[Line]:
-        before = mark.head
-        for number, text in enumerate(texts, mark.number + 1):
-            line = _line_in(text)
+    def _compared(self, data: bytes, mark: Mark) -> Iterator[Line]:
+        """The lines after those that were compared before."""
+        *texts, rest = data[mark.length :].split(b"\n")
+        number, before = mark.number, mark.head
+        for text in texts:
+            number, line = number + 1, _line_in(text)
             if line is None or line["number"] != number or line["before"] != before:
                 raise BrokenChain(
                     f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
-                    "edited, or lines were taken out. What came before it is sound. Keep the file as it is, and ask "
-                    "who could write to it.",
+                    f"edited, or lines were taken out. What came before it is sound. {KEEP}",
                     number,
                     before,
                 )
+            if line.get("version", VERSION) != VERSION:
+                raise FormatError(
+                    f"{self.path}, line {number}: its version is {line['version']!r}, and this partsong reads version "
+                    f"{VERSION}. Update partsong: pip install --upgrade partsong"
+                )
             before = line["hash"]
             yield line
+        if _is_more_than_a_line(rest):
+            said = f"{self.path}, line {number + 1}: the end of this line was edited. {KEEP}"
+            raise BrokenChain(said, number + 1, before)
 
     def head(self) -> tuple[int, str]:
         """The number of lines and the last hash, after all lines were compared."""
@@ -133,30 +150,14 @@ class Chain:
             number, before = line["number"], line["hash"]
         return number, before
 
+    def unfinished(self) -> int:
+        """Bytes of a last line that a crash has cut off, which the next line replaces."""
+        return len(self._read().rpartition(b"\n")[2])
+
     @property
     def number(self) -> int:
         """That of the last whole line; what is before it is not read."""
         return self._end()[1]
-
-    def unfinished(self) -> int:
-        """Bytes of a last line that a crash has cut off, which the next line replaces; BrokenChain where no crash
-        leaves such bytes: more than a line, without its end.
-        """
-        rest = self._read().rpartition(b"\n")[2]
-        self._require_torn(rest, *self.head())
-        return len(rest)
-
-    def _require_torn(self, rest: bytes, number: int, last: str) -> None:
-        """Refuse bytes after the last whole line that are more than a line."""
-        if not rest:
-            return
-        try:
-            line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
-            is_whole = isinstance(line, dict) and length < len(rest)
-        except (ValueError, RecursionError):
-            is_whole = False
-        if is_whole:
-            raise BrokenChain(f"{self.path}, line {number + 1}: the end of this line was edited.", number + 1, last)
 
     def _read(self) -> bytes:
         try:
@@ -181,12 +182,17 @@ class Chain:
         text = tail[: tail.rfind(b"\n")].rpartition(b"\n")[2]
         line = _line_in(text)
         if line is None:
-            raise FormatError(f"{self.path}: its last line was edited. Nothing can be added to it; keep it as it is.")
+            raise BrokenChain(f"{self.path}: its last line was edited. Nothing can be added to it. {KEEP}")
         return length, int(line["number"]), str(line["hash"])
 
 
-def _whole_lines(data: bytes) -> list[bytes]:
-    return data.split(b"\n")[:-1]
+def _is_more_than_a_line(rest: bytes) -> bool:
+    """Whether bytes after the last whole line begin with a whole one: its end was changed, and not cut off."""
+    try:
+        line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(line, dict) and length < len(rest)
 
 
 def _line_in(text: bytes) -> Line | None:
@@ -210,12 +216,6 @@ def flush(path: Path, flags: int = os.O_RDWR) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _flush_folder(path: Path) -> None:
-    """A new name is on the disk as well; not every system can do that."""
-    with contextlib.suppress(OSError):
-        flush(path, os.O_RDONLY)
 
 
 def _hash(line: Mapping[str, Any]) -> str:

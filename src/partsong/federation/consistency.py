@@ -14,11 +14,14 @@ log. It is what a site states where newer copies of these files are lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.audit_log import Audit, Departure, Departures
-from partsong.federation.ledger import Books, OpeningBalance, SiteLedger
+from partsong.federation.chain import RESTORE
+from partsong.federation.ledger import Books, OpeningBalance, Place, SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
 from partsong.federation.setup.site_policy import has_policy
@@ -26,118 +29,93 @@ from partsong.federation.wire import Denied
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
 
-Place = tuple[str, int, int]
-"""Run, round and attempt."""
-
 FILES = ("ledger.jsonl", "audit.jsonl", "site.log")
 """One of which a site has that has ever answered; no folder of a server has any."""
-WAY_OUT = (
-    "Restore the newest copies of ledger.jsonl and audit.jsonl. Where there are none, state what was released before: "
-    "partsong audit opening FOLDER --why REASON"
-)
 
 
-def require_whole(ledger: SiteLedger, audit: Audit) -> None:
-    """Refuse to go on (`ledger`) where one of the two is not as it was written, or does not cover the other."""
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Attempts that have left and are not in the ledger, or are there with other noise; attempts that were charged, and
+    of which the log does not say that something has left, though it should.
+    """
+
+    uncharged: Mapping[Place, Departure]
+    other_noise: tuple[Place, ...]
+    unlogged: tuple[Place, ...]
+
+
+def compare(books: Books, left: Departures) -> Differences:
+    """Compare all lines after those that the last opening balance covers.
+
+    Of a run that the log knows by refusals alone, or not at all, every charge is missing there. Lines that 0.1.0 made
+    up are of no request (`about`), and their noise is not compared.
+    """
+    number, lines = books.covered
+    charges = [((run, one.round, one.attempt), one) for run, own in books.runs.items() for one in own]
+    works = {(run, *at): one for run, seen in left.runs.items() for at, one in sorted(seen.works.items())}
+    new = {place: one for place, one in works.items() if one.line > lines}
+    charged = {place for place, _ in charges}
+    noises = {place: one.noise for place, one in charges if one.number > number and one.about is not None}
+    begun = {run for run, seen in left.runs.items() if seen.is_begun}
+    excused = books.unheard | {books.lines}
+    due = [place for place, one in charges if one.number > number and not (place[0] in begun and one.number in excused)]
+    return Differences(
+        {place: one for place, one in new.items() if place not in charged},
+        tuple(place for place, one in new.items() if noises.get(place, one.noise) != one.noise),
+        tuple(dict.fromkeys(place for place in due if place not in works)),
+    )
+
+
+def require_whole(ledger: SiteLedger, audit: Audit, seen: int = 0) -> None:
+    """Refuse to go on where the server has `seen` more releases than the ledger has (`behind`), and where one of the
+    two is not as it was written, or does not cover the other (`ledger`).
+    """
     try:
-        books, left = both_read(ledger, audit)
+        books, left = ledger.books(), audit.departures()
     except FormatError as error:
         raise Denied("ledger", str(error)) from error
+    if seen > books.serial:
+        raise Denied(
+            "behind",
+            f"The server has seen release {seen} of this site, whose ledger has {books.serial}: this folder was "
+            "restored from an older backup, or is a copy of one that is used elsewhere. Use the newest ledger.jsonl. "
+            "Where it is lost, state what is missing: partsong audit opening FOLDER --why REASON --releases "
+            f"{seen - books.serial}",
+        )
     number, lines = books.covered
+    own, log, found = ledger.path.name, audit.path.name, compare(books, left)
     if left.lines < lines:
-        raise Denied(
-            "ledger",
-            f"{audit.path.name} has {left.lines} lines, and had {lines} when line {number} of {ledger.path.name} was "
-            f"written: it is an older copy. {WAY_OUT}",
+        why = f"{log} has {left.lines} lines, and had {lines} before line {number} of {own}: it is an older copy."
+    elif found.uncharged:
+        why = (
+            f"{log} has {len(found.uncharged)} attempts that have left (the first: {_named(*found.uncharged)}), and "
+            f"{own} has not charged them: it is an older copy, or lines were taken from its end."
         )
-    if uncharged := not_charged(books, left):
-        raise Denied(
-            "ledger",
-            f"{audit.path.name} has {len(uncharged)} attempts that have left (the first: {_named(uncharged[0])}), and "
-            f"{ledger.path.name} has not charged them: it is an older copy, or lines were taken from its end. "
-            f"{WAY_OUT}",
+    elif found.other_noise:
+        why = (
+            f"{_named(*found.other_noise)} has left with other noise than {own} has charged: one of the files is not "
+            "this site's."
         )
-    if other := _with_other_noise(books, left):
-        raise Denied(
-            "ledger",
-            f"{_named(other[0])} has left with other noise than {ledger.path.name} has charged: one of the files is "
-            f"not this site's. {WAY_OUT}",
+    elif found.unlogged:
+        why = (
+            f"{own} has charged {len(found.unlogged)} attempts (the first: {_named(*found.unlogged)}) of which {log} "
+            "has no line: it is an older copy, was removed, or lines were taken from its end."
         )
-    if unknown := not_in_log(books, left):
-        raise Denied(
-            "ledger",
-            f"{ledger.path.name} has charged {len(unknown)} attempts (the first: {_named(unknown[0])}) of which "
-            f"{audit.path.name} has no line: it is an older copy, was removed, or lines were taken from its end. "
-            f"{WAY_OUT}",
-        )
-
-
-def both_read(ledger: SiteLedger, audit: Audit) -> tuple[Books, Departures]:
-    """Both, each compared line by line; FormatError with the way on where one was edited."""
-    books = ledger_read(ledger)
-    try:
-        return books, audit.departures()
-    except FormatError as error:
-        raise _edited(audit.path, error) from error
-
-
-def ledger_read(ledger: SiteLedger) -> Books:
-    """The same of the ledger alone."""
-    try:
-        return ledger.books()
-    except FormatError as error:
-        raise _edited(ledger.path, error) from error
-
-
-def not_charged(books: Books, left: Departures) -> list[Place]:
-    """Attempts that have left, and are not in the ledger."""
-    return list(_uncharged(books, left))
-
-
-def not_in_log(books: Books, left: Departures) -> list[Place]:
-    """Attempts that were charged, and of which the log does not say that something has left, though it should: all of a
-    run that it does not know, or knows by refusals alone; of others, but for those that the ledger says had not left,
-    and for the last line of all.
-    """
-    covered, _ = books.covered
-    excused = books.unheard | {books.lines}
-    found: dict[Place, None] = {}
-    for run, charges in books.runs.items():
-        seen = left.runs.get(run)
-        works = {} if seen is None else seen.works
-        is_known = seen is not None and seen.is_begun
-        for one in charges:
-            is_due = one.number > covered and not (is_known and one.number in excused)
-            if is_due and (one.round, one.attempt) not in works:
-                found[run, one.round, one.attempt] = None
-    return list(found)
-
-
-def place_of_last(books: Books) -> Place | None:
-    """What the last line of the ledger is for; None where there is none, or it is of no run."""
-    ends = ((run, charges[-1]) for run, charges in books.runs.items())
-    return next(((run, one.round, one.attempt) for run, one in ends if one.number == books.lines), None)
-
-
-def is_last_unheard(books: Books, left: Departures) -> bool:
-    """Whether the last line of the ledger is for work of which nothing has left."""
-    place = place_of_last(books)
-    if place is None:
-        return False
-    seen = left.runs.get(place[0])
-    return seen is None or place[1:] not in seen.works
+    else:
+        return
+    raise Denied("ledger", f"{why} {RESTORE}")
 
 
 def state_of(folder: Path) -> Path:
-    """The folder with ledger and log: of a site, or that folder itself."""
-    tried = (folder / "state", folder)
-    found = next((path for path in tried if _is_of_site(path)), None)
-    if found is None:
-        raise FileError(
-            f"{folder}: this is not the folder of a site that has ever answered. Name the one with site.toml and "
-            "state/ in it, at the site."
-        )
-    return found
+    """The folder with ledger and log: of a site, or that folder itself; also where nothing is left of both."""
+    for state in (folder / "state", folder):
+        was_there = (state / "lock").exists() and (state.parent / "site.toml").exists()
+        if was_there or any((state / name).exists() for name in FILES):
+            return state
+    raise FileError(
+        f"{folder}: this is not the folder of a site that has ever answered. Name the one with site.toml and state/ in "
+        "it, at the site."
+    )
 
 
 def open_balance(
@@ -160,16 +138,16 @@ def open_balance(
     """
     ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
     policy = Policy.read(state.parent / "site.toml") if has_policy(state.parent) else Policy()
+    budget = policy.privacy
     with locked(state / "lock", waits=True):
-        books, left = both_read(ledger, audit)
-        missing = list(_uncharged(books, left).values())
-        costs = [Release.from_json(one.release) for one in missing if one.release is not None]
-        count = max(len(missing), releases or 0)
-        if not count and not not_in_log(books, left):
+        books, left = ledger.books(), audit.departures()
+        found = compare(books, left)
+        costs = [Release.from_json(one.release) for one in found.uncharged.values() if one.release is not None]
+        count = max(len(found.uncharged), releases or 0)
+        if not count and not found.unlogged:
             raise ParameterError("Nothing is missing: ledger and log fit together. Give releases to state some.")
-        promise = min(books.promises | {(one.unit, one.relation) for one in costs}, default=("row", "add-or-remove"))
         if delta is None:
-            delta = (USUAL_DELTA if policy.privacy is None else policy.privacy.delta) / 2
+            delta = (USUAL_DELTA if budget is None else budget.delta) / 2
         if epsilon is None and costs and len(costs) == count:
             epsilon = float(Ledger(tuple((one, 1) for one in costs)).epsilon(delta))
         if count and epsilon is None and directions is None:
@@ -177,72 +155,20 @@ def open_balance(
                 f"{count - len(costs)} of {count} missing releases had no noise, as far as is known. State how many "
                 "combinations of rows they sent, the sum of rounds × rank (directions), or what they cost (epsilon)."
             )
-        opening = OpeningBalance(
-            count,
-            why,
-            epsilon,
-            0.0 if epsilon is None else delta,
-            promise[0] if unit is None else unit,
-            promise[1] if relation is None else relation,
-            directions or 0,
-            left.lines,
-        )
-        _require_adds_up(opening, books, policy)
+        promise = min(books.promises | {(one.unit, one.relation) for one in costs}, default=("row", "add-or-remove"))
+        unit, relation = unit or promise[0], relation or promise[1]
+        spent = 0.0 if epsilon is None else delta
+        opening = OpeningBalance(count, why, epsilon, spent, unit, relation, directions or 0, left.lines)
+        others = {f"a {one} ({other})" for one, other in books.promises - {(unit, relation)}}
+        others |= {f"a {budget.unit} (site.toml)"} if budget is not None and budget.unit != unit else set()
+        if epsilon is not None and others:  # nothing could be charged after it
+            raise ParameterError(
+                f"An opening balance about a {unit} ({relation}) does not add up with a ledger or budget about "
+                f"{' and '.join(sorted(others))}. Give the unit and relation of these."
+            )
         ledger.open_with(opening)
     return opening
 
 
-def _require_adds_up(opening: OpeningBalance, books: Books, policy: Policy) -> None:
-    """Refuse a promise that does not add up with the ledger's or the budget's: nothing could be charged after it."""
-    if opening.epsilon is None:
-        return
-    for unit, relation in sorted(books.promises - {(opening.unit, opening.relation)}):
-        raise ParameterError(
-            f"An opening balance about a {opening.unit} ({opening.relation}) does not add up with a ledger about a "
-            f"{unit} ({relation}). Use unit={unit!r} and relation={relation!r}."
-        )
-    if policy.privacy is not None and policy.privacy.unit != opening.unit:
-        raise ParameterError(
-            f"The opening balance is about a {opening.unit}, and site.toml has a budget about a {policy.privacy.unit}. "
-            f"Use unit={policy.privacy.unit!r}."
-        )
-
-
-def _uncharged(books: Books, left: Departures) -> dict[Place, Departure]:
-    _, covered = books.covered
-    charged = {run: {(one.round, one.attempt) for one in charges} for run, charges in books.runs.items()}
-    return {
-        (run, *at): one
-        for run, seen in left.runs.items()
-        for at, one in sorted(seen.works.items())
-        if one.line > covered and at not in charged.get(run, ())
-    }
-
-
-def _with_other_noise(books: Books, left: Departures) -> list[Place]:
-    """As far as lines are about a request: those that 0.1.0 made up are not."""
-    covered, in_log = books.covered
-    charged = ((run, one) for run, charges in books.runs.items() for one in charges if one.about is not None)
-    noises = {(run, one.round, one.attempt): one.noise for run, one in charged if one.number > covered}
-    seen = {(run, *at): one for run, released in left.runs.items() for at, one in released.works.items()}
-    return [
-        place for place, one in seen.items() if one.line > in_log and place in noises and noises[place] != one.noise
-    ]
-
-
-def _is_of_site(path: Path) -> bool:
-    """Also where all of it is lost but that the site was there."""
-    was_there = (path / "lock").exists() and (path.parent / "site.toml").exists()
-    return was_there or any((path / name).exists() for name in FILES)
-
-
-def _edited(path: Path, error: FormatError) -> FormatError:
-    return FormatError(
-        f"{error} To go on, move {path.name} out of the folder (keep it: it is the evidence), and put the newest sound "
-        "copy in its place. Where there is none, state what was released before: partsong audit opening FOLDER "
-        "--why REASON"
-    )
-
-
-def _named(place: Place) -> str:
-    return f"run {place[0]}, round {place[1]}, attempt {place[2]}"
+def _named(first: Place, *_: Place) -> str:
+    return f"run {first[0]}, round {first[1]}, attempt {first[2]}"

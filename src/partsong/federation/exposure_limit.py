@@ -10,14 +10,16 @@ more. A run is asked about before it begins, by its most rounds, and each upload
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from partsong.errors import PartsongError
-from partsong.federation.wire import Denied
+from partsong.federation.site.state import energies_of, supports_of
+from partsong.federation.wire import Denied, within_exposure
 from partsong.privacy.exposure import Exposure, Support, directions_of, per_direction
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class Columns:
     n_rows: int
     counts: np.ndarray
     energies: np.ndarray
+
+    @staticmethod
+    def of(rows: Any, order: Sequence[int]) -> Columns:
+        """Some columns of a table."""
+        return Columns(int(rows.shape[0]), supports_of(rows)[list(order)], energies_of(rows)[list(order)])
 
     def rare(self, least: int) -> np.ndarray:
         """Columns that some rows use, and fewer than `least`."""
@@ -158,31 +165,24 @@ class ExposureLimit:
         return books.directions(since) + ((stated or 0) if uncounted else 0)
 
     def _columns(self, columns: Sequence[str]) -> Columns:
-        return Columns(self.data.n_rows, self.data.supports(columns), self.data.energies(columns))
+        return Columns.of(self.data.rows, self.data.order(columns))
 
     def _denied(self, plan: Plan, before: int, planned: int, held: Columns, may_zero: bool) -> Denied:
         """With the numbers for the site's log, and what would be allowed, rounded under masks, for the coordinator."""
         limit, is_masked = self.policy.maximum_exposure, plan.reduction.hides_uploads
         most = held.most(limit, may_zero)
         room = allowed(most, is_masked) - before
-        told = {"rounds": plan.most_rounds(room), "rank": plan.most_rank(room)}
-        support = held.without(1)
-        rarest = f"The rarest column has a value in {support.rarest} of {support.rows} rows"
+        told = most_within(plan, room)
+        parts = [f"{planned} combinations of rows would leave without noise, and {before} have left before."]
         if may_zero:
-            rarest = (
-                f"Columns that hold half of the squared norm are used by {per_direction(limit) * most} rows or more"
-            )
-        parts = [
-            f"{planned} combinations of rows would leave without noise, and {before} have left before. {rarest}, so "
-            f'that {most} may leave in all (maximum_exposure = "{limit}").'
-        ]
-        parts += ["Under masks they are counted in powers of two."] if is_masked else []
-        if told["rounds"] or told["rank"]:
-            ways = [f"{told['rounds']} rounds of this rank"] if told["rounds"] else []
-            ways += [f"rank {told['rank']}"] if told["rank"] else []
-            parts.append(f"At most {', or '.join(ways)}, would be within that.")
+            least = per_direction(limit) * most
+            parts.append(f"Columns that hold half of the squared norm are used by {least} rows or more, so that")
         else:
-            parts.append("No exact round is allowed; use noise.")
+            support = held.without(1)
+            parts.append(f"The rarest column has a value in {support.rarest} of {support.rows} rows, so that")
+        parts.append(f'{most} may leave in all (maximum_exposure = "{limit}").')
+        parts += ["Under masks they are counted in powers of two."] if is_masked else []
+        parts.append(f"{within_exposure(told)}.")
         least = per_direction(limit) * counted(before + planned, is_masked)
         rare = held.rare(least)
         if rare.any() and not may_zero and held.share(rare) <= MOST_ZEROED:
@@ -194,26 +194,49 @@ class ExposureLimit:
         return Denied("exposure", " ".join(parts), sent)
 
 
+def rare_columns(rows: Any, order: Sequence[int], least: int) -> tuple[int, float]:
+    """How many of these columns are used by some rows, and by fewer than `least`; and their share of ‖X‖²."""
+    held = Columns.of(rows, order)
+    rare = held.rare(least)
+    return int(rare.sum()), held.share(rare)
+
+
+def told_of_rare(rows: Any, order: Sequence[int], least: int) -> str:
+    """For the log of a site: what is set to zero in a run; nothing where no column is."""
+    count, share = rare_columns(rows, order, least) if least else (0, 0.0)
+    if not count:
+        return ""
+    return (
+        f"{count} of {len(order)} columns are zero in this run, because fewer than {least} rows use them "
+        f'(rare_columns = "zero"). They hold {share:.2%} of the squared norm.'
+    )
+
+
 SAME_START = (
     "Two runs with one first model differ by the rows that were added or removed in between, and would show them. "
     "Begin the run with another seed."
 )
 
 
-def largest(of: Callable[[int], int], most: int, room: int) -> int:
-    """The largest number up to `most` for which of(number) ≤ room, of growing `of`; 0 where there is none.
-
-    Sizes for which there is no such experiment raise an error; they are below those that there are.
+def most_within(plan: Plan, room: int) -> dict[str, int]:
+    """The most rounds of the plan's rank, and the largest rank in as many rounds, that send at most `room` combinations
+    of rows; 0 where there is none.
     """
+    resized, rounds, rank = plan.resized, plan.rounds, plan.request.rank
+    if resized is None:
+        return {"rounds": 0, "rank": 0}
+    return {
+        "rounds": _largest(lambda number: resized(number, rank), rounds, room),
+        "rank": _largest(lambda number: resized(rounds, number), rank, room),
+    }
 
-    def sent(number: int) -> int | None:
+
+def _largest(plan_of: Callable[[int], Plan], most: int, room: int) -> int:
+    def sent(number: int) -> int:
         try:
-            return of(number)
-        except PartsongError:
-            return None
+            return plan_of(number).directions
+        except PartsongError:  # no such experiment: sizes without one are below those that there are
+            return 0
 
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if (sent(middle) or 0) <= room else (low, middle)
-    return low if low and sent(low) is not None else 0
+    found = bisect_right(range(1, most + 1), room, key=sent)
+    return found if found and sent(found) else 0

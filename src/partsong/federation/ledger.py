@@ -63,6 +63,10 @@ class OpeningBalance:
         return self.releases if self.epsilon is None or self.directions else 0
 
 
+Place = tuple[str, int, int]
+"""Run, round and attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """How many attempts a round may have, and how many all rounds of a run may have together."""
@@ -146,6 +150,12 @@ class Books:
         return (self.openings[-1].number, self.openings[-1].log_lines) if self.openings else (0, 0)
 
     @property
+    def last_place(self) -> Place | None:
+        """What the last line is for; None where there is none, or it is of no run."""
+        ends = ((run, charges[-1]) for run, charges in self.runs.items())
+        return next(((run, one.round, one.attempt) for run, one in ends if one.number == self.lines), None)
+
+    @property
     def spent(self) -> Ledger:
         """All that was charged and had noise."""
         return Ledger(tuple(self.releases.items()))
@@ -169,13 +179,6 @@ class Books:
             return math.inf
         own = float(after.epsilon(left)) if len(after) or not stated else 0.0
         return own + sum(one.epsilon or 0.0 for one in stated)
-
-    def about(self, unit: str, relation: str) -> Books:
-        """The releases with noise, and the opening balances, that are about this."""
-        own = {one: count for one, count in self.releases.items() if (one.unit, one.relation) == (unit, relation)}
-        stated = (one for one in self.openings if one.epsilon is not None)
-        openings = tuple(one for one in stated if (one.unit, one.relation) == (unit, relation))
-        return Books(releases=own, openings=openings)
 
     def answered(self, about: str, model: str | None, run: str) -> int | None:
         """The line by which a model was answered with combinations of rows in another run; None: it never was."""
@@ -240,10 +243,6 @@ class SiteLedger:
         """How many releases were charged."""
         return self.books().serial
 
-    def spent(self) -> Ledger:
-        """All that was charged and had noise."""
-        return self.books().spent
-
     def charge(self, request: Request, cost: Cost, *, unheard: bool = False, again: bool = False) -> bool:
         """Write an attempt down, once; refused where the budget does not allow it, before anything is written.
 
@@ -266,14 +265,22 @@ class SiteLedger:
         books = self.books()
         excused = books.unheard | ({books.lines} if unheard else set())
         heard = [one for one in before if one.number not in excused]
-        self._require_few(cost.bounds, [one for one in heard if one.round == nonce.round], heard)
+        heard_of_round, bounds = [one for one in heard if one.round == nonce.round], cost.bounds
+        if bounds is not None and (len(heard_of_round) >= bounds.attempts or len(heard) >= bounds.lines):
+            raise Denied(
+                "attempts",
+                f"{len(heard_of_round)} attempts of this round and {len(heard)} of the run were charged before; "
+                f"allowed: {bounds.attempts} and {bounds.lines}.",
+            )
         if cost.allowance is not None:
             self.require_within(cost.allowance, cost.release)
         more = {"about": about, **({"unheard": True} if unheard else {})}
         counted: dict[str, Any] = {} if cost.release is not None else {"directions": cost.directions}
         if counted and cost.directions:
             counted |= {"model": request.model_mark, "seed": cost.seed}
-        self._append({"attempt": own, "digest": digest, "count": 1, **counted, **more}, cost.release)
+        release = None if cost.release is None else cost.release.to_json()
+        entry = {"attempt": own, "digest": digest, "count": 1, **counted, **more}
+        self.chain.append({**entry, "release": release})
         return was_charged
 
     def require_within(self, allowance: PrivacyBudget, release: Release | None, count: int = 1) -> None:
@@ -281,7 +288,23 @@ class SiteLedger:
         what was charged already has to be covered, and the release be of a kind that the budget is about.
         """
         books = self.books()
-        require_within(allowance, books, release, count)
+        if release is None or release.kind == "none":
+            raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")
+        if not release.is_secure and not allowance.insecure_noise:
+            raise Denied("insecure-noise", "The noise would come from a seed; privacy.insecure_noise is not set.")
+        if release.unit != allowance.unit:
+            raise Denied("privacy-unit", f"The promise is about a {release.unit}, site.toml about a {allowance.unit}.")
+        try:
+            after = books.epsilon(allowance.delta, release, count)
+        except CompositionError as error:
+            raise Denied("privacy-unit", str(error)) from error
+        if after > allowance.epsilon:
+            raise Denied(
+                "budget",
+                f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {allowance.epsilon:g} "
+                f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {books.serial - books.noiseless} "
+                "releases before, over all runs).",
+            )
         if books.noiseless > allowance.noiseless_before:
             raise Denied(
                 "noiseless",
@@ -294,43 +317,7 @@ class SiteLedger:
         """All attempts of a run that were charged."""
         return self.books().runs.get(run, ())
 
-    def lines_of(self, run: str) -> list[Line]:
-        """The lines of these, as they are written."""
-        return [line for line in self.chain.lines() if line.get("attempt", [None])[0] == run]
-
     def open_with(self, opening: OpeningBalance) -> None:
         """Write an opening balance down."""
         stated = {name: value for name, value in asdict(opening).items() if name != "number"}
         self.chain.append({"opening": stated})
-
-    def _append(self, entry: Mapping[str, Any], release: Release | None) -> None:
-        self.chain.append({**entry, "release": None if release is None else release.to_json()})
-
-    def _require_few(self, bounds: Bounds | None, of_round: Sequence[Charge], of_run: Sequence[Charge]) -> None:
-        if bounds is not None and (len(of_round) >= bounds.attempts or len(of_run) >= bounds.lines):
-            raise Denied(
-                "attempts",
-                f"{len(of_round)} attempts of this round and {len(of_run)} of the run were charged before; allowed: "
-                f"{bounds.attempts} and {bounds.lines}.",
-            )
-
-
-def require_within(allowance: PrivacyBudget, before: Books, release: Release | None, count: int = 1) -> None:
-    """Refuse releases that the site's budget does not cover, after those before."""
-    if release is None or release.kind == "none":
-        raise Denied("privacy-needed", "site.toml has a privacy budget, but this program adds no noise.")
-    if not release.is_secure and not allowance.insecure_noise:
-        raise Denied("insecure-noise", "The noise would come from a seed; privacy.insecure_noise is not set.")
-    if release.unit != allowance.unit:
-        raise Denied("privacy-unit", f"The promise is about a {release.unit}, site.toml about a {allowance.unit}.")
-    try:
-        after = before.epsilon(allowance.delta, release, count)
-    except CompositionError as error:
-        raise Denied("privacy-unit", str(error)) from error
-    if after > allowance.epsilon:
-        raise Denied(
-            "budget",
-            f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {allowance.epsilon:g} "
-            f"{'would be' if count else 'is'} spent (delta {allowance.delta:g}, {before.serial - before.noiseless} "
-            "releases before, over all runs).",
-        )

@@ -1,9 +1,12 @@
 """Locks on folders: one process at a time, and none is left behind by a process that was killed.
 
-`held` and `is_held` use the system's record locks, and not the filelock package, for three promises that it does not
-make: one can look whether somebody holds a lock without taking it or writing anything; the system knows which process
-that is, so that no number is written down that another process could have by now; and a child does not inherit the
-lock, so that it ends with the process that took it, however that ends. `locked` is for a moment's work on one file.
+The system's own locks, and not the filelock package, whose promises are too weak here. It does not know which process
+holds a lock, and `partsong federation stop` sends that process a signal: a number in a file may belong to another
+process by now. To look whether a lock is held it has to be taken, which makes a process that starts meanwhile give up.
+And on a file system without locks it takes a file that is there for one, which a killed process leaves behind.
+
+`held` is a record lock, of which the system tells the process, and which no child inherits. `locked` is for a moment's
+work on one file, and keeps threads apart as well. On NFS both need a server with locks; on Windows nothing is locked.
 """
 
 from __future__ import annotations
@@ -15,14 +18,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 from partsong.errors import FileError
 
-TAKEN = (errno.EACCES, errno.EAGAIN)
-LINUX, OTHERS = "hhqqi4x", "qqihh"
+fcntl: Any = import_module("fcntl") if util.find_spec("fcntl") else None
+IS_LINUX = sys.platform == "linux"
+FORM = "hhqqi4x" if IS_LINUX else "qqihh"
 """A lock as the system tells of it: kind, origin, start, length, process; or start, length, process, kind, origin."""
 
 _own: dict[tuple[int, int], int] = {}
@@ -36,7 +40,7 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
     """Hold a lock; FileError with the text `otherwise` where somebody else does."""
     with _one_at_a_time:
         holder = _look(path)
-        descriptor = _locked(path) if holder is None else None
+        descriptor = _taken(path, "lockf") if holder is None else None
         if descriptor is None:
             holder = holder or holder_of(path)
             raise FileError(f"{otherwise} (process {holder})." if holder else f"{otherwise}.")
@@ -60,48 +64,52 @@ def holder_of(path: Path) -> int | None:
     return _look(path) or None
 
 
+@contextmanager
+def locked(path: Path, *, waits: bool) -> Iterator[None]:
+    """Hold a lock; FileError where somebody else does and this does not wait.
+
+    It is given back by name, and not by closing the file: a child process may have the same file open.
+    """
+    descriptor = _taken(path, "flock", waits=waits)
+    if descriptor is None:
+        raise FileError(f"{path.parent} is in use by another process. Wait for it, or end it first.")
+    try:
+        yield
+    finally:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
 def _look(path: Path) -> int | None:
     """The number of the process; 0 where it has none here (in another container, on another machine); None: nobody."""
     own = _identity(path)
-    if own is None:
+    if own is None or fcntl is None:
         return None
     if _own.get(own) == os.getpid():
         return os.getpid()
-    fcntl = _fcntl()
-    if fcntl is None:
-        return None
+    asked = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if IS_LINUX else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            return _asked(fcntl, descriptor)
-        finally:
-            os.close(descriptor)
+        with path.open("rb") as file:
+            found = struct.unpack(FORM, fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(FORM, *asked)))
     except OSError as error:
         raise _without_locks(path, error) from error
-
-
-def _asked(fcntl: Any, descriptor: int) -> int | None:
-    is_linux = sys.platform == "linux"
-    fields = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if is_linux else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
-    form = LINUX if is_linux else OTHERS
-    found = struct.unpack(form, fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(form, *fields)))
-    kind, process = (found[0], found[4]) if is_linux else (found[3], found[2])
+    kind, process = (found[0], found[4]) if IS_LINUX else (found[3], found[2])
     return None if kind == fcntl.F_UNLCK else max(0, process)
 
 
-def _locked(path: Path) -> int | None:
-    """The file, open and locked; None where another process was faster."""
+def _taken(path: Path, call: str, *, waits: bool = False) -> int | None:
+    """The file, open and locked by this call of the system; None where somebody else holds the lock."""
+    descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if fcntl is not None:
+            getattr(fcntl, call)(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except OSError as error:
-        raise _without_locks(path, error) from error
-    try:
-        if (fcntl := _fcntl()) is not None:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in TAKEN:
-            return None
+        if descriptor >= 0:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return None
         raise _without_locks(path, error) from error
     return descriptor
 
@@ -115,37 +123,7 @@ def _identity(path: Path) -> Any:
     return found.st_dev, found.st_ino
 
 
-def _fcntl() -> Any:
-    """None on Windows: nothing is locked there."""
-    try:
-        return import_module("fcntl")
-    except ImportError:
-        return None
-
-
 def _without_locks(path: Path, error: OSError) -> FileError:
     return FileError(
         f"{path} cannot be opened and locked: {error.strerror or error}. Use a folder of yours, on a disk with locks."
     )
-
-
-@contextmanager
-def locked(path: Path, *, waits: bool) -> Iterator[None]:
-    """Hold a lock, or say that another process does; where the system has no such locks, nothing is held.
-
-    It is given back by name, and not by closing the file: a child process may have the same file open.
-    """
-    try:
-        fcntl: Any = import_module("fcntl")
-    except ImportError:
-        yield
-        return
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise FileError(f"{path.parent} is in use by another process. Wait for it, or end it first.") from error
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)

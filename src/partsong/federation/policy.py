@@ -139,7 +139,10 @@ class Policy:
             raise Denied("rounds", f"{request.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
         if self.masked and not request.masked:
             raise Denied("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
-        least = self._least_rows(request)
+        least = self.minimum_rows
+        if least is None:
+            is_hidden = request.masked or self.privacy is not None
+            least = 1 if is_hidden else 1 << (2 * request.rank - 1).bit_length()
         if rows < least:
             raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {request.rank}.")
         if request.parties < self.minimum_parties:
@@ -167,8 +170,3 @@ class Policy:
         return tuple(
             name for name in columns if any(fnmatchcase(normalize("NFC", name), pattern) for pattern in patterns)
         )
-
-    def _least_rows(self, request: RunRequest) -> int:
-        if self.minimum_rows is not None:
-            return self.minimum_rows
-        return 1 if request.masked or self.privacy is not None else 1 << (2 * request.rank - 1).bit_length()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -90,7 +90,7 @@ def show(
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
     from partsong.core.parameters import nearest
-    from partsong.federation.audit_report import COLUMNS, log_at, row_of, sound_lines, totals_of, unlisted_at
+    from partsong.federation.audit_report import COLUMNS, log_at, row_of, shown, sound_lines, totals_of, unlisted_at
 
     path = log_at(place)
     lines, error = sound_lines(path)
@@ -99,15 +99,15 @@ def show(
         if run not in totals:
             raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {nearest(run, tuple(totals))}")
         lines, totals = [line for line in lines if line["run"] == run], {run: totals[run]}
-    shown = lines if last is None else lines[-last:]
+    latest = lines if last is None else lines[-last:]
     if as_json:
         runs = {name: asdict(total) for name, total in totals.items()}
-        told = {"file": path, "is_sound": error is None, "runs": runs, "lines": shown}
+        told = {"file": path, "is_sound": error is None, "runs": runs, "lines": latest}
         put_json({**told, "unlisted_refusals": unlisted})
     else:
-        _put_table(COLUMNS, [row_of(line) for line in shown], left={1, 2, 4, 9, 10})
+        _put_table(COLUMNS, [row_of(line) for line in latest], left={1, 2, 4, 9, 10})
         typer.echo("")
-        rows = [_cells(name, asdict(total)) for name, total in totals.items()]
+        rows = [(name, *map(shown, asdict(total).values())) for name, total in totals.items()]
         _put_table(TOTALS, rows, left={0})
         typer.echo(
             "\nEach message is counted as often as it left; `again` is the same bytes once more, to the same request."
@@ -174,11 +174,6 @@ def opening(
     else:
         about = f"a {stated.unit} ({stated.relation})"
         typer.echo(f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} about {about} is spent.")
-
-
-def _cells(name: str, total: dict[str, Any]) -> tuple[str, ...]:
-    epsilon = "" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
-    return (name, *(str(total[key]) for key in ("messages", "bytes", "again", "refusals", "rounds")), epsilon)
 
 
 def _put_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> None:

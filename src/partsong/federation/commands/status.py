@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -14,266 +15,20 @@ import typer
 
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, failure, guarded, put_json, visible
-from partsong.errors import BrokenChain, FileError, FormatError, PartsongError
+from partsong.errors import CompositionError, FileError, FormatError, PartsongError
 
 if TYPE_CHECKING:
-    from partsong.federation.ledger import Books, SiteLedger
+    from partsong.federation.ledger import SiteLedger
     from partsong.federation.policy import Policy
     from partsong.federation.setup.credentials import Listed
     from partsong.federation.setup.run_place import RunPlace
     from partsong.federation.setup.server_folder import ServerFolder
     from partsong.federation.setup.site_folder import SiteFolder
 
-
-# ---- federation books -------------------------------------------------------------------------------------------
-#
-# What `partsong federation status` says of a site's ledger and audit log: what was spent, whether both are whole.
-
-SECOND_LOOK = 0.2
-"""Seconds after which both files are read again, if they do not tell of each other."""
-UNKNOWN: Mapping[str, Any] = {
-    "releases": None,
-    "releases_without_noise": None,
-    "directions": None,
-    "epsilon_spent": None,
-    "epsilon_of": [],
-    "openings": [],
-}
-
-
-def books_told(state: Path, policy: Policy | None) -> dict[str, Any]:
-    """What was spent, how the log is, and why the site refuses everything, where it does (`refuses`). `policy` None: it
-    is gone, no budget is known, and ε is that of the usual δ.
-    """
-    return {**_spent(policy, _ledger(state)), "audit": _audit_told(_log(state)), "refuses": _why_it_refuses(state)}
-
-
-def show_books(told: Mapping[str, Any]) -> list[str]:
-    """The same in lines for people; where `to_mend` has the policy, its budget is not known."""
-    audit, verifying = told["audit"], f"partsong audit verify {quote(str(told['folder']))}"
-    lines = [_released(told)]
-    if audit["is_sound"]:
-        lines.append(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
-    else:
-        lines.append(f"Audit log: EDITED at line {audit['first_bad_line']}: {verifying}")
-    if told["refuses"] is not None:
-        lines.append(f"THE SITE REFUSES EVERY REQUEST (ledger): {told['refuses']}")
-    return lines
-
-
-def _released(told: Mapping[str, Any]) -> str:
-    if told["releases"] is None:
-        return "Released: unknown, for the ledger cannot be read"
-    allowed, spent = told["epsilon_allowed"], told["epsilon_of"]
-    none = "its budget is not known" if "policy" in told["to_mend"] else "no budget in site.toml"
-    budget = none if allowed is None else f"of {allowed:g} allowed"
-    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
-    noiseless += f" ({told['directions']} combinations of rows)" if told["directions"] else ""
-    of_what = "ε spent by the others" if noiseless else "ε spent"
-    if len(spent) > 1:
-        each = " and ".join(f"{one['epsilon']:.4g} about a {one['unit']} ({_relation(one)})" for one in spent)
-        cost = f"{each}, which do not compose to one ε"
-    else:
-        cost = f"{spent[0]['epsilon'] if spent else 0:.4g}"
-    if told["openings"]:
-        cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in told['openings']):.4g}"
-    return f"Released: {told['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
-
-
-def _relation(one: Mapping[str, Any]) -> str:
-    return f"{one['relation']}, {one['releases']} releases"
-
-
-def _spent(policy: Policy | None, ledger: SiteLedger) -> dict[str, Any]:
-    from partsong.privacy.spending import USUAL_DELTA
-
-    allowance = None if policy is None else policy.privacy
-    allowed = {"epsilon_allowed": None if allowance is None else allowance.epsilon}
-    try:
-        books = ledger.books()
-    except FormatError:
-        return {**UNKNOWN, **allowed}
-    spent = _by_promise(books, USUAL_DELTA if allowance is None else allowance.delta)
-    since, before = (0, 0) if policy is None else (policy.other_rows_since, policy.directions_before or 0)
-    told: dict[str, Any] = {"releases": books.serial, "releases_without_noise": books.noiseless, **allowed}
-    told["directions"] = books.directions(since) + before
-    told["openings"] = [asdict(one) for one in books.openings]
-    return {**told, "epsilon_spent": spent[0]["epsilon"] if len(spent) == 1 else None, "epsilon_of": spent}
-
-
-def _by_promise(books: Books, delta: float) -> list[dict[str, Any]]:
-    """ε about each unit and relation: only releases about the same add up to one promise."""
-    found = []
-    for unit, relation in sorted(books.promises):
-        own = books.about(unit, relation)
-        count = len(own.spent) + sum(one.releases for one in own.openings)
-        found.append({"unit": unit, "relation": relation, "releases": count, "epsilon": own.epsilon(delta)})
-    return found
-
-
-def _why_it_refuses(state: Path) -> str | None:
-    """What the site says to itself before it answers anything. The two files are read one after the other, without the
-    lock of a site that may be at work: what was charged and logged in between is seen at a second look.
-    """
-    why = _not_whole(state)
-    if why is not None:
-        time.sleep(SECOND_LOOK)
-        why = _not_whole(state)
-    return why
-
-
-def _not_whole(state: Path) -> str | None:
-    from partsong.federation.audit_log import Audit
-    from partsong.federation.consistency import require_whole
-    from partsong.federation.wire import Denied
-
-    try:
-        require_whole(_ledger(state), Audit(_log(state)))
-    except Denied as error:
-        return str(error)
-    return None
-
-
-def _audit_told(path: Path) -> dict[str, Any]:
-    from partsong.federation.audit_report import verified
-
-    try:
-        found = verified(path)
-    except BrokenChain as error:
-        return {"file": path, "is_sound": False, "first_bad_line": error.line}
-    return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
-
-
-def _ledger(state: Path) -> SiteLedger:
-    from partsong.federation.ledger import SiteLedger
-
-    return SiteLedger(state / "ledger.jsonl")
-
-
-def _log(state: Path) -> Path:
-    return state / "audit.jsonl"
-
-
-# ---- federation mending -----------------------------------------------------------------------------------------
-#
-# What `partsong federation status` finds missing or damaged: told as lines, while all else is shown.
-
-Seen = TypeVar("Seen")
-
-
-@dataclass(frozen=True, slots=True)
-class Mending:
-    """What has to be mended, with the way out of each: `found` by what it is."""
-
-    found: dict[str, str] = field(default_factory=dict)
-
-    def tried(self, what: str, look: Callable[[], Seen]) -> Seen | None:
-        """What is seen there; None where it is missing or damaged, which is written down."""
-        try:
-            return look()
-        except (PartsongError, OSError) as error:
-            self.found[what] = reason(error)
-            return None
-
-
-def reason(error: PartsongError | OSError) -> str:
-    """An error with what was added to it, in one line."""
-    return str(failure(error, BAD_INPUT)["error"])
-
-
-# ---- federation site status -------------------------------------------------------------------------------------
-#
-# `partsong federation status` at a site: what has left, what was spent, where results are, what is to be mended.
-
-PIN_AGAIN = (
-    "Put your own copy back. If there is none, {}have the fingerprint read to you by two other sites, by telephone, "
-    "and give what you hear: partsong federation join KIT --roster roster.toml --fingerprint FINGERPRINT"
-)
-
-
-def site_told(site: SiteFolder) -> dict[str, Any]:
-    """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results.
-
-    `to_mend` is what it must not be without and has lost, or is damaged: `roster`, `shared_key`, `secret`, `policy`.
-    """
-    from partsong.federation.locks import is_held
-
-    mending = Mending()
-    roster = mending.tried("roster", lambda: _pinned(site))
-    key = mending.tried("shared_key", site.shared_key)
-    mending.tried("secret", site.secret)
-    policy = mending.tried("policy", lambda: _policy(site))
-    books = books_told(site.path / "state", policy)
-    told: dict[str, Any] = {name: getattr(site, name) for name in ("site", "federation", "address")}
-    told |= {"folder": site.path, "node": "running" if is_held(site.path / "node.lock") else "stopped"}
-    told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": key is not None}
-    return {**told, "to_mend": mending.found, **books, "runs": _runs(site.path)}
-
-
-def show_site(told: dict[str, Any]) -> None:
-    """The same in lines for people."""
-    mend = told["to_mend"]
-    none_yet = "none yet: partsong federation join KIT --roster roster.toml"
-    no_key = "NONE: the server can test likely names of columns"
-    typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
-    typer.echo(f"Roster: {told['fingerprint'] or ('TO MEND' if 'roster' in mend else none_yet)}")
-    typer.echo(f"Shared key: {'TO MEND' if 'shared_key' in mend else 'yes' if told['shared_key'] else no_key}")
-    for text in mend.values():
-        typer.echo(f"TO MEND: {visible(text)}")
-    for line in show_books(told):
-        typer.echo(line)
-    for name, run in told["runs"].items():
-        where = f": {run['result']}" if run["result"] else ""
-        typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
-
-
-def _pinned(site: SiteFolder) -> Listed | None:
-    """The roster; None where none was pinned yet, an error with the way out where it is gone, or damaged."""
-    try:
-        found = site.roster()
-    except PartsongError as error:
-        error.add_note(f"The site has pinned it, and answers nobody without it. {PIN_AGAIN.format('remove it, and ')}")
-        raise
-    if found is None and site.has_roster:
-        raise FileError(
-            f"{site.path / 'roster.toml'} is missing: this site has pinned a roster, and answers nobody without it. "
-            f"{PIN_AGAIN.format('')}"
-        )
-    return found
-
-
-def _policy(site: SiteFolder) -> Policy:
-    """As it is in site.toml, which every error about it names."""
-    place = str(site.path / "site.toml")
-    try:
-        return site.policy()
-    except PartsongError as error:
-        if place not in str(error):
-            error.add_note(f"It is in {place}.")
-        raise
-
-
-def _runs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Those that were begun at a site, and where their results are."""
-    from partsong.federation.site.results import MODEL
-    from partsong.federation.site.state import VOCABULARY
-
-    names = {path.name for place in ("state/runs", "results") for path in (folder / place).glob("[!.]*")}
-    runs: dict[str, dict[str, Any]] = {}
-    for name in sorted(names):
-        result = folder / "results" / name
-        has_result, are_agreed = (result / MODEL).exists(), (folder / "state" / "runs" / name / VOCABULARY).exists()
-        status = "over" if has_result or are_agreed else "begun"
-        runs[name] = {"status": status, "result": result if has_result else None}
-    return runs
-
-
-# ---- federation status ------------------------------------------------------------------------------------------
-
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
-
 DAMAGED = "damaged"
 """How a run is of which a file is: nothing more is known of it."""
+Seen = TypeVar("Seen")
 
 
 @guarded
@@ -291,34 +46,203 @@ def status(
     if (folder / "joined.toml").exists():
         from partsong.federation.setup.site_folder import SiteFolder
 
-        told = site_told(SiteFolder.at(folder))
-        show = show_site
+        told, show = site_told(SiteFolder.at(folder)), _show_site
+        is_well = told["refuses"] is None
     else:
         from partsong.federation.setup.server_folder import ServerFolder
 
-        told = server_told(ServerFolder.at(folder))
-        show = _show_server
+        told, show = server_told(ServerFolder.at(folder)), _show_server
+        days = (told["certificate_days"], told["served_certificate_days"])
+        is_well = all(left is None or left >= 0 for left in days)
     if as_json:
         put_json(told)
     else:
         show(told)
-    has_damaged = any(run["status"] == DAMAGED for run in told["runs"].values())
-    if told.get("refuses") is not None or _is_expired(told) or told["to_mend"] or has_damaged:
+        for text in told["to_mend"].values():
+            typer.echo(f"TO MEND: {visible(text)}")
+    if not is_well or told["to_mend"] or any(run["status"] == DAMAGED for run in told["runs"].values()):
         raise typer.Exit(BAD_INPUT)
+
+
+def _tried(to_mend: dict[str, str], what: str, look: Callable[[], Seen]) -> Seen | None:
+    """What is seen there; None where it is missing or damaged, which is added to what has to be mended."""
+    try:
+        return look()
+    except (PartsongError, OSError) as error:
+        to_mend[what] = _reason(error)
+        return None
+
+
+def _reason(error: PartsongError | OSError) -> str:
+    """An error with what was added to it, in one line."""
+    return str(failure(error, BAD_INPUT)["error"])
+
+
+# ---- site -------------------------------------------------------------------------------------------------------
+
+SECOND_LOOK = 0.2
+"""Seconds after which ledger and log are read again, if they do not tell of each other."""
+PIN_AGAIN = (
+    "Put your own copy back. If there is none, {}have the fingerprint read to you by two other sites, by telephone, "
+    "and give what you hear: partsong federation join KIT --roster roster.toml --fingerprint FINGERPRINT"
+)
+
+
+def site_told(site: SiteFolder) -> dict[str, Any]:
+    """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results.
+
+    `to_mend` is what it must not be without and has lost, or is damaged: `roster`, `shared_key`, `secret`, `policy`.
+    `refuses`: why it refuses everything, where it does.
+    """
+    from partsong.federation.ledger import SiteLedger
+    from partsong.federation.locks import is_held
+
+    to_mend: dict[str, str] = {}
+    roster = _tried(to_mend, "roster", lambda: _pinned(site))
+    key = _tried(to_mend, "shared_key", site.shared_key)
+    _tried(to_mend, "secret", site.secret)
+    policy = _tried(to_mend, "policy", site.policy)
+    told: dict[str, Any] = {name: getattr(site, name) for name in ("site", "federation", "address")}
+    told |= {"folder": site.path, "node": "running" if is_held(site.path / "node.lock") else "stopped"}
+    told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": key is not None}
+    ledger, log = SiteLedger(site.path / "state" / "ledger.jsonl"), site.path / "state" / "audit.jsonl"
+    told |= {
+        "to_mend": to_mend,
+        **_spent(ledger, policy),
+        "audit": _audit(log),
+        "refuses": _why_it_refuses(ledger, log),
+    }
+    return {**told, "runs": _runs_at_site(site.path)}
+
+
+def _pinned(site: SiteFolder) -> Listed | None:
+    """The roster; None where none was pinned yet, an error with the way out where it is gone, or damaged."""
+    try:
+        found = site.roster()
+    except PartsongError as error:
+        error.add_note(f"The site has pinned it, and answers nobody without it. {PIN_AGAIN.format('remove it, and ')}")
+        raise
+    if found is None and site.has_roster:
+        raise FileError(
+            f"{site.path / 'roster.toml'} is missing: this site has pinned a roster, and answers nobody without it. "
+            f"{PIN_AGAIN.format('')}"
+        )
+    return found
+
+
+def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
+    """What the ledger says; ε is None where releases do not add up to one. `policy` None: it is gone, no budget is
+    known, and ε is that of the usual δ.
+    """
+    from partsong.privacy.spending import USUAL_DELTA
+
+    budget = None if policy is None else policy.privacy
+    told: dict[str, Any] = {"epsilon_allowed": None if budget is None else budget.epsilon, "epsilon_spent": None}
+    try:
+        books = ledger.books()
+    except FormatError:
+        return {**told, "releases": None, "releases_without_noise": None, "directions": None, "openings": []}
+    with contextlib.suppress(CompositionError):
+        told["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
+    told |= {"releases": books.serial, "releases_without_noise": books.noiseless}
+    told["directions"] = books.directions(0 if policy is None else policy.other_rows_since)
+    told["directions"] += 0 if policy is None else policy.directions_before or 0
+    return {**told, "openings": [asdict(one) for one in books.openings]}
+
+
+def _audit(path: Path) -> dict[str, Any]:
+    from partsong.federation.audit_report import verified
+
+    try:
+        found = verified(path)
+    except FormatError as error:
+        return {"file": path, "is_sound": False, "first_bad_line": getattr(error, "line", None)}
+    return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
+
+
+def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
+    """What the site says to itself before it answers anything. The two files are read one after the other, without the
+    lock of a site that may be at work: what was charged and logged in between is seen at a second look.
+    """
+    from partsong.federation.audit_log import Audit
+    from partsong.federation.consistency import require_whole
+
+    why = None
+    for wait in (0, SECOND_LOOK):
+        time.sleep(wait)
+        try:
+            require_whole(ledger, Audit(log))
+        except PartsongError as error:
+            why = str(error)
+        else:
+            return None
+    return why
+
+
+def _runs_at_site(folder: Path) -> dict[str, dict[str, Any]]:
+    """Those that were begun at a site, and where their results are."""
+    from partsong.federation.site.results import MODEL
+    from partsong.federation.site.state import VOCABULARY
+
+    names = {path.name for place in ("state/runs", "results") for path in (folder / place).glob("[!.]*")}
+    runs: dict[str, dict[str, Any]] = {}
+    for name in sorted(names):
+        result = folder / "results" / name
+        has_result, are_agreed = (result / MODEL).exists(), (folder / "state" / "runs" / name / VOCABULARY).exists()
+        status = "over" if has_result or are_agreed else "begun"
+        runs[name] = {"status": status, "result": result if has_result else None}
+    return runs
+
+
+def _show_site(told: Mapping[str, Any]) -> None:
+    mend, audit = told["to_mend"], told["audit"]
+    none_yet = "none yet: partsong federation join KIT --roster roster.toml"
+    no_key = "NONE: the server can test likely names of columns"
+    typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
+    typer.echo(f"Roster: {told['fingerprint'] or ('TO MEND' if 'roster' in mend else none_yet)}")
+    typer.echo(f"Shared key: {'TO MEND' if 'shared_key' in mend else 'yes' if told['shared_key'] else no_key}")
+    typer.echo(_released(told))
+    if audit["is_sound"]:
+        typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
+    else:
+        typer.echo(f"Audit log: NOT SOUND: partsong audit verify {quote(str(told['folder']))}")
+    if told["refuses"] is not None:
+        typer.echo(f"THE SITE REFUSES EVERY REQUEST (ledger): {told['refuses']}")
+    for name, run in told["runs"].items():
+        where = f": {run['result']}" if run["result"] else ""
+        typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
+
+
+def _released(told: Mapping[str, Any]) -> str:
+    if told["releases"] is None:
+        return "Released: unknown, for the ledger cannot be read"
+    allowed, spent = told["epsilon_allowed"], told["epsilon_spent"]
+    none = "its budget is not known" if "policy" in told["to_mend"] else "no budget in site.toml"
+    budget = none if allowed is None else f"of {allowed:g} allowed"
+    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
+    noiseless += f" ({told['directions']} combinations of rows)" if told["directions"] else ""
+    cost = "releases about different units or relations do not compose" if spent is None else f"{spent:.4g}"
+    if told["openings"]:
+        cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in told['openings']):.4g}"
+    of_what = "ε spent by the others" if noiseless else "ε spent"
+    return f"Released: {told['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
+
+
+# ---- server -----------------------------------------------------------------------------------------------------
 
 
 def server_told(server: ServerFolder) -> dict[str, Any]:
     """Sites and runs, as the coordinator sees them; `to_mend`: its `authority`, `certificate`, `coordinator_key`."""
     from partsong.federation.locks import is_held
 
-    mending = Mending()
-    authority = mending.tried("authority", lambda: server.authority)
-    left = mending.tried("certificate", lambda: _whole_days(server.days_left()))
+    to_mend: dict[str, str] = {}
+    authority = _tried(to_mend, "authority", lambda: server.authority)
+    left = _tried(to_mend, "certificate", lambda: _whole_days(server.days_left()))
     if left is not None:
-        mending.tried("certificate", server.require_pair)
-    coordinator = mending.tried("coordinator_key", lambda: server.coordinator)
+        _tried(to_mend, "certificate", server.require_pair)
+    coordinator = _tried(to_mend, "coordinator_key", lambda: server.coordinator)
     is_up = is_held(server.path / "server.lock")
-    served, sites = None, _unknown(server)
+    served, sites = None, dict.fromkeys(server.cards(), "unknown")
     if is_up and authority is not None and left is not None:
         served = _served_days(server)
         sites = _sites(server) if (left if served is None else served) >= 0 else sites
@@ -327,32 +251,21 @@ def server_told(server: ServerFolder) -> dict[str, Any]:
     models = {name: server.run(name).model for name in runs if server.run(name).model.exists()}
     told: dict[str, Any] = {"name": server.name, "address": server.address, "server": "running" if is_up else "stopped"}
     told |= {"folder": server.path, "certificate_days": left, "served_certificate_days": served}
-    told |= {"fingerprint": fingerprint, "to_mend": mending.found}
-    return {**told, "sites": sites, "runs": runs, "models": models}
+    return {**told, "fingerprint": fingerprint, "to_mend": to_mend, "sites": sites, "runs": runs, "models": models}
 
 
-def _show_server(told: dict[str, Any]) -> None:
-    typer.echo(f"Federation {told['name']!r}, {told['address']}: the server is {told['server']}.")
-    roster = (told["fingerprint"] or "TO MEND") if told["sites"] else "nobody yet"
-    left, served = told["certificate_days"], told["served_certificate_days"]
-    is_old = "" if served is None else f" (the server shows another, {_validity(served)}: end it, and serve again)"
-    typer.echo(f"Certificate: {'TO MEND' if left is None else _validity(left)}{is_old}. Roster: {roster}")
-    for text in told["to_mend"].values():
-        typer.echo(f"TO MEND: {visible(text)}")
-    if left is not None and left < 0:
-        renewing = f"partsong federation init {quote(str(told['folder']))} --renew"
-        typer.echo(f"Sites refuse it: {renewing}, then end the server, and serve again.")
-    for site, state in told["sites"].items():
-        typer.echo(f"  site {site:<24}{state}")
-    for name, run in told["runs"].items():
-        where = f"; model: {told['models'][name]}" if name in told["models"] else ""
-        typer.echo(f"  run  {name:<24}{run['status']}, {run['rounds_done']} exchanges done{where}")
-        for line in run.get("error", "").splitlines():
-            typer.echo(f"       {visible(line)}")
-        for line in run.get("notes", ()):
-            typer.echo(f"       {visible(line)}")
-        if "resume" in run:
-            typer.echo(f"       it goes on with: {run['resume']}")
+def _whole_days(left: float) -> int:
+    """To the nearest; a certificate that has expired has none left, and less than none."""
+    return round(left) if left >= 0 else math.floor(left)
+
+
+def _served_days(server: ServerFolder) -> int | None:
+    """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
+    from partsong.federation.flower.control import shown_certificate
+    from partsong.federation.setup.credentials import days_left, fingerprint
+
+    own, shown = (server.path / "server.crt").read_bytes(), shown_certificate(server)
+    return None if fingerprint(shown) == fingerprint(own) else _whole_days(days_left(shown))
 
 
 def _sites(server: ServerFolder) -> dict[str, str]:
@@ -365,35 +278,6 @@ def _sites(server: ServerFolder) -> dict[str, str]:
     return {site: "not registered" if node is None else node.status for site, node in found.items()}
 
 
-def _unknown(server: ServerFolder) -> dict[str, str]:
-    """The same where nobody can be asked."""
-    return dict.fromkeys(server.cards(), "unknown")
-
-
-def _whole_days(left: float) -> int:
-    """To the nearest; a certificate that has expired has none left, and less than none."""
-    return round(left) if left >= 0 else math.floor(left)
-
-
-def _validity(days: int) -> str:
-    return f"{days} days left" if days >= 0 else f"expired {-days} day{'' if days == -1 else 's'} ago"
-
-
-def _is_expired(told: dict[str, Any]) -> bool:
-    """Whether the certificate that sites see, or will see, is not valid any more; a site has none."""
-    days = (told.get("certificate_days"), told.get("served_certificate_days"))
-    return any(left is not None and left < 0 for left in days)
-
-
-def _served_days(server: ServerFolder) -> int | None:
-    """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
-    from partsong.federation.flower.control import shown_certificate
-    from partsong.federation.setup.credentials import days_left, fingerprint
-
-    own, shown = (server.path / "server.crt").read_bytes(), shown_certificate(server)
-    return None if fingerprint(shown) == fingerprint(own) else _whole_days(days_left(shown))
-
-
 def _run_told(place: RunPlace) -> dict[str, Any]:
     """How a run is, with the exchanges that are done; of one with a file that is damaged, which, and the way out."""
     done = 0
@@ -401,13 +285,15 @@ def _run_told(place: RunPlace) -> dict[str, Any]:
         done = len(place.progress.read_bytes().splitlines()) if place.progress.exists() else 0
         return {**_how_it_is(place), "rounds_done": done}
     except (PartsongError, OSError) as error:
-        return {"status": DAMAGED, "error": reason(error), "rounds_done": done}
+        return {"status": DAMAGED, "error": _reason(error), "rounds_done": done}
 
 
 def _how_it_is(place: RunPlace) -> dict[str, Any]:
-    """Running, starting, done, failed and why, or broken off and how it goes on."""
+    """Running, starting, done, failed and why, or broken off and the command that goes on with it, by the engine that
+    it had last.
+    """
     from partsong.federation.locks import is_held
-    from partsong.federation.setup.run_place import is_starting, result_in
+    from partsong.federation.setup.run_place import is_starting, result_in, settings_in
 
     if is_held(place.lock):
         return {"status": "running"}
@@ -415,21 +301,33 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
         return {"status": "starting"}
     if place.result.exists():
         return {name: value for name, value in result_in(place).items() if name in ("status", "error", "notes")}
-    resume = _resuming(place)
-    return {"status": "broken off", **({} if resume is None else {"resume": resume})}
+    drop = settings_in(place).drop
+    if drop is None and not (place.settings.exists() or place.number.exists()):
+        return {"status": "broken off"}
+    resume = f"partsong federation run {quote(str(place.experiment))} --folder {quote(str(place.folder.parent.parent))}"
+    resume += f" --name {place.name}" + ("" if drop is None else f" --engine files --drop {quote(drop)}") + " --resume"
+    return {"status": "broken off", "resume": resume}
 
 
-def _resuming(place: RunPlace) -> str | None:
-    """The command that goes on with a run that was broken off, by the engine that it had last; None where none had."""
-    from partsong.federation.setup.run_place import settings_in
+def _show_server(told: Mapping[str, Any]) -> None:
+    typer.echo(f"Federation {told['name']!r}, {told['address']}: the server is {told['server']}.")
+    roster = (told["fingerprint"] or "TO MEND") if told["sites"] else "nobody yet"
+    left, served = told["certificate_days"], told["served_certificate_days"]
+    is_old = "" if served is None else f" (the server shows another, {_validity(served)}: end it, and serve again)"
+    typer.echo(f"Certificate: {'TO MEND' if left is None else _validity(left)}{is_old}. Roster: {roster}")
+    if left is not None and left < 0:
+        renewing = f"partsong federation init {quote(str(told['folder']))} --renew"
+        typer.echo(f"Sites refuse it: {renewing}, then end the server, and serve again.")
+    for site, state in told["sites"].items():
+        typer.echo(f"  site {site:<24}{state}")
+    for name, run in told["runs"].items():
+        where = f"; model: {told['models'][name]}" if name in told["models"] else ""
+        typer.echo(f"  run  {name:<24}{run['status']}, {run['rounds_done']} exchanges done{where}")
+        for line in (*run.get("error", "").splitlines(), *run.get("notes", ())):
+            typer.echo(f"       {visible(line)}")
+        if "resume" in run:
+            typer.echo(f"       it goes on with: {run['resume']}")
 
-    settings = settings_in(place)
-    experiment, folder = quote(str(place.experiment)), quote(str(place.folder.parent.parent))
-    if (drop := settings.drop) is not None:
-        return (
-            f"partsong federation run {experiment} --folder {folder} --name {place.name} --engine files --drop "
-            f"{quote(drop)} --resume"
-        )
-    if not (place.settings.exists() or place.number.exists()):
-        return None
-    return f"partsong federation run {experiment} --folder {folder} --name {place.name} --resume"
+
+def _validity(days: int) -> str:
+    return f"{days} days left" if days >= 0 else f"expired {-days} day{'' if days == -1 else 's'} ago"

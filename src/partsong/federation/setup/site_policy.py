@@ -16,11 +16,11 @@ import numpy as np
 
 from partsong.core.parameters import read_toml
 from partsong.errors import FileError
-from partsong.federation.exposure_limit import REFUSE, allowed, counted
+from partsong.federation.exposure_limit import REFUSE, allowed, counted, rare_columns
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import write
-from partsong.federation.site.state import rare_columns, supports_of
+from partsong.federation.site.state import supports_of
 from partsong.privacy.exposure import MEANING, Exposure, Support, per_direction
 
 POLICY = """# What this site lets itself be asked for. It is read here alone, and no message can change it.

@@ -59,15 +59,10 @@ class Consent:
     def require_begun(self, plan: Plan, started: Started, in_sum: int | None = None) -> None:
         """Refuse what is not allowed any more in a run that has begun; its parties have to be the same.
 
-        `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round.
+        `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round. A run
+        that began without a roster has only names to compare.
         """
         self._require_request(plan, in_sum)
-        self._require_same_parties(started)
-
-    def _require_same_parties(self, started: Started) -> None:
-        """Refuse where a party of a run that has begun is no longer in the roster, or has another key there. A run that
-        began without a roster, or under a version that did not keep the keys, has only names to compare.
-        """
         parties, keys = started.layout.parties, started.keys
         if self.roster is None and not keys and self.name in parties:
             return

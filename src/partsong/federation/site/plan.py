@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
+import msgspec
 
 from partsong.core.interfaces import Layout, Matrix, Program, Reduction
 from partsong.data.conversion import as_matrix
 from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment
-from partsong.federation.exposure_limit import largest
 from partsong.federation.ledger import Bounds
 from partsong.federation.policy import RunRequest
-from partsong.federation.site.state import Attempt, energies_of, supports_of, without_rare
+from partsong.federation.site.state import Attempt, without_rare
 from partsong.federation.wire import Denied
 from partsong.privacy.exposure import directions_after
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import MaskedSum
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rows with named columns, and the secret behind this party's random streams and signatures."""
+    """Rows (dense or sparse) with named columns, and the secret behind this party's random streams and signatures."""
 
     rows: Any = field(repr=False)
     columns: tuple[str, ...] = field(repr=False)
@@ -58,29 +59,15 @@ class Data:
             raise Denied("columns", told, {"missing": len(missing), "extra": 0})
         return tuple(places[name] for name in columns)
 
-    def supports(self, columns: Sequence[str]) -> np.ndarray:
-        """How many rows have a value above zero in each of these columns."""
-        return supports_of(self.rows)[list(self.order(columns))]
-
-    def energies(self, columns: Sequence[str]) -> np.ndarray:
-        """Σ x² of each of these columns."""
-        return energies_of(self.rows)[list(self.order(columns))]
-
     def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
         """Some of the columns, in this order; the rows as they are where that is all of them. Columns that fewer than
         `least` rows use are zero.
         """
-        is_matrix = hasattr(self.rows, "squared_norm")
-        if least and is_matrix:
-            raise Denied("layout", "Rare columns of these rows cannot be set to zero; give them as a table.")
         whole = tuple(range(len(self.columns)))
+        order = whole if order is None else order
         if least:
-            return as_matrix(without_rare(self.rows, whole if order is None else order, least))
-        if order is None or order == whole:
-            return self.rows if is_matrix else as_matrix(self.rows)
-        if is_matrix:
-            raise Denied("layout", "These rows cannot be rearranged; bring the columns to the agreed order.")
-        return as_matrix(self.rows[:, list(order)])
+            return as_matrix(without_rare(self.rows, order, least))
+        return as_matrix(self.rows if order == whole else self.rows[:, list(order)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +83,6 @@ class Plan:
     rounds: int = 0
     fraction: float = 1.0
     resized: Callable[[int, int], Plan] | None = None
-
-    def most_rounds(self, room: int) -> int:
-        """The most rounds of this rank, up to those asked for, that send at most `room` combinations of rows."""
-        return self._largest(lambda rounds: (rounds, self.request.rank), self.rounds, room)
-
-    def most_rank(self, room: int) -> int:
-        """The largest rank, up to the one asked for, with which as many rounds send at most `room` of them."""
-        return self._largest(lambda rank: (self.rounds, rank), self.request.rank, room)
-
-    def _largest(self, size: Callable[[int], tuple[int, int]], most: int, room: int) -> int:
-        resized = self.resized
-        return 0 if resized is None else largest(lambda number: resized(*size(number)).directions, most, room)
 
     @property
     def source(self) -> Any:
@@ -155,37 +130,32 @@ def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> P
 
 def layout_in(note: Mapping[str, Any]) -> Layout:
     """The layout that the start of a run names."""
-    try:
-        told = note["layout"]
-        layout = Layout(names_in(told["parties"]), told["n_features"], told["seed"], told["dtype"])
-        np.dtype(layout.dtype)
-        is_sound = type(layout.n_features) is int and type(layout.seed) is int
-    except (KeyError, TypeError) as error:
-        raise FormatError("The start of a run names no layout.") from error
-    if not is_sound:
-        raise FormatError("The start of a run has a layout that is none.")
+    layout = _typed(note.get("layout"), Layout, "layout")
+    names_in(layout.parties)
     return layout
 
 
 def experiment_in(note: Mapping[str, Any]) -> Mapping[str, Any]:
     """The plain values of an experiment, which are looked at when a plan is made of them."""
-    told = note.get("experiment")
-    if not isinstance(told, dict):
-        raise FormatError("A run is told without its experiment.")
-    return told
+    return _typed(note.get("experiment"), dict[str, Any], "experiment")
 
 
-def names_in(names: Any) -> tuple[str, ...]:
-    """A list of parties."""
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise FormatError("A list of parties is none.")
-    return tuple(names)
+def names_in(value: Any) -> tuple[str, ...]:
+    """A list of parties, each named once."""
+    names = _typed(value, tuple[str, ...], "list of parties")
+    if len(set(names)) < len(names):
+        raise FormatError(f"The request names a party twice: {', '.join(names)}.")
+    return names
 
 
 def attempt_in(value: Any) -> Attempt | None:
     """The last attempt that counted."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2 or not all(type(number) is int for number in value):
-        raise FormatError("The last attempt that counted is no pair of numbers.")
-    return value[0], value[1]
+    return None if value is None else _typed(value, tuple[int, int], "last attempt that counted")
+
+
+def _typed(value: Any, kind: type[T], what: str) -> T:
+    """A value of a note that has this type; FormatError where it has not."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"The request has no {what} that can be used: {error}.") from error

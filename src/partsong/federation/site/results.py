@@ -33,62 +33,48 @@ from partsong.topics.persistence import solver_as_told
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import COUNTS, Weighing
 
-# ---- topic results ----------------------------------------------------------------------------------------------
-#
-# The topics of a run that is over, as `partsong topics show`, `partsong topics transform` and `TopicModel.load` read
-# them: the same at every site, but for the time at which they were written; nothing of its rows is in it.
-
 TOPICS = "topics.safetensors"
 
 UNKNOWN = Words("none")
 """How texts are split where the words of counts were found elsewhere: runs of letters in lower case, no stop words."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicResult:
-    """H (k × V), the words of its columns, the settings of the run, and how weights are found.
+def save_topic_result(
+    path: Path,
+    H: Any,
+    words: tuple[str, ...],
+    settings: Mapping[str, Any],
+    solver: RowSolver,
+    weighing: Weighing | None = None,
+) -> None:
+    """Write H (k × V) with the words of its columns, for its owner alone: the same at every site, but for the time at
+    which it was written. Nothing of the rows is in it; sizes and coherence of topics are not known.
 
     `weighing`: what a text is to these topics. None, where sites held counts: how often it has the words by which
     columns are named; one whose name is no word of `UNKNOWN` stays zero.
     """
+    frequencies = None
+    if weighing is not None and weighing.documents is not None:
+        places = [weighing.vocabulary.column(word) for word in words]
+        frequencies = np.asarray(weighing.documents, np.int64)[places]
+    weighting = COUNTS if weighing is None else weighing.weighting
+    model = TopicFile(
+        components=H,
+        words=words,
+        key="",
+        options=(UNKNOWN if weighing is None else weighing.words).to_json(),
+        frequencies=frequencies,
+        n_documents=0 if weighing is None else weighing.n_documents,
+        shares=None,
+        coherence=None,
+        settings={**settings, "n_topics": len(H), "weighting": weighting, **solver_as_told(solver)},
+        seed=int(settings.get("seed", 0)),
+        created=now(),
+        versions=package_versions(),
+    )
+    save_topics(path, model)
+    path.chmod(0o600)
 
-    H: Any = field(repr=False)
-    words: tuple[str, ...] = field(repr=False)
-    settings: Mapping[str, Any]
-    solver: RowSolver
-    weighing: Weighing | None = field(repr=False, default=None)
-
-    def save(self, path: Path) -> None:
-        """Write it, for its owner alone; sizes and coherence of topics are not known."""
-        known = self.weighing
-        weighting = COUNTS if known is None else known.weighting
-        settings = {**self.settings, "n_topics": len(self.H), "weighting": weighting, **solver_as_told(self.solver)}
-        model = TopicFile(
-            components=self.H,
-            words=self.words,
-            key="",
-            options=(UNKNOWN if known is None else known.words).to_json(),
-            frequencies=self._frequencies(),
-            n_documents=0 if known is None else known.n_documents,
-            shares=None,
-            coherence=None,
-            settings=settings,
-            seed=int(self.settings.get("seed", 0)),
-            created=now(),
-            versions=package_versions(),
-        )
-        save_topics(path, model)
-        path.chmod(0o600)
-
-    def _frequencies(self) -> np.ndarray | None:
-        """In how many documents each word is, in the order of H; None where words are only counted."""
-        if self.weighing is None or self.weighing.documents is None:
-            return None
-        places = [self.weighing.vocabulary.column(word) for word in self.words]
-        return np.asarray(self.weighing.documents, np.int64)[places]
-
-
-# ---- finishing --------------------------------------------------------------------------------------------------
 
 MODEL, WEIGHTS, RESULT = "model.safetensors", "weights.npy", "result.json"
 LARGEST = {"float64": 1e140, "float32": 1e15}
@@ -143,11 +129,12 @@ class Ending:
             return W if np.isfinite(np.asarray(W)).all() else None
 
     def _save_models(self, folder: Path, H: Any) -> None:
-        told, solver = settings_told(self.experiment, self.parties), self.program.solver
+        told = {**self.experiment, "n_components": self.experiment.get("rank"), "parties": self.parties}
+        told = {name: value for name, value in told.items() if value not in (None, {})}
+        solver = self.program.solver
         if self.weighing is not None or self.experiment.get("method") in ONLY_TEXTS:
-            topics = TopicResult(H, self.columns, told, solver, self.weighing)
             for place in (TOPICS, MODEL) if is_mixture(solver) else (TOPICS,):
-                topics.save(folder / place)
+                save_topic_result(folder / place, H, self.columns, told, solver, self.weighing)
         if not is_mixture(solver):
             seed = int(self.experiment.get("seed", 0))
             save_model(folder / MODEL, Model(H, self.columns, told, seed, None, None, now(), package_versions()))
@@ -184,9 +171,3 @@ def components_in(last: Message, shape: tuple[int, int]) -> Any:
         told = ", ".join(spoiled) or "components"
         raise Denied("model", f"The run would end with numbers that are not finite, negative or too large, in {told}.")
     return np.ascontiguousarray(H)
-
-
-def settings_told(experiment: Mapping[str, Any], parties: int) -> dict[str, Any]:
-    """The settings of an experiment as model files have them."""
-    told = {**experiment, "n_components": experiment.get("rank"), "parties": parties}
-    return {name: value for name, value in told.items() if value not in (None, {})}

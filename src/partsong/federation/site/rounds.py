@@ -16,7 +16,6 @@ from partsong.core.interfaces import Ask, Message, Occasion, Shard
 from partsong.engines.party import Party, PartyState
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit
-from partsong.federation.consistency import is_last_unheard, place_of_last
 from partsong.federation.ledger import Books, Cost
 from partsong.federation.participation import DrawnSchedule
 from partsong.federation.site.consent import Consent, known_in_sum
@@ -154,10 +153,11 @@ class Workplace:
         of_rows = (directions, self.started.layout.seed)
         cost = Cost(self.plan.release, self.consent.policy.privacy, self.plan.bounds, *of_rows)
         books = ledger.books()
-        unheard = is_last_unheard(books, self.audit.departures())
+        last = books.last_place
+        unheard = last is not None and not self.audit.departures().has_left(last[0], last[1:])
         if ledger.charge(request, cost, unheard=unheard) and worked is None:
             self._require_unheard(request.nonce, books)
-            if place_of_last(books) != (request.nonce.run, *at):
+            if last != (request.nonce.run, *at):
                 ledger.charge(request, cost, unheard=unheard, again=True)
         return worked
 
@@ -244,7 +244,11 @@ class Workplace:
     def _sent(self, request: Request, before: Sent, heard: Message) -> Answered:
         """The answer of a phase, on the disk."""
         nonce = request.nonce
-        seat, message = self._spoken(nonce.phase, before.seat, heard)
+        try:
+            seat, message = self.plan.reduction.send(nonce.phase, before.seat, heard)
+        except PartsongError as error:
+            code = refusal_of(error).code
+            raise Denied("protocol" if code == "failed" else code, str(error)) from error
         survivors: Any = getattr(seat, "survivors", ())
         if before.company is not None and survivors and set(survivors) != set(before.company):
             raise Denied("company", f"The sum before in this round was over {before.company}, this one: {survivors}.")
@@ -254,13 +258,6 @@ class Workplace:
         sent = Sent(request.digest, seat, reply.written(), before.company)
         self.files.save_sent((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
         return Answered(reply, sent.reply, plan=self.plan)
-
-    def _spoken(self, phase: int, seat: Any, heard: Message) -> tuple[Any, Message]:
-        try:
-            return self.plan.reduction.send(phase, seat, heard)
-        except PartsongError as error:
-            code = refusal_of(error).code
-            raise Denied("protocol" if code == "failed" else code, str(error)) from error
 
     def _again(self, request: Request, sent: Sent) -> Answered:
         """The same bytes, to the same request only."""

@@ -7,7 +7,6 @@ as it was: docs/federation-internals.md.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import traceback
@@ -20,7 +19,7 @@ from typing import Any
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Message, Shard, type_name
 from partsong.engines.upload_checks import check_together
-from partsong.errors import CompositionError, FormatError, PartsongError
+from partsong.errors import CompositionError, PartsongError
 from partsong.federation.audit_log import Audit, protection_of
 from partsong.federation.columns import (
     ASK,
@@ -33,8 +32,9 @@ from partsong.federation.columns import (
     key_mark,
     require_key_mark,
 )
-from partsong.federation.consistency import ledger_read, require_whole
-from partsong.federation.ledger import MOST_RELEASES, SiteLedger
+from partsong.federation.consistency import require_whole
+from partsong.federation.exposure_limit import told_of_rare
+from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
 from partsong.federation.signing import bound_to, context_of
@@ -52,7 +52,6 @@ from partsong.federation.site.state import (
     mark_of,
     require_same,
     require_sound,
-    told_of_rare,
     write_down,
 )
 from partsong.federation.texts import (
@@ -73,9 +72,7 @@ from partsong.privacy.spending import USUAL_DELTA
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.vocabulary import Vocabulary
 
-# ---- site beginning ---------------------------------------------------------------------------------------------
-#
-# Before the first round, at a site: would it take part at all, and what does it start with. Nothing is released.
+# ---- before the first round: nothing is released ----------------------------------------------------------------
 
 
 def hello(site: Site, request: Request) -> Answered:
@@ -93,12 +90,7 @@ def hello(site: Site, request: Request) -> Answered:
 
 def require_willing(site: Site, request: Request) -> None:
     """Refuse where the site would not begin a run of this experiment with these parties."""
-    parties = names_in(request.note.get("parties"))
-    _require_kind(site, request)
-    plan = site.build(experiment_in(request.note), len(parties), site.roster)
-    _require_plan(site, plan, parties, request.nonce.run)
-    site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
-    site.consent.require_budget(plan, request.nonce.run)
+    plan = _plan_of_new_run(site, request, names_in(request.note.get("parties")))
     experiment = experiment_in(request.note)
     if experiment.get("columns", SAME) == SAME:  # else it is known at the start which columns leave
         leaving, seed = site.policy.leaving(site.data.columns), experiment.get("seed", 0)
@@ -108,40 +100,54 @@ def require_willing(site: Site, request: Request) -> None:
 def start(site: Site, request: Request) -> Answered:
     """Look at what is asked for, match the columns, and make the first state; nothing is released."""
     files = site.files_of(request)
-    before = files.started()
-    if before is not None:
+    if (before := files.started()) is not None:
         _require_same_start(site, request, before)
-    if before is None:
-        _require_kind(site, request)
-        site.policy.require_run(site.data.run_of(request.nonce.run), _runs(site))
-        passed = _passed(site, request.nonce.run)
-        layout, experiment = layout_in(request.note), experiment_in(request.note)
-        plan = site.build(experiment, len(layout.parties), site.roster)
-        order = _order(site, request)
-        columns = tuple(site.data.columns[at] for at in order)
-        _require_plan(site, plan, layout.parties, request.nonce.run)
-        site.consent.require_budget(plan, request.nonce.run)
-        least = site.consent.exposure.require_run(plan, request.nonce.run, columns, layout.seed)
-        shard = Shard(site.name, site.data.matrix(order, least), site.data.secret)
-        _check(plan, layout, shard, len(order))
-        require_sound(site.data)
-        with runtime.kernels_on(site.kernel_threads):
-            state = plan.program.start_party(shard, layout)
-        standing = plan.reduction.enrol(site.name, site.data.secret, layout)
-        files.save_tally(Tally(None, standing, passed=passed), plan.source)
-        rows = (site.data.n_rows, site.data.type)
-        mark = mark_of(site.data, order)
-        of_words = site.data.context if isinstance(site.data, CountedData) else ""
-        context = of_words + context_of(experiment, request.body["columns"], layout)
-        keys = keys_among(site.roster, layout.parties)
-        files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys, least))
-        if least and (zeroed := told_of_rare(site.data, order, least)):
-            site.log(request.nonce, "note", zeroed)
-        if isinstance(site.data, CountedData) and (empty := told_of_empty(site.data.rows)):
-            site.log(request.nonce, "note", empty)
-        if long := told_of_long(state, plan.program):
-            site.log(request.nonce, "note", long)
+        return site.plain(request, Message({}))
+    passed = _passed(site, request.nonce.run)
+    layout, experiment = layout_in(request.note), experiment_in(request.note)
+    plan = _plan_of_new_run(site, request, layout.parties)
+    order = _order(site, request)
+    columns = tuple(site.data.columns[at] for at in order)
+    least = site.consent.exposure.require_run(plan, request.nonce.run, columns, layout.seed)
+    shard = Shard(site.name, site.data.matrix(order, least), site.data.secret)
+    _check(plan, layout, shard, len(order))
+    require_sound(site.data)
+    with runtime.kernels_on(site.kernel_threads):
+        state = plan.program.start_party(shard, layout)
+    standing = plan.reduction.enrol(site.name, site.data.secret, layout)
+    files.save_tally(Tally(None, standing, passed=passed), plan.source)
+    rows = (site.data.n_rows, site.data.type)
+    mark = mark_of(site.data.rows, order)
+    of_words = site.data.context if isinstance(site.data, CountedData) else ""
+    context = of_words + context_of(experiment, request.body["columns"], layout)
+    keys = keys_among(site.roster, layout.parties)
+    files.save_start(Started(request.digest, experiment, layout, columns, rows, state, mark, context, keys, least))
+    notes = [told_of_rare(site.data.rows, order, least), told_of_long(state, plan.program)]
+    notes += [told_of_empty(site.data.rows)] if isinstance(site.data, CountedData) else []
+    for note in filter(None, notes):
+        site.log(request.nonce, "note", note)
     return site.plain(request, Message({}))
+
+
+def _plan_of_new_run(site: Site, request: Request, parties: tuple[str, ...]) -> Plan:
+    """The plan of an experiment that the site would begin with these parties; refused where it would not. A run over
+    texts has begun with its agreement on words, and is of the same parties.
+    """
+    run, experiment = request.nonce.run, experiment_in(request.note)
+    if not site.data.hides_names:
+        require_table(experiment)
+    plan = site.build(experiment, len(parties), site.roster)
+    agreement = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}").started()
+    if agreement is None or set(agreement.layout.parties) != set(parties):
+        site.consent.require_plan(plan, parties)
+    else:
+        site.consent.require_begun(plan, agreement)
+    begun = {path.parent.name for path in (site.folder / "runs").glob("*/start")}
+    site.policy.require_run(
+        site.data.run_of(run), {site.data.run_of(name) for name in begun | set(site.ledger.books().runs)}
+    )
+    site.consent.require_budget(plan, run)
+    return plan
 
 
 def _require_same_start(site: Site, request: Request, before: Started) -> None:
@@ -156,13 +162,6 @@ def _require_same_start(site: Site, request: Request, before: Started) -> None:
     site.consent.require_columns(before)
 
 
-def _runs(site: Site) -> set[str]:
-    """All that were ever started or charged here."""
-    charged = set(site.ledger.books().runs)
-    begun = {path.parent.name for path in (site.folder / "runs").glob("*/start")}
-    return {site.data.run_of(name) for name in charged | begun}
-
-
 def _passed(site: Site, run: str) -> int:
     """The last round that was released in a run whose files are not here: -1 as a rule, for there was none."""
     charges, released = site.ledger.charges_of(run), site.audit.released(run)
@@ -171,21 +170,6 @@ def _passed(site: Site, run: str) -> int:
     charged = [one.round for one in charges]
     rounds = charged if released is None else [number for number, _ in released.works]
     return max(rounds, default=-1)
-
-
-def _require_kind(site: Site, request: Request) -> None:
-    """A table, where the experiment is about one."""
-    if not site.data.hides_names:
-        require_table(experiment_in(request.note))
-
-
-def _require_plan(site: Site, plan: Plan, parties: tuple[str, ...], run: str) -> None:
-    """What the site allows; a run over texts has begun with its agreement on words, and is of the same parties."""
-    agreement = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}").started()
-    if agreement is None or set(agreement.layout.parties) != set(parties):
-        site.consent.require_plan(plan, parties)
-    else:
-        site.consent.require_begun(plan, agreement)
 
 
 def _check(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
@@ -206,9 +190,7 @@ def _order(site: Site, request: Request) -> tuple[int, ...]:
     return tuple(places[leaving[at]] for at in order)
 
 
-# ---- site ending ------------------------------------------------------------------------------------------------
-#
-# The end of a run at a site: its result is kept, and all that is not needed any more goes.
+# ---- the end of a run -------------------------------------------------------------------------------------------
 
 
 def finish(site: Site, request: Request) -> Answered:
@@ -274,9 +256,7 @@ def _keep_result(site: Site, place: Workplace, request: Request) -> None:
         keep_vocabulary(folder, weighing)
 
 
-# ---- site names -------------------------------------------------------------------------------------------------
-#
-# Names of columns that a site lacks, asked for and told between sites; the server cannot read them.
+# ---- names of columns -------------------------------------------------------------------------------------------
 
 
 def exchange_names(site: Site, request: Request) -> Answered:
@@ -287,9 +267,14 @@ def exchange_names(site: Site, request: Request) -> Answered:
         require_willing(site, request)
         return site.plain(request, own.asks())
     if nonce.phase == TELL:
-        started = _told_in(site, request)
-        own = replace(own, roster=roster_among(site.roster, started))
-        names = site.policy.leaving(started.columns)
+        if not site.policy.tell_names:
+            raise Denied("names", "site.toml does not let this site tell names (tell_names).")
+        place = site.workplace(request)
+        if place.tally.over is not None:
+            raise Denied("over", "The run is over here.")
+        place.require_taking_part()
+        own = replace(own, roster=roster_among(site.roster, place.started))
+        names = site.policy.leaving(place.started.columns)
         with _reading():
             letter = own.tells(str(note.get("for")), request.body, names)
         return site.plain(request, letter)
@@ -297,17 +282,6 @@ def exchange_names(site: Site, request: Request) -> Answered:
         missing = own.reads(str(note.get("from")), request.body)
     site.log(nonce, "columns", f"By {note.get('from')!r}, missing here are: {', '.join(missing) or 'none'}.")
     return site.plain(request, Message({}))
-
-
-def _told_in(site: Site, request: Request) -> Started:
-    """The run in which names may be told to other sites of it: under way here, and allowed now."""
-    if not site.policy.tell_names:
-        raise Denied("names", "site.toml does not let this site tell names (tell_names).")
-    place = site.workplace(request)
-    if place.tally.over is not None:
-        raise Denied("over", "The run is over here.")
-    place.require_taking_part()
-    return place.started
 
 
 @contextmanager
@@ -380,14 +354,11 @@ class Site:
         with self._alone():
             return self._noted(self._refused(Nonce("unknown"), Refusal(code), reason))
 
-    @contextlib.contextmanager
+    @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process answers for this site meanwhile."""
         make_folder(self.folder)
-        lock = self.folder / "lock"
-        with contextlib.suppress(OSError):
-            lock.touch(0o600)
-        with locked(lock, waits=True):
+        with locked(self.folder / "lock", waits=True):
             yield
 
     def _noted(self, done: Answered) -> bytes:
@@ -401,26 +372,10 @@ class Site:
     def _answered(self, request: Request) -> Answered:
         if request.party != self.name:
             raise Denied("not-addressed", f"A request for {request.party!r} has come here.")
-        self._require_current(request.seen)
-        require_whole(self.ledger, self.audit)
+        require_whole(self.ledger, self.audit, request.seen)
         if self.texts is not None:
             return facing(self, self.texts, request)._dispatched(request)
         return self._dispatched(request)
-
-    def _require_current(self, seen: int) -> None:
-        """Refuse where the server has seen more releases than the ledger has."""
-        serial = self._serial()
-        if seen <= serial:
-            return
-        known = f"The server has seen release {seen} of this site, whose ledger has {serial}"
-        if seen - serial > MOST_RELEASES:
-            raise Denied("behind", f"{known}. No site has released so often: ask at the server what it has counted.")
-        raise Denied(
-            "behind",
-            f"{known}: this folder was restored from an older backup, or is a copy of one that is used elsewhere. Use "
-            "the newest ledger.jsonl. Where it is lost, state what is missing: partsong audit opening FOLDER --why "
-            f"REASON --releases {seen - serial}",
-        )
 
     def _dispatched(self, request: Request) -> Answered:
         match request.nonce.kind:
@@ -454,7 +409,7 @@ class Site:
 
     def plain(self, request: Request, body: Message, note: Mapping[str, Any] | None = None) -> Answered:
         """A reply that releases nothing, and is not kept."""
-        reply = Reply(self.name, request.nonce, body, self._serial(), note or {})
+        reply = Reply(self.name, request.nonce, body, self.ledger.serial, note or {})
         return Answered(reply, reply.written())
 
     def _refused(self, nonce: Nonce, refusal: Refusal, reason: str) -> Answered:
@@ -474,12 +429,6 @@ class Site:
         """For the people at the site; nothing of it leaves."""
         where = f"run {nonce.run}, round {nonce.round}, attempt {nonce.attempt}, {nonce.kind} {nonce.phase}"
         write_down(self.folder, code, f"{where}: {reason}")
-
-    def _serial(self) -> int:
-        try:
-            return ledger_read(self.ledger).serial
-        except FormatError as error:
-            raise Denied("ledger", str(error)) from error
 
     def _epsilon(self, plan: Plan | None) -> float | None:
         """What was spent by now, at the δ of the policy."""

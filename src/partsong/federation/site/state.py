@@ -16,12 +16,12 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from partsong.federation.site.plan import Data
 
 
-# ---- site files -------------------------------------------------------------------------------------------------
-
 Attempt = tuple[int, int]
 """Round and attempt."""
 VOCABULARY = "vocabulary"
-WORK = re.compile(r"work-(\d+)-(\d+)")
+WORK = re.compile(r"work-(\d+)-(\d+)()")
 SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
+
+Stored = TypeVar("Stored")
+Found = TypeVar("Found")
 
 
 @state("federation.site-start")
@@ -126,20 +127,17 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Files of one run."""
+    """Files of one run. What is asked for and is not there is None; what is saved is on the disk when that returns."""
 
     path: Path
 
     def started(self) -> Started | None:
-        """None before the start."""
-        if not (self.path / "start").exists():
-            return None
-        return load_state(self.path / "start", Started)
+        """What was agreed on, after the start."""
+        return self._load("start", Started)
 
     def save_start(self, started: Started) -> None:
         """The tally comes first: a start without one would be none."""
-        make_folder(self.path)
-        save_state(self.path / "start", started)
+        self._save("start", started)
 
     def tally(self, source: Any) -> Tally:
         """Which work counts."""
@@ -147,68 +145,74 @@ class RunFolder:
 
     def save_tally(self, tally: Tally, source: Any) -> None:
         """From here on another work counts."""
-        make_folder(self.path)
-        save_state(self.path / "tally", tally, {"source": source})
+        self._save("tally", tally, source)
 
     def worked(self, at: Attempt) -> Worked | None:
-        """None where this attempt was not worked on."""
-        path = self.path / f"work-{at[0]}-{at[1]}"
-        return load_state(path, Worked) if path.exists() else None
+        """The work of an attempt."""
+        return self._load(f"work-{at[0]}-{at[1]}", Worked)
 
     def save_work(self, at: Attempt, worked: Worked) -> None:
         """Before anything of it is sent."""
-        save_state(self.path / f"work-{at[0]}-{at[1]}", worked)
+        self._save(f"work-{at[0]}-{at[1]}", worked)
 
     def attempts(self) -> list[Attempt]:
         """All that were worked on and are still here, in order."""
-        return sorted((int(found[1]), int(found[2])) for found in self._matching(WORK))
+        return sorted(at for _, at, _ in self._matching(WORK))
 
     def sent(self, at: Attempt, phase: int, source: Any) -> Sent | None:
-        """None where this phase was not answered."""
-        path = self.path / f"sent-{at[0]}-{at[1]}-{phase}"
-        if not path.exists():
-            return None
-        return load_state(path, Sent, {"source": source})
+        """The answer of a phase."""
+        return self._load(f"sent-{at[0]}-{at[1]}-{phase}", Sent, source)
 
     def save_sent(self, at: Attempt, phase: int, sent: Sent, source: Any) -> None:
         """Before it is sent."""
-        save_state(self.path / f"sent-{at[0]}-{at[1]}-{phase}", sent, {"source": source})
-
-    def save_model(self, model: Message) -> None:
-        """The model that the run has ended with."""
-        save_state(self.path / "model", model)
-
-    def agreed(self) -> Agreed | None:
-        """The words that were agreed on; None where that is not known here."""
-        if not (self.path / VOCABULARY).exists():
-            return None
-        return load_state(self.path / VOCABULARY, Agreed)
-
-    def save_agreed(self, agreed: Agreed) -> None:
-        """For the run that it was agreed on for."""
-        save_state(self.path / VOCABULARY, agreed)
+        self._save(f"sent-{at[0]}-{at[1]}-{phase}", sent, source)
 
     def phases(self, at: Attempt) -> list[int]:
         """The phases of an attempt that were answered, in order."""
-        return sorted(int(found[3]) for found in self._matching(SENT) if (int(found[1]), int(found[2])) == at)
+        return sorted(phase for _, one, phase in self._matching(SENT) if one == at)
+
+    def save_model(self, model: Message) -> None:
+        """The model that the run has ended with."""
+        self._save("model", model)
+
+    def agreed(self) -> Agreed | None:
+        """The words that were agreed on."""
+        return self._load(VOCABULARY, Agreed)
+
+    def save_agreed(self, agreed: Agreed) -> None:
+        """For the run that it was agreed on for."""
+        self._save(VOCABULARY, agreed)
 
     def forget(self, keep: set[Attempt]) -> None:
         """Remove works and replies of other attempts than these."""
-        for pattern in (WORK, SENT):
-            for found in list(self._matching(pattern)):
-                if (int(found[1]), int(found[2])) not in keep:
-                    with contextlib.suppress(OSError):
-                        (self.path / found[0]).unlink()
+        for path, at, _ in [*self._matching(WORK), *self._matching(SENT)]:
+            if at not in keep:
+                _remove(path)
 
     def forget_replies(self) -> None:
         """Remove all replies: the run is over."""
-        for found in list(self._matching(SENT)):
-            with contextlib.suppress(OSError):
-                (self.path / found[0]).unlink()
+        for path, _, _ in self._matching(SENT):
+            _remove(path)
 
-    def _matching(self, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-        if self.path.is_dir():
-            yield from (found for path in self.path.iterdir() if (found := pattern.fullmatch(path.name)))
+    def _load(self, name: str, kind: type[Stored], source: Any = None) -> Stored | None:
+        path = self.path / name
+        return load_state(path, kind, {"source": source}) if path.exists() else None
+
+    def _save(self, name: str, value: Any, source: Any = None) -> None:
+        make_folder(self.path)
+        save_state(self.path / name, value, {"source": source})
+
+    def _matching(self, pattern: re.Pattern[str]) -> list[tuple[Path, Attempt, int]]:
+        """Files of works or of replies, with their attempts and phases (0 of works)."""
+        if not self.path.is_dir():
+            return []
+        found = [(path, pattern.fullmatch(path.name)) for path in self.path.iterdir()]
+        return [(path, (int(one[1]), int(one[2])), int(one[3] or 0)) for path, one in found if one]
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def make_folder(path: Path) -> None:
@@ -224,59 +228,60 @@ def make_folder(path: Path) -> None:
 # Whether the rows of a site are sound, and are those that a run has begun with; the reason stays at the site.
 #
 # What is compared is a SHA-256 of the agreed columns, in their order: n_p × m numbers with their type, or of an
-# agreement
-# its words with the number of documents that have each. It is computed once in a process for a table that stays as it
-# is.
+# agreement its words with the number of documents that have each.
 
 BLOCK = 1 << 23
 """Bytes that are looked at together."""
 
 
-class Rows:
-    """An array, known by what it is and not by what is in it."""
+class _Held:
+    """A table as a key of a cache: known by what it is and not by what is in it."""
 
-    __slots__ = ("held",)
+    __slots__ = ("rows",)
 
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows) and self.held is other.held
+        return isinstance(other, _Held) and self.rows is other.rows
 
     def __hash__(self) -> int:
-        return id(self.held)
+        return id(self.rows)
+
+
+def _once_per_table(size: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+    """Compute a function of a table, and of more, once in a process for a table that stays as it is."""
+
+    def decorate(function: Callable[..., Found]) -> Callable[..., Found]:
+        cached = lru_cache(maxsize=size)(lambda held, *more: function(held.rows, *more))
+        return wraps(function)(lambda rows, *more: cached(_Held(rows), *more))
+
+    return decorate
 
 
 def require_sound(data: Data) -> None:
     """Refuse rows that `join` would refuse: negative, missing or infinite numbers, names that are none."""
-    if not data.hides_names and (found := _fault(Rows(data.rows), data.columns)):
+    if not data.hides_names and (found := _fault(data.rows, data.columns)):
         raise Denied("data", found)
 
 
-def mark_of(data: Data, order: tuple[int, ...]) -> str:
-    """By which the same rows are known again."""
-    return _mark(Rows(data.rows), order)
-
-
+@_once_per_table(2)
 def supports_of(rows: Any) -> np.ndarray:
-    """How many rows have a value in each column; counted once in a process for a table that stays as it is."""
-    return _supports(Rows(rows))
+    """How many rows have a value in each column."""
+    return column_supports(rows)
 
 
+@_once_per_table(2)
+def energies_of(rows: Any) -> np.ndarray:
+    """Σ x² of each column."""
+    return np.asarray(as_matrix(rows).column_energies(), np.float64)
+
+
+@_once_per_table(1)
 def without_rare(rows: Any, order: tuple[int, ...], least: int) -> Any:
-    """These columns, in this order, with zeros in those that fewer rows use; made once in a process."""
-    return _without_rare(Rows(rows), order, least)
-
-
-@lru_cache(maxsize=2)
-def _supports(rows: Rows) -> np.ndarray:
-    return column_supports(rows.held)
-
-
-@lru_cache(maxsize=1)
-def _without_rare(rows: Rows, order: tuple[int, ...], least: int) -> Any:
-    rare = supports_of(rows.held)[list(order)] < least
-    chosen = rows.held[:, list(order)]
+    """These columns, in this order, with zeros in those that fewer than `least` rows use."""
+    rare = supports_of(rows)[list(order)] < least
+    chosen = rows[:, list(order)]
     if hasattr(chosen, "tocsr"):
         kept = chosen.tocsr().copy()
         kept.data[rare[kept.indices]] = 0
@@ -287,42 +292,13 @@ def _without_rare(rows: Rows, order: tuple[int, ...], least: int) -> Any:
     return kept
 
 
-def rare_columns(rows: Any, order: tuple[int, ...], least: int) -> tuple[int, float]:
-    """How many of these columns are used by some rows, and by fewer than `least`; and their share of ‖X‖²."""
-    counts, energies = supports_of(rows)[list(order)], energies_of(rows)[list(order)]
-    rare = (counts > 0) & (counts < least)
-    return int(rare.sum()), float(energies[rare].sum() / (energies.sum() or 1.0))
-
-
-def energies_of(rows: Any) -> np.ndarray:
-    """Σ x² of each column; computed once in a process for a table that stays as it is."""
-    return _energies(Rows(rows))
-
-
-@lru_cache(maxsize=2)
-def _energies(rows: Rows) -> np.ndarray:
-    matrix = rows.held if hasattr(rows.held, "column_energies") else as_matrix(rows.held)
-    return np.asarray(matrix.column_energies(), np.float64)
-
-
-def told_of_rare(data: Data, order: tuple[int, ...], least: int) -> str:
-    """For the log of a site: what is set to zero in a run; nothing where no column is."""
-    count, share = rare_columns(data.rows, order, least)
-    if not count:
-        return ""
-    return (
-        f"{count} of {len(order)} columns are zero in this run, because fewer than {least} rows use them "
-        f'(rare_columns = "zero"). They hold {share:.2%} of the squared norm.'
-    )
-
-
 def require_same(data: Data, started: Started) -> None:
     """Refuse rows that are not those that a run has begun with."""
     order, (rows, type_) = data.order(started.columns), started.rows
     if (data.n_rows, data.type) != (rows, type_):
         found = f"{data.n_rows} of {data.type}"
         raise Denied("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
-    if mark_of(data, order) != started.mark:
+    if mark_of(data.rows, order) != started.mark:
         raise Denied(
             "data",
             "The rows of this site are not those that the run began with: as many, with other numbers. Put the data "
@@ -330,19 +306,20 @@ def require_same(data: Data, started: Started) -> None:
         )
 
 
-@lru_cache(maxsize=1)
-def _fault(rows: Rows, columns: tuple[str, ...]) -> str:
+@_once_per_table(1)
+def _fault(rows: Any, columns: tuple[str, ...]) -> str:
     try:
-        require_factorizable(rows.held, columns)
+        require_factorizable(rows, columns)
     except PartsongError as error:
         return str(error)
     return ""
 
 
-@lru_cache(maxsize=2)
-def _mark(rows: Rows, order: tuple[int, ...]) -> str:
+@_once_per_table(2)
+def mark_of(rows: Any, order: tuple[int, ...]) -> str:
+    """By which the same rows are known again."""
     found = hashlib.sha256()
-    for piece in _pieces(rows.held, order):
+    for piece in _pieces(rows, order):
         found.update(piece)
     return found.hexdigest()
 
