@@ -128,7 +128,7 @@ def test_help_has_all_of_it(invoke):
 
 def test_a_step_that_is_too_large_is_told_with_the_way_out(told, invoke, data_npy, X):
     words = ["fit", data_npy, "-k", 3, "--solver", "game", "--seed", 5, "--max-iter", 20, "-o", "m.safetensors"]
-    assert "Take a smaller step, or --step safe." in invoke(*words, "--step", 40, code=1).stderr
+    assert "Take a smaller step, or a safe one." in invoke(*words, "--step", 40, code=1).stderr
     done = invoke(*words, "--step", 40, "--play", "simultaneous", "--json")
     assert json.loads(done.stdout)["outcome"] == "diverged"
     assert np.isfinite(partsong.load_model("m.safetensors").components).all()

@@ -170,8 +170,8 @@ def test_errors(invoke, model, tmp_path, words, code):
 
 def test_messages_speak_of_options(invoke, model, data_csv):
     message = invoke("transform", data_csv, model, "-o", "W.csv", code=1).stderr
-    assert "--label" in message
-    assert "--drop-extra" in message
+    assert "as the label" in message
+    assert "drop_extra" in message
 
 
 def test_bad_cells_are_named(invoke, model, names, X, tmp_path):
