@@ -270,7 +270,7 @@ def test_a_step_too_large_ends_as_every_fit_that_diverges(order, step, missing, 
         except DivergenceError as error:
             told = str(error)
     if told:
-        assert "Take a smaller step, or SafeStep()" in told
+        assert "Take a smaller step, or a safe one" in told
         assert not hasattr(model, "components_")
         return
     assert model.outcome_ is Outcome.DIVERGED

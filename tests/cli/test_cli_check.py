@@ -114,13 +114,13 @@ def test_numbers_of_rows_are_noticed(told, invoke, tmp_path, title):
     said = told("check", name)
     (finding,) = (finding for finding in said["findings"] if finding["kind"] == "identifier-columns")
     assert finding["columns"] == [0]
-    assert f"label={title!r}" in finding["remedy"]
+    assert f"{title!r} as the label" in finding["remedy"]
     shown = invoke("check", name).stdout
     assert f"0 ({title!r})" in shown
     assert "can be factorized" in shown
     warning = invoke("fit", name, "-k", 2, "-o", "m.safetensors", "-q").stderr
     assert warning.startswith("Warning: numbered.csv")
-    assert f"label={title!r}" in warning
+    assert f"{title!r} as the label" in warning
     assert invoke("fit", name, "-k", 2, "-o", "m.safetensors", "-q", "--label", title).stderr == ""
     assert "Warning" in invoke("split", name, "-p", 2, "-o", "parts").stderr
 

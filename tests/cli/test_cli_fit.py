@@ -94,7 +94,7 @@ def test_run_folder_is_not_overwritten_by_accident(invoke, data_npy, tmp_path):
     invoke("fit", data_npy, "-k", 2, "--run-folder", "run")
     (tmp_path / "run" / "mine.txt").write_text("keep")
     result = invoke("fit", data_npy, "--run-folder", "run", code=1)
-    assert "overwrite" in result.stderr
+    assert "--run-folder 'run' is not empty" in result.stderr
     invoke("fit", data_npy, "-k", 3, "--run-folder", "run", "--overwrite")
     assert (tmp_path / "run" / "mine.txt").read_text() == "keep"
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["n_components"] == 3

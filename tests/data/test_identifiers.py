@@ -65,4 +65,4 @@ def test_a_finding_names_the_column_and_the_way_out():
     (finding,) = identifier_findings(beside(np.arange(N)), ["a", "nr", "c", "d", "e"])
     assert (finding.severity, finding.columns, finding.count) == ("note", (1,), 1)
     assert "1 ('nr')" in finding.message
-    assert "label='nr'" in finding.remedy
+    assert "'nr' as the label" in finding.remedy

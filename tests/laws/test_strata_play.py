@@ -302,7 +302,7 @@ def test_a_party_that_is_left_out_is_absent(name):
 @pytest.mark.parametrize("order", [Raster(), Shuffled(), Stratified()], ids=repr)
 @pytest.mark.parametrize("eta", [300.0, 1e30])
 def test_a_step_too_large_ends_a_run(order, step, parties, eta):
-    with pytest.raises(DivergenceError, match="Take a smaller step, or SafeStep"):
+    with pytest.raises(DivergenceError, match="Take a smaller step, or a safe one"):
         run(PlayInStrata(K, Game(order, step(eta))), shards_of(100 * data(), parties), 50 * parties)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib.util
 import io
@@ -219,6 +218,7 @@ def leave(code: object) -> NoReturn:
 
 BAD_INPUT = 1
 NOTHING_SAVED = "Interrupted; no result was saved."
+EXPECTED = (PartsongError, MemoryError, OSError, KeyboardInterrupt)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -258,23 +258,17 @@ def guarded(command: Command) -> Command:
         with sigterm_as_interrupt(), warnings_as_lines():
             try:
                 return command(*args, **kwargs)
-            except KeyboardInterrupt as error:
-                typer.echo(NOTHING_SAVED, err=True)
-                if is_json:
-                    put_failure(failure(error, exit_code()))
-                raise typer.Exit(exit_code()) from None
-            except (PartsongError, MemoryError, OSError) as error:
-                if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                    raise
-                tell(error)
-                if is_json:
-                    put_failure(failure(error, BAD_INPUT))
-                raise typer.Exit(BAD_INPUT) from error
-            except (typer.Exit, typer.BadParameter):
+            except (typer.Exit, typer.BadParameter, BrokenPipeError):
                 raise
-            except Exception as error:  # a fault of our own: its traceback is wanted, but so is the object
+            except (Exception, KeyboardInterrupt) as error:
+                code = exit_code() if isinstance(error, KeyboardInterrupt) else BAD_INPUT
+                is_expected = isinstance(error, EXPECTED)  # of a fault of our own the traceback is wanted
+                if is_expected:
+                    tell(error)
                 if is_json:
-                    put_failure(failure(error, BAD_INPUT))
+                    put_failure(failure(error, code))
+                if is_expected:
+                    raise typer.Exit(code) from error
                 raise
 
     return cast(Command, run)
@@ -289,11 +283,13 @@ def failure(error: BaseException, code: int) -> dict[str, Any]:
 
 def tell(error: BaseException) -> None:
     """The error in plain words, with what was added on its way; with `--debug`, all of where it came from."""
-    if _running.shows_tracebacks:
+    if isinstance(error, KeyboardInterrupt):
+        typer.echo(NOTHING_SAVED, err=True)
+    elif _running.shows_tracebacks:
         typer.echo("".join(traceback.format_exception(error)), err=True)
-        return
-    for line in (*f"Error: {plain(error)}".splitlines(), *getattr(error, "__notes__", ())):
-        typer.echo(visible(line), err=True)
+    else:
+        for line in (*f"Error: {plain(error)}".splitlines(), *getattr(error, "__notes__", ())):
+            typer.echo(visible(line), err=True)
 
 
 def plain(error: BaseException) -> str:

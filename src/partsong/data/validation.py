@@ -286,8 +286,8 @@ def identifier_findings(X: Any, feature_names: Sequence[str] | None = None) -> t
     message = f"Looks like numbers of rows rather than measurements: {shown}, counted from 0."
     name = "…" if feature_names is None else feature_names[int(found[0])]
     remedy = (
-        f"A fit takes it for a feature. Leave it out (label={name!r}, say), or, in text files, put it first under the "
-        "title 'sample' so that it names the rows."
+        f"A fit takes it for a feature. Name {name!r} as the label to leave it out, or, in text files, put it first "
+        "under the title 'sample' so that it names the rows."
     )
     return (Finding("identifier-columns", "note", message, remedy, columns=few(found), count=int(found.size)),)
 

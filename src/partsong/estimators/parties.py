@@ -99,8 +99,8 @@ def _require_usable(label: str, rows: Any, names: tuple[str, ...] | None, dtype:
     """Refuse values of a party that cannot be factorized, and a party that knows no cell."""
     if has_gaps and not rows.nnz:
         raise DataError(
-            "No cell of this party is known: all are NaN or not stored. Give it at least one number, leave the party "
-            'out, or take faulty="leave out".'
+            "No cell of this party is known: all are NaN or not stored. Give it at least one number, or leave the "
+            'party out: faulty="leave out", or --faulty leave-out.'
         )
     require_factorizable(rows, names, dtype, party=label)
 

@@ -86,7 +86,10 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
 def _find(path: Path, names: list[str], label: str) -> int:
     if names.count(label) != 1:
         shown = first_few(map(repr, names[:SHOWN]), len(names), "column")
-        raise FeatureError(f"{path}: label={label!r} is not one column of it. There are the {shown}. Pass one of them.")
+        raise FeatureError(
+            f"{path}: label={label!r} is not one column of it. There are the {shown}. Name one of them.",
+            parameter="label",
+        )
     return names.index(label)
 
 

@@ -224,7 +224,10 @@ def layout_of(path: Path, delimiter: str, wanted: Wanted) -> Layout:
     if has_header:
         return _layout_below_header(path, delimiter, wanted, first_rows)
     if wanted.label is not None:
-        raise FeatureError(f"{path}: label={wanted.label!r} needs a header line to be found in. Add one to the file.")
+        raise FeatureError(
+            f"{path}: label={wanted.label!r} needs a header line to be found in. Add one to the file.",
+            parameter="label",
+        )
     are_names = all(_is_text(row[0]) for _, row in first_rows)
     return Layout(delimiter, None, 0, len(first), 0 if are_names else None, None, has_gaps=wanted.gaps)
 
@@ -311,7 +314,9 @@ def _find(path: Path, header: tuple[str, ...], label: str) -> int:
     if header.count(label) != 1:
         shown = first_few(map(repr, header[:SHOWN]), len(header), "column")
         problem = "is not a column" if label not in header else "names several columns"
-        raise FeatureError(f"{path}: label={label!r} {problem}. The header has the {shown}. Pass one of them.")
+        raise FeatureError(
+            f"{path}: label={label!r} {problem}. The header has the {shown}. Name one of them.", parameter="label"
+        )
     return header.index(label)
 
 

@@ -212,8 +212,8 @@ def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
             continue
         those = [one for one in takers if one in known]
         raise ParameterError(
-            f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Take method={those[0]!r}, or "
-            f"leave {name} out.",
+            f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Leave it out, or "
+            f"take {those[0]}.",
             parameter=name,
         )
     if not isinstance(options.get("fits_first", False), bool):
@@ -274,7 +274,8 @@ def _require_usable(device: str) -> None:
     except ImportError as error:
         raise MissingExtra(
             f'device={device!r} needs PyTorch, which is not installed: pip install "partsong[torch]". Without it, '
-            "leave device out."
+            "leave device out.",
+            parameter="device",
         ) from error
     try:
         is_here = float(torch.ones(2, device=device).sum()) == 2.0

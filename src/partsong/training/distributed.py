@@ -86,11 +86,11 @@ def _require_launcher(engine: str) -> None:
     by_mpi, by_torch = (launched_ranks() or 1) > 1, is_launched() and int(os.environ["WORLD_SIZE"]) > 1
     if engine == "torch" and by_mpi and not by_torch:
         raise CompositionError(
-            'mpiexec has started these ranks, and engine="torch" needs torchrun. Use engine="mpi".', parameter="engine"
+            'mpiexec has started these ranks, and the engine "torch" needs torchrun. Take "mpi".', parameter="engine"
         )
     if engine == "mpi" and by_torch and not by_mpi:
         raise CompositionError(
-            'torchrun has started these ranks, and engine="mpi" needs mpiexec. Use engine="torch".', parameter="engine"
+            'torchrun has started these ranks, and the engine "mpi" needs mpiexec. Take "torch".', parameter="engine"
         )
 
 

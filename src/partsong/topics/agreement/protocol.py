@@ -220,8 +220,8 @@ class VocabularyAgreement(ProgramBase):
         parties = len(layout.parties)
         if self.min_parties > parties:
             raise ParameterError(
-                f"A word cannot be at {self.min_parties} parties where there are {parties}. For words that all of them "
-                f"have take min_parties={parties}.",
+                f"min_parties={self.min_parties}: a word cannot be at so many parties, there are {parties}. For words "
+                f"that all of them have, take {parties}.",
                 parameter="min_parties",
             )
         server = Count(Step(TABLES, 0, 1, max(256, parties * self.words_expected // 4)), parties)
