@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,6 @@ from partsong.console.options import (
     one_of,
     positive,
 )
-from partsong.console.output import option
 from partsong.training.distributed_settings import RANK_SOLVERS
 
 CHOICES = methods.CHOICES
@@ -86,28 +85,6 @@ NEEDS = {
     **dict.fromkeys(PRIVACY[1:], "epsilon"),
 }
 """Options that do nothing without another one."""
-
-
-def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> None:
-    """Refuse options that mean nothing for this kind of DATA, or without another option."""
-    at_home = (*GAMES, *SKETCHES) if kind == TABLE else ()
-    idle = [name for name in FOR if name in given and kind not in FOR[name] and name not in at_home]
-    if idle:
-        where = " or ".join(FOR[idle[0]])
-        hint = next((INSTEAD[name, kind] for name in idle if (name, kind) in INSTEAD), "Leave it out.")
-        raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
-    players = (*GAMES, "missing")
-    is_game = options.solver == GAME if kind == TABLE else options.method in (GAME, "game-consensus")
-    if kind == TABLE and not is_game and (unplayed := [name for name in players if name in given]):
-        raise typer.BadParameter(f"only for --solver {GAME}.", param_hint=", ".join(map(option, unplayed)))
-    if kind == TABLE and options.solver != "sanls" and (unused := [name for name in SKETCHES if name in given]):
-        raise typer.BadParameter("only for --solver sanls.", param_hint=", ".join(map(option, unused)))
-    if options.output is None and options.run_folder is None:
-        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
-    for name, other in NEEDS.items():
-        other_value = getattr(options, other)
-        if name in given and (other_value is None or other_value is False):
-            raise typer.BadParameter(f"needs {option(other)}.", param_hint=option(name))
 
 
 # ---- options ----------------------------------------------------------------------------------------------------

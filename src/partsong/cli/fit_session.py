@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -14,23 +15,28 @@ from typing import Any
 
 import numpy as np
 import typer
+from sklearn.exceptions import ConvergenceWarning
 
 from partsong import methods
 from partsong.cli.fit_options import (
+    FOR,
     GAME,
+    GAMES,
+    HERE,
+    INSTEAD,
+    NEEDS,
     PARAMETERS,
     PARTIES,
     READING,
     SKETCHES,
     TABLE,
     FitOptions,
-    require_fitting,
 )
 from partsong.cli.fit_report import Result, Witness, report, write_fit_report
 from partsong.cli.inputs import ALONE, Holdings, read_holdings, read_sound_parties
 from partsong.console import output
 from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
-from partsong.console.output import exit_code, require_distinct, require_writable, warn, warn_of_formulas
+from partsong.console.output import exit_code, option, require_distinct, require_writable, warn, warn_of_formulas
 from partsong.console.tables import require_meaningful
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Round
@@ -88,7 +94,7 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     with usage_errors():
         estimator = estimator_of(options, given, kind)
         estimator.check_settings()
-    session = Session.of(options, estimator, saved, kind)
+    session = Session.of(options, estimator, saved)
     if session.run():
         raise typer.Exit(exit_code())
 
@@ -103,6 +109,27 @@ def usage_errors() -> Iterator[None]:
 
 
 # ---- before the data ---------------------------------------------------------------------------------------------
+
+
+def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> None:
+    """Refuse options that mean nothing for this kind of DATA, or without another option."""
+    at_home = (*GAMES, *SKETCHES) if kind == TABLE else ()
+    idle = [name for name in FOR if name in given and kind not in FOR[name] and name not in at_home]
+    if idle:
+        where = " or ".join(FOR[idle[0]])
+        hint = next((INSTEAD[name, kind] for name in idle if (name, kind) in INSTEAD), "Leave it out.")
+        raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
+    players = (*GAMES, "missing")
+    if kind == TABLE and options.solver != GAME and (unplayed := [name for name in players if name in given]):
+        raise typer.BadParameter(f"only for --solver {GAME}.", param_hint=", ".join(map(option, unplayed)))
+    if kind == TABLE and options.solver != "sanls" and (unused := [name for name in SKETCHES if name in given]):
+        raise typer.BadParameter("only for --solver sanls.", param_hint=", ".join(map(option, unused)))
+    if options.output is None and options.run_folder is None:
+        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
+    for name, other in NEEDS.items():
+        other_value = getattr(options, other)
+        if name in given and (other_value is None or other_value is False):
+            raise typer.BadParameter(f"needs {option(other)}.", param_hint=option(name))
 
 
 def reading_of(options: FitOptions) -> Wanted:
@@ -270,7 +297,6 @@ class Session(FitObserver):
     options: FitOptions
     estimator: Estimator
     holdings: Holdings
-    kind: str
     unsound: Mapping[str, str] = field(default_factory=dict)
     saved: SavedRun | None = None
     started: str = field(default_factory=model_file.now)
@@ -283,7 +309,7 @@ class Session(FitObserver):
     result: Any = None
 
     @staticmethod
-    def of(options: FitOptions, estimator: Estimator, saved: SavedRun | None, kind: str) -> Session:
+    def of(options: FitOptions, estimator: Estimator, saved: SavedRun | None) -> Session:
         """Read DATA; with --faulty leave-out, without parties whose files are unusable."""
         unsound: dict[str, str] = {}
         if isinstance(estimator, FederatedNMF) and estimator.faulty == LEAVE_OUT:
@@ -296,7 +322,7 @@ class Session(FitObserver):
         for name, reason in unsound.items():
             warn(f"Party {name!r} is left out of this run. {reason}")
         witness = None if options.report is None else Witness()
-        return Session(options, estimator, holdings, kind, unsound, saved, witness=witness)
+        return Session(options, estimator, holdings, unsound, saved, witness=witness)
 
     @property
     def folder(self) -> RunFolder | None:
@@ -322,7 +348,9 @@ class Session(FitObserver):
     def _fit(self) -> np.ndarray | None:
         tables, W = {name: table.X for name, table in self.holdings.tables.items()}, None
         if isinstance(self.estimator, NMF):
-            W = self.estimator.fit_transform(tables[ALONE], observer=self)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # the report says how the fit ended
+                W = self.estimator.fit_transform(tables[ALONE], observer=self)
         else:
             is_seen = self.options.record or self.witness is not None
             self.estimator.fit(tables, record=is_seen, observer=self)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import typer
 
-from partsong.cli.fit_options import RANK_METHODS, RANKS, READING, FitOptions, require_fitting
+from partsong.cli.fit_options import RANK_METHODS, RANKS, FitOptions
 from partsong.cli.fit_report import ENDINGS, common_lines, places, report
-from partsong.cli.fit_session import method_options_of, usage_errors
+from partsong.cli.fit_session import method_options_of, reading_of, require_fitting, usage_errors
 from partsong.cli.inputs import header_notes, warn_of, warn_of_identifiers, warn_of_unknown_columns, with_known_cells
 from partsong.console import output
 from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
@@ -70,10 +70,7 @@ def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
 
 
 def _run(options: FitOptions, given: Collection[str], network: Engine, communicator: Communicator) -> DistributedFit:
-    wanted, (rank, ranks) = (
-        Wanted(*(getattr(options, name) for name in READING)),
-        (communicator.rank, communicator.size),
-    )
+    wanted, rank, ranks = reading_of(options), communicator.rank, communicator.size
     asked, files = _arguments(options), dict[str, Path | None]()
     for name, path in (("model", options.output), ("weights", options.weights), ("run_folder", options.run_folder)):
         files[name] = None if path is None else place_of(path)
@@ -233,9 +230,6 @@ def _tell(error: BaseException, code: int, as_json: bool) -> None:
         message = error.format_message()
         told = {"error": message, "type": "UsageError", "exit_code": code}
         typer.echo(visible(f"Error: {message}"), err=True)
-    elif isinstance(error, KeyboardInterrupt):
-        told = output.failure(error, code)
-        typer.echo(output.NOTHING_SAVED, err=True)
     else:
         told = output.failure(error, code)
         output.tell(error)
