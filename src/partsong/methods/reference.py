@@ -54,7 +54,7 @@ Names, parameters and their values are the same everywhere:
 |---|---|
 | an estimator | `FederatedNMF(20, method="fedavg", method_options={"weighted": False})` |
 | a program | `partsong.methods.build("fedavg", 20, weighted=False)` |
-| the command line | `partsong fit parts/ -k 20 --method fedavg --method-option weighted=false` |
+| the command line | `partsong fit parts/ -k 20 --method fedavg --weighted false` |
 | experiment.toml | `method = "fedavg"`, and `weighted = false` beside it |
 
 **Sent** is what a party may send in an exchange, as the program states it and engines check it; a program with several
